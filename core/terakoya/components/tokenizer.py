@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from terakoya.corpus.corpus import Corpus
+
+Encoded = TypeVar("Encoded")
+
+SHOWN_CHARACTERS = 60
+"""The characters of a text that an error shows."""
+
+
+def encode_texts(encode: Callable[[list[str]], Encoded], texts: Sequence[str]) -> Encoded:
+    """Returns `encode(texts)`, where `encode` calls a tokenizer of Transformers.
+
+    Raises:
+        UserError: its library, which is written in Rust, cannot encode one of `texts`; the message shows the first of
+            them. What it raises when it panics is no `Exception`, and other errors of it are of no class of their own.
+    """
+    try:
+        return encode(list(texts))
+    except BaseException as error:
+        if not _is_of_the_library(error):
+            raise
+        bad, reason = (texts[0] if texts else ""), error
+    for text in texts if len(texts) > 1 else ():
+        try:
+            encode([text])
+        except BaseException as error:
+            if not _is_of_the_library(error):
+                raise
+            bad, reason = text, error
+            break
+    begin = bad[:SHOWN_CHARACTERS] + "..." * (len(bad) > SHOWN_CHARACTERS)
+    raise UserError(
+        f"the tokenizer cannot encode the text {json.dumps(begin, ensure_ascii=False)}: "
+        f"{' '.join(str(reason).split())[:300]}; leave the text out, or use another tokenizer"
+    ) from None
+
+
+def _is_of_the_library(error: BaseException) -> bool:
+    """Whether `error` is a panic, or an error of tokenizers, of the classes that it gives them."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> PreTrainedTokenizerBase:

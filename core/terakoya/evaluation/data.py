@@ -82,16 +82,20 @@ class CorpusTexts:
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
         """Yields the texts, as in `DataSet`."""
         documents = (
-            item.text
-            for block in self.corpus.blocks()
-            for item in self.corpus.read(block)
-            if isinstance(item, Document)
+            item for block in self.corpus.blocks() for item in self.corpus.read(block) if isinstance(item, Document)
         )
-        texts = documents
-        if unit == "line":
-            texts = (line for document in documents for line in document.split("\n") if line.strip())
-        for text in islice(texts, limit):
-            yield Text(np.array(self.encode(text), np.int64), len(text.encode()))
+        texts = ((document, text) for document in documents for text in _split(document.text, unit))
+        for document, text in islice(texts, limit):
+            try:
+                ids = self.encode(text)
+            except UserError as error:
+                raise UserError(f"{document.file}, line {document.line}: {error}") from error
+            yield Text(np.array(ids, np.int64), len(text.encode()))
+
+
+def _split(text: str, unit: Unit) -> list[str]:
+    """Returns the lines of `text` that are not blank, or `text` itself."""
+    return [line for line in text.split("\n") if line.strip()] if unit == "line" else [text]
 
 
 def open_store(folder: Path, *, vocabulary_size: int) -> TokenStore:

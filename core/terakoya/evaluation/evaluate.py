@@ -210,12 +210,13 @@ def _evaluate_objective(
 
 def _data_sets(model: EvaluatedModel, stores: Sequence[Path], corpora: Mapping[str, Corpus]) -> list[DataSet]:
     """Opens the data sets, stores first, in the order in which they were named."""
-    from terakoya.components.tokenizer import load_tokenizer
+    from terakoya.components.tokenizer import encode_texts, load_tokenizer
     from terakoya.evaluation.data import CorpusTexts, StoreTexts, open_store
     from terakoya.store.tokenizer_identity import describe_different_ids
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        encoded = encode_texts(lambda texts: model.tokenizer(texts[0], add_special_tokens=False, verbose=False), [text])
+        ids: list[int] = encoded["input_ids"]
         return ids
 
     size = model.model.get_input_embeddings().num_embeddings

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
+from terakoya.components.tokenizer import encode_texts
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.errors import UserError
 from terakoya.folder_kinds import found
@@ -209,7 +210,8 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
         table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
         if table is not None and table.padding_idx is not None:
             longest -= table.padding_idx + 1  # RoBERTa's positions start after the padding id
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=min(64, longest))
+        options = {"return_tensors": "pt", "truncation": True, "max_length": min(64, longest)}
+        inputs = encode_texts(lambda texts: tokenizer(texts[0], **options), [text])
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = inputs["input_ids"]
             inputs.pop("token_type_ids", None)

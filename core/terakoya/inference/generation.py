@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
 from terakoya.process_pool import time_limit
@@ -81,8 +82,9 @@ class TextGenerator:
 
         try:
             with time_limit(TEMPLATE_SECONDS):
-                ids: list[int] = self.tokenizer.apply_chat_template(
-                    turns, add_generation_prompt=True, return_dict=False
+                ids: list[int] = encode_texts(
+                    lambda _: self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False),
+                    [turns[-1]["content"]],
                 )
         except (TimeoutError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise UserError(f"{self.folder}: the chat template of its tokenizer cannot be used: {error}") from error
@@ -95,7 +97,7 @@ class TextGenerator:
             UserError: `text` is empty and the tokenizer has no token that begins a document.
         """
         tokenizer = self.tokenizer
-        ids: list[int] = list(tokenizer(text)["input_ids"])
+        ids: list[int] = list(encode_texts(lambda texts: tokenizer(texts[0]), [text])["input_ids"])
         plain_length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
         if len(ids) > plain_length and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
             ids = ids[:-1]

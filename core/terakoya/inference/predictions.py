@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
 from terakoya.inference.loading import (
     DISCRIMINATOR_CLASS,
@@ -122,7 +123,7 @@ def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -
 def _load_with_inputs(auto: Any, folder: Path, text: str, *, trust: bool) -> tuple[Any, Any, Any]:
     """Returns model, tokenizer and `text` as the model's inputs. `trust` allows running code in `folder`."""
     model, tokenizer = load_model_and_tokenizer(auto, folder, trust=trust)
-    inputs = tokenizer(text, return_tensors="pt")
+    inputs = encode_texts(lambda texts: tokenizer(texts[0], return_tensors="pt"), [text])
     length, limit = inputs["input_ids"].shape[1], max_length(model)
     if limit is not None and length > limit:
         raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {limit}")

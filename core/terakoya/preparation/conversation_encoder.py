@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terakoya.components import EncodedDocuments
+from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.conversations import Message, read_messages
 from terakoya.corpus.documents import Reason
@@ -161,10 +162,15 @@ class ConversationEncoder:
         texts = [text for text_set in texts_of for text in text_set]
         rows: list[np.ndarray] = []
         for start in range(0, len(texts), _TEXTS):
-            encoded = self._tokenizer(texts[start : start + _TEXTS], add_special_tokens=False)["input_ids"]
+            encoded = encode_texts(self._call, texts[start : start + _TEXTS])
             rows += [np.array(row, self._dtype) for row in encoded]
         every = iter(rows)
         return [{text: next(every) for text in text_set} for text_set in texts_of]
+
+    def _call(self, texts: list[str]) -> list[list[int]]:
+        """Returns the ids of each of `texts`."""
+        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return ids
 
 
 def _common_length(first: str, second: str) -> int:

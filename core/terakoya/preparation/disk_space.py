@@ -94,7 +94,7 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
         text = "\n".join(texts)
         samples = _samples(text, _SAMPLES // len(files))
         if text:
-            tokens += len(text) * len(encoder.sample(samples).ids) / sum(map(len, samples))
+            tokens += len(text) * _tokens_per_character(encoder, samples)
     if not documents:
         return None
     if encoder.eos is not None:
@@ -103,6 +103,18 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
     token_bytes = encoder.encoder.vocabulary.dtype().itemsize + 1 / 8
     store = scale * (tokens * token_bytes + 12 * sequences + 8 * documents) * 1.05
     return StoreEstimate(int(scale * tokens), int(store) + _FIXED_BYTES)
+
+
+def _tokens_per_character(encoder: BlockEncoder, samples: Sequence[str]) -> float:
+    """Returns the average of those of `samples` that can be encoded, 0 without one. A sample is cut anywhere, so it may
+    be what its document is not; a document that cannot be encoded is named when its block is encoded."""
+    try:
+        return len(encoder.sample(samples).ids) / sum(map(len, samples))
+    except UserError:
+        if len(samples) == 1:
+            return 0.0
+    rates = [rate for sample in samples if (rate := _tokens_per_character(encoder, [sample]))]
+    return sum(rates) / len(rates) if rates else 0.0
 
 
 def _samples(text: str, count: int) -> Sequence[str]:

@@ -96,6 +96,8 @@ class BlockEncoder:
             return
         try:
             encoded = self._encode([document.text for document in batch])
+        except UserError as error:
+            raise UserError(f"{_place(self._find_refused(batch))}: {error}") from error
         except Exception as error:
             error.add_note(f"while encoding {_place(batch)}")
             raise
@@ -118,6 +120,15 @@ class BlockEncoder:
         else:
             for part in _separate(batch, encoded.literals):
                 self._add(builder, part)
+
+    def _find_refused(self, batch: Sequence[Document]) -> Sequence[Document]:
+        """Returns the first document of `batch` that cannot be encoded; all of them if each can on its own."""
+        for document in batch if len(batch) > 1 else ():
+            try:
+                self._encode([document.text])
+            except UserError:
+                return [document]
+        return batch
 
     def sample(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encodes a few texts, for estimates; conversations as they are in the files, without their template."""

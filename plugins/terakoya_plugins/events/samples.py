@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import EventListener, EventPlugin, Validations
 from terakoya.components.run import Run
+from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ class _Listener(EventListener):
         if not run.holds_whole_model:
             run.warn("events.samples: each process holds a part of the model only; there are no samples")
             return
-        from transformers import AutoTokenizer
-
-        self.tokenizer = AutoTokenizer.from_pretrained(run.tokenizer_folder, trust_remote_code=False)
+        self.tokenizer = load_tokenizer(run.tokenizer_folder)
         models = run.objective.exports(run.module)
         for text in self.settings.texts:
             model, length = _choose(models, self._is_masked(text)), self._encode(text, run).shape[1]
@@ -125,7 +124,7 @@ class _Listener(EventListener):
         """Returns the ids of `text` (1, T), without an end: a text to continue is not finished."""
         import torch
 
-        ids = self.tokenizer(text)["input_ids"]
+        ids = encode_texts(lambda texts: self.tokenizer(texts[0]), [text])["input_ids"]
         if not self._is_masked(text) and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
             ids = ids[:-1]
         return torch.tensor([ids], device=run.device)

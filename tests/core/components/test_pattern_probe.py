@@ -58,5 +58,5 @@ def test_a_panic_while_texts_are_encoded_is_a_user_error(tmp_path: Path, monkeyp
     folder = make(tmp_path / "hostile", HOSTILE)
     monkeypatch.setattr(pattern_probe, "check", lambda folder: None)
     encoder = LineEncoder(load_tokenizer(folder), parse=True)
-    with pytest.raises(UserError, match=r"the tokenizer cannot encode a text: .*retry-limit"):
-        encoder.encode(["a" * 100 + "b"])
+    with pytest.raises(UserError, match=r'the tokenizer cannot encode the text "a{60}\.\.\.": .*retry-limit'):
+        encoder.encode(["short", "a" * 100 + "b", "short"])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terakoya.components import EncodedDocuments
+from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
-from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,15 +56,9 @@ class LineEncoder:
         return encoded if self._knows_words else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
-        """Returns the ids of each line, and the word number of each token where words are known. Raises UserError where
-        the tokenizer's library, which is written in Rust, panics on a text."""
-        try:
-            return self._call(lines)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":
-                raise
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"the tokenizer cannot encode a text: {reason}; use another tokenizer") from None
+        """Returns the ids of each line, and the word number of each token where words are known. Raises UserError with
+        the first line that the tokenizer's library cannot encode."""
+        return encode_texts(self._call, lines)
 
     def _call(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
         if self._backend is not None:
