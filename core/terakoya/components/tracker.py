@@ -13,6 +13,11 @@ class TrackerRun(Protocol):
     """An open tracker, called from one background thread. It may be slow and may raise: the loop never waits for it.
 
     It may have a method `log_text(step, name, text)`, which receives texts, such as samples.
+
+    It may have a method `begin(step, attempt)`, which is called before the first values of a start: they are those of
+    the steps after `step`, in the attempt `attempt`, which is 1 and one more for each time that `spikes.action`
+    `rollback` made the run go back. Steps that come again in the same attempt have the same values, except times; in
+    another attempt they have others, and what was logged of them before was undone.
     """
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...

@@ -90,6 +90,11 @@ class RunLog:
             except OSError as error:
                 self.print(f"warning: {FILE} was not flushed to disk ({error.strerror}); the run goes on")
 
+    def begin_tracking(self, step: int, *, attempt: int) -> None:
+        """Tells every tracker that the steps after `step` come next, in this `attempt`; see `TrackerRun`."""
+        for tracker in self.trackers:
+            tracker.begin(step, attempt)
+
     def track(self, step: int, values: Mapping[str, float]) -> None:
         """Queues `values` for every tracker, without waiting."""
         for tracker in self.trackers:
@@ -177,12 +182,16 @@ def _open_for_appending(file: Path) -> FileIO:
     return file.open("ab", buffering=0)
 
 
+_Item = tuple[int, Mapping[str, float] | Mapping[str, str] | int]
+"""A step with its values, or the step after which an attempt begins with the attempt's number."""
+
+
 class _TrackerThread:
     """Runs one tracker in its own thread: a slow one misses values, a broken one is switched off with one warning."""
 
     def __init__(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         self.name = type(tracker).__name__
-        self.queue: queue.Queue[tuple[int, Mapping[str, float] | Mapping[str, str]]] = queue.Queue(QUEUE_LENGTH)
+        self.queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self.dropped = 0
         self.off = False
         self.finish_requested = threading.Event()
@@ -193,13 +202,14 @@ class _TrackerThread:
 
     def put(self, step: int, values: Mapping[str, float] | Mapping[str, str]) -> None:
         """Queues `values` if there is room; never waits."""
-        if self.off:
+        if self.off or self.queue.qsize() >= QUEUE_LENGTH:
             self.dropped += 1
-            return
-        try:
-            self.queue.put_nowait((step, values))
-        except queue.Full:
-            self.dropped += 1
+        else:
+            self.queue.put((step, values))
+
+    def begin(self, step: int, attempt: int) -> None:
+        """Queues the beginning of an attempt, however long the queue is."""
+        self.queue.put((step, attempt))
 
     def request_finish(self) -> None:
         """Makes the tracker close once its queue is empty."""
@@ -217,9 +227,13 @@ class _TrackerThread:
     def _run(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         try:
             opened = tracker.open(folder, parameters)
-            log_text = getattr(opened, "log_text", None)
+            log_text, begin = getattr(opened, "log_text", None), getattr(opened, "begin", None)
             while (item := self._next()) is not None:
                 step, values = item
+                if isinstance(values, int):
+                    if begin is not None:
+                        begin(step, values)
+                    continue
                 for name, value in values.items():
                     if isinstance(value, str) and log_text is not None:
                         log_text(step, name, value)
@@ -232,8 +246,8 @@ class _TrackerThread:
                 "tracker %s: %s: %s; it is off for the rest of this run", self.name, type(error).__name__, error
             )
 
-    def _next(self) -> tuple[int, Mapping[str, float] | Mapping[str, str]] | None:
-        """Returns the next queued values; None once the queue is empty and the tracker must finish."""
+    def _next(self) -> _Item | None:
+        """Returns what is next in the queue; None once the queue is empty and the tracker must finish."""
         while True:
             try:
                 return self.queue.get(timeout=0.1)

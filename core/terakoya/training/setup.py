@@ -178,6 +178,7 @@ def _train_until_rollback(
                 trainer.log_rollback()
             text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
             context.run_on_main(f"opening {out}", partial(write_text, out / "parameters.json", text + "\n"))
+            run_log.begin_tracking(trainer.run.step, attempt=len(trainer.rollbacks) + 1)
             return trainer.train(stop)
     except DecidedRollback as going:
         error = going.with_traceback(None)  # which holds the trainer

@@ -1,4 +1,8 @@
-"""MLflow: one MLflow run for each run, continued when the run resumes.
+"""MLflow: one MLflow run for each run, continued when the run resumes, and one more each time that it goes back.
+
+MLflow keeps every value of a step. After `spikes.action` `rollback` steps have other values, so the MLflow run ends
+(status `KILLED`, tag `terakoya.undone_after_step`), and one called NAME-attempt-2 goes on (tags `terakoya.attempt` and
+`terakoya.first_attempt`, the id of the first MLflow run).
 
 The server, its credentials and the other settings come from MLflow's environment variables, such as
 `MLFLOW_TRACKING_URI`. The extra installs mlflow-skinny, which is enough for a server; a local data base, such as
@@ -9,7 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ from terakoya.components import Tracker, TrackerRun
 from terakoya.errors import UserError
 
 FILE = "mlflow.json"
-"""File in the run folder with the id of the MLflow run."""
+"""File in the run folder with the ids of the MLflow runs, by attempt."""
 LONGEST_VALUE = 500
 """MLflow refuses longer values of parameters."""
 
@@ -44,18 +49,28 @@ class Mlflow(Tracker):
             UserError: MLflow is not installed.
         """
         client = _import_mlflow().MlflowClient(tracking_uri=self.tracking_uri)
+        return _MlflowRun(client, partial(self._run_id, client, run_folder, parameters))
+
+    def _run_id(self, client: Any, run_folder: Path, parameters: Mapping[str, Any], attempt: int) -> str:
+        """Returns the id of the MLflow run of `attempt`; makes it at the first call."""
         file = run_folder / FILE
-        if file.is_file():
-            return _MlflowRun(client, str(json.loads(file.read_text(encoding="utf-8"))["run_id"]))
+        ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        key = "run_id" if attempt == 1 else f"attempt-{attempt}"
+        if key in ids:
+            return str(ids[key])
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found is not None else client.create_experiment(self.experiment)
-        run = client.create_run(experiment, run_name=self.name or run_folder.resolve().name)
+        name = self.name or run_folder.resolve().name
+        run = client.create_run(experiment, run_name=name if attempt == 1 else f"{name}-attempt-{attempt}")
         run_id = str(run.info.run_id)
-        file.write_text(json.dumps({"run_id": run_id}) + "\n", encoding="utf-8")
-        for key, value in _leaves(parameters):
-            client.log_param(run_id, key, json.dumps(value, ensure_ascii=False)[:LONGEST_VALUE])
+        file.write_text(json.dumps({**ids, key: run_id}) + "\n", encoding="utf-8")
+        if attempt > 1:
+            client.set_tag(run_id, "terakoya.attempt", str(attempt))
+            client.set_tag(run_id, "terakoya.first_attempt", ids["run_id"])
+        for path, value in _leaves(parameters):
+            client.log_param(run_id, path, json.dumps(value, ensure_ascii=False)[:LONGEST_VALUE])
         client.log_text(run_id, json.dumps(parameters, indent=2, ensure_ascii=False), "parameters.json")
-        return _MlflowRun(client, run_id)
+        return run_id
 
 
 def _import_mlflow() -> Any:
@@ -75,10 +90,19 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 class _MlflowRun:
-    def __init__(self, client: Any, run_id: str) -> None:
+    def __init__(self, client: Any, run_id_of: Callable[[int], str]) -> None:
         self.client = client
-        self.run_id = run_id
-        client.update_run(run_id, status="RUNNING")
+        self.run_id_of = run_id_of
+        self.run_id = run_id_of(1)
+        client.update_run(self.run_id, status="RUNNING")
+
+    def begin(self, step: int, attempt: int) -> None:
+        run_id = self.run_id_of(attempt)
+        if run_id != self.run_id:
+            self.client.set_tag(self.run_id, "terakoya.undone_after_step", str(step))
+            self.client.set_terminated(self.run_id, "KILLED")
+            self.client.update_run(run_id, status="RUNNING")
+            self.run_id = run_id
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

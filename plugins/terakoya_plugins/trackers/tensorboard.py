@@ -18,7 +18,8 @@ class TensorBoard(Tracker):
     """The time from one write to disk to the next. Unit: seconds."""
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
-        """Opens a new event file; TensorBoard merges it with the files of earlier starts."""
+        """Opens a new event file; TensorBoard merges it with the files of earlier starts. Of steps that come again the
+        later values stand."""
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(run_folder / "tensorboard"), flush_secs=self.flush_seconds)
@@ -30,6 +31,12 @@ class TensorBoard(Tracker):
 class _TensorBoardRun:
     def __init__(self, writer: Any) -> None:
         self.writer = writer
+
+    def begin(self, step: int, attempt: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        # TensorBoard then drops what it has of this step and of later ones.
+        self.writer.file_writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -1,11 +1,12 @@
 """Trackio: a local dashboard (`trackio show`), or a Space on the Hugging Face Hub.
 
-A resumed run continues the Trackio run of its name. Credentials for a Space come from `hf auth login`.
+A resumed run continues the Trackio run of its name. After `spikes.action` `rollback` steps have other values; they go
+into a run NAME-attempt-2, so that none has two. Credentials for a Space come from `hf auth login`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,19 @@ class Trackio(Tracker):
             UserError: Trackio is not installed.
         """
         trackio = _import_trackio()
-        run = trackio.init(
-            project=self.project,
-            name=self.name or run_folder.resolve().name,
-            space_id=self.space_id,
-            config=dict(parameters),
-            resume="allow",
-            embed=False,
-        )
-        return _TrackioRun(run)
+        name = self.name or run_folder.resolve().name
+
+        def init(attempt: int) -> Any:
+            return trackio.init(
+                project=self.project,
+                name=name if attempt == 1 else f"{name}-attempt-{attempt}",
+                space_id=self.space_id,
+                config=dict(parameters),
+                resume="allow",
+                embed=False,
+            )
+
+        return _TrackioRun(init)
 
 
 def _import_trackio() -> Any:
@@ -55,8 +60,16 @@ def _import_trackio() -> Any:
 
 
 class _TrackioRun:
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, init: Callable[[int], Any]) -> None:
+        self.init = init
+        self.attempt = 1
+        self.run = init(1)
+
+    def begin(self, step: int, attempt: int) -> None:
+        if attempt != self.attempt:
+            self.run.finish()
+            self.attempt = attempt
+            self.run = self.init(attempt)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)

@@ -1,5 +1,7 @@
 """Weights & Biases: one W&B run for each run, continued when the run resumes, online or offline.
 
+After `spikes.action` `rollback` steps have other values; they go into another W&B run, NAME-attempt-2.
+
 Credentials come from the environment or `wandb login`, never from parameters; `WANDB_MODE` and its other variables work
 as usual. To upload an offline run later: `wandb sync RUN/wandb/offline-run-*`.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from terakoya.components import Tracker, TrackerRun
 from terakoya.errors import UserError
 
 FILE = "wandb.json"
-"""File in the run folder with the id of the W&B run."""
+"""File in the run folder with the ids of the W&B runs, by attempt."""
 
 
 class WandB(Tracker):
@@ -49,21 +51,25 @@ class WandB(Tracker):
         Raises:
             UserError: wandb is not installed.
         """
-        wandb = _import_wandb()
-        run = wandb.init(
-            **self.model_dump(exclude={"name", "tags"}),
-            name=self.name or run_folder.resolve().name,
-            tags=list(self.tags),
-            id=run_id(run_folder),
-            resume="allow",
-            dir=str(run_folder),
-            config=dict(parameters),
-            settings=wandb.Settings(console="off", silent=True),
-        )
-        # A resumed run repeats steps, which would go back on W&B's own counter: our step is a separate axis.
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
-        return _WandbRun(run)
+        wandb, name = _import_wandb(), self.name or run_folder.resolve().name
+
+        def init(attempt: int) -> Any:
+            run = wandb.init(
+                **self.model_dump(exclude={"name", "tags"}),
+                name=name if attempt == 1 else f"{name}-attempt-{attempt}",
+                tags=list(self.tags),
+                id=run_id(run_folder, attempt),
+                resume="allow",
+                dir=str(run_folder),
+                config=dict(parameters),
+                settings=wandb.Settings(console="off", silent=True),
+            )
+            # A resumed run repeats steps, which would go back on W&B's own counter: our step is a separate axis.
+            run.define_metric("step")
+            run.define_metric("*", step_metric="step")
+            return run
+
+        return _WandbRun(init)
 
 
 def _import_wandb() -> Any:
@@ -75,8 +81,16 @@ def _import_wandb() -> Any:
 
 
 class _WandbRun:
-    def __init__(self, run: Any) -> None:
-        self.run = run
+    def __init__(self, init: Callable[[int], Any]) -> None:
+        self.init = init
+        self.attempt = 1
+        self.run = init(1)
+
+    def begin(self, step: int, attempt: int) -> None:
+        if attempt != self.attempt:
+            self.run.finish()
+            self.attempt = attempt
+            self.run = self.init(attempt)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log({**values, "step": step})
@@ -85,14 +99,14 @@ class _WandbRun:
         self.run.finish()
 
 
-def run_id(folder: Path) -> str:
-    """Returns the id of the W&B run of `folder`; creates it at the first call."""
-    file = folder / FILE
-    if file.is_file():
-        return str(json.loads(file.read_text(encoding="utf-8"))["id"])
-    new_id = uuid.uuid4().hex[:12]
-    file.write_text(json.dumps({"id": new_id}) + "\n", encoding="utf-8")
-    return new_id
+def run_id(folder: Path, attempt: int = 1) -> str:
+    """Returns the id of the W&B run of `folder` in `attempt`; creates it at the first call."""
+    file, key = folder / FILE, "id" if attempt == 1 else f"attempt-{attempt}"
+    ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if key not in ids:
+        ids[key] = uuid.uuid4().hex[:12]
+        file.write_text(json.dumps(ids) + "\n", encoding="utf-8")
+    return str(ids[key])
 
 
 @hookimpl

@@ -11,6 +11,7 @@ import faults
 import pytest
 import toy
 from saved_weights import FAULTS, same_weights
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
@@ -78,7 +79,9 @@ def end(out: Path) -> tuple[Any, ...]:
 def test_a_run_that_goes_back_is_the_run_that_passes_over_these_steps(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(monkeypatch, settings(store), tmp_path / "run")
+    train(monkeypatch, settings(store, trackers=[{"type": "tensorboard"}]), tmp_path / "run")
+    shown = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload().Scalars("train/loss")
+    assert [each.step for each in shown] == [1, 2, 4, 10, 12, 13], "nothing of what was undone"
     by_hand = settings(store, spikes=None)
     by_hand["data"]["skip_steps"] = [SKIPPED]
     train(monkeypatch, by_hand, tmp_path / "by_hand")

@@ -34,7 +34,8 @@ class Client:
 
     def create_run(self, experiment: str, *, run_name: str) -> Any:
         self.calls.append(("create_run", (experiment, run_name), {}))
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="abc123"))
+        run_id = ("abc123", "def456")[len(self.of("create_run")) - 1]
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any, **options: Any) -> str:
@@ -78,6 +79,57 @@ def test_a_resumed_run_continues_the_same_mlflow_run(tmp_path: Path, client: Cli
         "parameters.json", "samples/step-00000010.txt", "samples/step-00000020.txt",
     ]  # fmt: skip
     assert client.of("set_terminated") == [(("abc123",), {})] * 2
+
+
+def go_back(tracker: Tracker, folder: Path) -> None:
+    """Logs step 5, goes back to step 3 and logs steps 4 and 5; then is resumed at step 4, and once more before it went
+    back, so that it does so again."""
+    for attempts in ([(0, 1, [5]), (3, 2, [4, 5])], [(4, 2, [5])], [(2, 1, [3])]):
+        run_log = RunLog(folder, [tracker], {}, active=True)
+        for begins, attempt, steps in attempts:
+            run_log.begin_tracking(begins, attempt=attempt)
+            for step in steps:
+                run_log.track(step, {"train/loss": 2.5})
+        run_log.close()
+
+
+def test_steps_after_going_back_are_in_another_mlflow_run(tmp_path: Path, client: Client) -> None:
+    go_back(Mlflow(name="bert"), tmp_path)
+    assert [arguments[1] for arguments, _ in client.of("create_run")] == ["bert", "bert-attempt-2"]
+    assert [(arguments[0], options["step"]) for arguments, options in client.of("log_metric")] == [
+        ("abc123", 5), ("def456", 4), ("def456", 5), ("def456", 5), ("abc123", 3),
+    ]  # fmt: skip
+    assert [arguments for arguments, _ in client.of("set_tag")][:3] == [
+        ("def456", "terakoya.attempt", "2"), ("def456", "terakoya.first_attempt", "abc123"),
+        ("abc123", "terakoya.undone_after_step", "3"),
+    ]  # fmt: skip
+    assert [arguments for arguments, _ in client.of("set_terminated")] == [
+        ("abc123", "KILLED"), ("def456",), ("abc123", "KILLED"), ("def456",), ("abc123",),
+    ]  # fmt: skip
+
+
+def test_steps_after_going_back_are_in_another_trackio_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[str, int]] = []
+
+    class Run:
+        def __init__(self, *, name: str, **_: Any) -> None:
+            self.name = name
+
+        def log(self, values: dict[str, float], *, step: int) -> None:
+            logged.append((self.name, step))
+
+        def finish(self) -> None:
+            logged.append((self.name, -1))
+
+    module = types.ModuleType("trackio")
+    module.init = Run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    go_back(Trackio(name="a"), tmp_path)
+    second = "a-attempt-2"
+    assert logged == [
+        ("a", 5), ("a", -1), (second, 4), (second, 5), (second, -1), ("a", -1), (second, 5), (second, -1), ("a", 3),
+        ("a", -1),
+    ]  # fmt: skip
 
 
 def test_a_resumed_run_continues_the_trackio_run_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

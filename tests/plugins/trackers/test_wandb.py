@@ -136,3 +136,15 @@ for start in range(2):
     assert "off for the rest" not in done.stderr
     files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert {file.stem for file in files} == {f"run-{run_id(tmp_path)}"} and all(file.stat().st_size for file in files)
+
+
+def test_steps_after_going_back_are_in_another_wandb_run(tmp_path: Path, runs: list[StandInRun]) -> None:
+    run_log = RunLog(tmp_path, [WandB(name="bert")], {}, active=True)
+    for begins, attempt in ((0, 1), (3, 2)):
+        run_log.begin_tracking(begins, attempt=attempt)
+        run_log.track(begins + 1, {"train/loss": 2.5})
+    run_log.close()
+    first, second = runs
+    assert [each.arguments["name"] for each in runs] == ["bert", "bert-attempt-2"] and first.finished
+    assert first.arguments["id"] == run_id(tmp_path) != run_id(tmp_path, 2) == second.arguments["id"]
+    assert [each.logged[0]["step"] for each in runs] == [1, 4] and len(second.metrics) == 2
