@@ -118,11 +118,11 @@ class Work(TorchDispatchMode):
             raise AssertionError(f"the shape of a result depends on values: {self.places[-1:]}") from None
         made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         if name not in NO_KERNEL and any(each.device.type == "cuda" for each in given + made):
-            self._count(name, args, given, made)
+            self._count(func, args, given, made)
         return result
 
-    def _count(self, name: str, args: tuple[Any, ...], given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        launches = 1
+    def _count(self, func: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        name, launches = func._schema.name.split("::")[1], 1
         if name.startswith(("_foreach", "_fused")):
             launches += len(args[0]) // TENSORS_OF_A_LAUNCH
         self.kernels += launches
@@ -131,6 +131,9 @@ class Work(TorchDispatchMode):
             return
         if name.startswith(("_foreach", "_fused")) and name.endswith("_"):
             made = list(args[0])
+        elif not made:  # an operation that returns nothing writes into its arguments
+            written = [each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments]
+            made = [each for each, is_written in zip(args, written, strict=False) if is_written]
         self.bytes += sum(each.numel() * each.element_size() for each in made)
         self.bytes += sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in given)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.dry_run import dry_run
@@ -154,10 +155,25 @@ def probe() -> dict[str, list[str]]:
     return found
 
 
+def bytes_a_logit() -> dict[str, float]:
+    """What the loss reads and writes a logit, forward and backward, for logits in bf16 and in float32."""
+    found = {}
+    with fake_cuda.machine() as machine:
+        labels = torch.empty(512, dtype=torch.int64, device="cuda")
+        for dtype in (torch.bfloat16, torch.float32):
+            leaf = torch.empty(512, 4096, dtype=dtype, device="cuda", requires_grad=True)
+            for name, summed in (("loss", summed_cross_entropy_), ("loss and z", summed_cross_entropy_and_z_)):
+                machine.clear()
+                sums = summed(leaf * 1, labels)
+                torch.autograd.grad(sums if isinstance(sums, Tensor) else sums[0] + sums[1], leaf)
+                product = 4 * leaf.element_size()  # `leaf * 1` reads and writes, forward and backward
+                found[f"{name}, {dtype}"] = machine.bytes / leaf.numel() - product
+    return found
+
+
 if __name__ == "__main__":
     cases = json.loads(sys.argv[2])
     with contextlib.redirect_stdout(sys.stderr):
-        seen = {
-            name: probe() if case is None else take_step(name, case, Path(sys.argv[1])) for name, case in cases.items()
-        }
+        seen = {name: take_step(name, case, Path(sys.argv[1])) for name, case in cases.items()}
+        seen |= {"ways": probe(), "bytes a logit": bytes_a_logit()}
     sys.stdout.write(json.dumps(seen))

@@ -40,8 +40,8 @@ class CausalLM(Objective):
     """Of `megatron`: the number of rows of the whole run (its steps times its global batch), from which Megatron-LM
     computes how many epochs it shuffles together. Without it each epoch is shuffled separately. Unit: rows."""
     head_positions: PositiveInt | None = None
-    """Number of positions whose logits are in memory at once; logits are computed again for the gradient: less memory,
-    more compute. All positions if not given."""
+    """Number of positions whose logits are in memory at once: less memory, smaller products. Their gradients are formed
+    with them; with a `z_loss` the logits are computed again instead. All positions if not given."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

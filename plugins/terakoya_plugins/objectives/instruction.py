@@ -39,8 +39,8 @@ class Instruction(Objective):
     z_loss: NonNegativeFloat = 0.0
     """The weight of log^2 Z, where Z is the sum of a position's exponentiated logits (PaLM used 1e-4)."""
     head_positions: PositiveInt | None = None
-    """Number of positions whose logits are in memory at once; logits are computed again for the gradient: less memory,
-    more compute. All positions if not given."""
+    """Number of positions whose logits are in memory at once: less memory, smaller products. Their gradients are formed
+    with them; with a `z_loss` the logits are computed again instead. All positions if not given."""
 
     def row_layout(self) -> Layout:
         """Causal rows of whole conversations."""

@@ -118,6 +118,27 @@ def test_head_positions_stores_no_logits(tmp_path: Path) -> None:
     assert largest[None] >= 4 * 32 * VOCABULARY.size and largest[8] < 4 * 32 * VOCABULARY.size
 
 
+def test_head_positions_computes_no_part_twice(tmp_path: Path) -> None:
+    """Without a z loss gradients are formed in the forward; they are multiplied by what the loss is multiplied by, and
+    exist once."""
+    objective = CausalLM(head_positions=8)
+    module, rows = module_of(objective).train(), rows_of(tmp_path, objective)
+    calls = []
+    score = module._score
+    module._score = lambda *part: calls.append(len(part[0])) or score(*part)
+    loss = module(tensors(objective.collate(rows, VOCABULARY)))["lm_loss"]
+    formed = len(calls)
+    (3 * loss).backward(retain_graph=True)
+    assert len(calls) == formed == -(-rows.tokens.size // 8)
+    tripled = [weight.grad.clone() for weight in module.parameters()]
+    module.zero_grad()
+    module(tensors(objective.collate(rows, VOCABULARY)))["lm_loss"].backward()
+    for one, other in zip(tripled, module.parameters(), strict=True):
+        assert torch.allclose(one, 3 * other.grad, rtol=1e-5, atol=1e-6)
+    with pytest.raises(RuntimeError, match="gone after a backward"):
+        loss.backward()
+
+
 def test_z_loss_is_a_separate_term(tmp_path: Path) -> None:
     objective = CausalLM(z_loss=1e-4)
     rows = rows_of(tmp_path, objective)

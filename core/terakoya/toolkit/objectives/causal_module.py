@@ -1,5 +1,5 @@
 """The root module of objectives that predict the next token. It can run the vocabulary head on a part of the positions
-at a time.
+at a time; without a `z_loss` the gradients of each part are formed in the forward, and nothing is computed twice.
 
 Letters: B rows, T positions, H hidden size, n positions of all rows.
 """
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
+from terakoya.toolkit.objectives.head_in_parts import sum_with_gradients
 
 
 class CausalModule(nn.Module):
@@ -36,11 +37,13 @@ class CausalModule(nn.Module):
         labels = batch["labels"].flatten()
         if self.head_positions is None:
             return self._score(hidden, labels)
-        parts = [
-            self._checkpointed_score(*part)
-            for part in zip(hidden.split(self.head_positions), labels.split(self.head_positions), strict=True)
-        ]
-        return {name: torch.stack([part[name] for part in parts]).sum() for name in parts[0]}
+        parts = list(zip(hidden.split(self.head_positions), labels.split(self.head_positions), strict=True))
+        if self.training and torch.is_grad_enabled() and not self.z_loss and not torch.compiler.is_compiling():
+            total = sum_with_gradients(lambda *part: self._score(*part)["lm_loss"], parts)
+            if total is not None:
+                return {"lm_loss": total}
+        scores = [self._checkpointed_score(*part) for part in parts]
+        return {name: torch.stack([each[name] for each in scores]).sum() for name in scores[0]}
 
     def _checkpointed_score(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Computes `_score` without keeping activations: the backward computes it again."""

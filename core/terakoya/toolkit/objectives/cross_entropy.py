@@ -2,7 +2,7 @@
 
 `torch.nn.functional.cross_entropy` keeps the log probabilities and allocates a gradient in addition to the logits:
 three arrays of rows x vocabulary. Here the forward overwrites the logits with exponentials, and the backward overwrites
-those with the gradient: one array.
+those with the gradient: one array. Logits in bf16 or fp16 stay in that precision, see `low_precision_entropy`.
 
 Letters: N rows, C classes.
 """
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from terakoya.toolkit.objectives import low_precision_entropy
+
 IGNORED = -100
 """The label of a row that is ignored."""
 
@@ -23,9 +25,11 @@ def summed_cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns the summed cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored: a float32 scalar,
     or float64 for float64 logits. As in torch, any other label outside [0, C) is an error.
 
-    Where logits require a gradient, float32 and float64 logits are overwritten, and the backward can run once. It
-    raises RuntimeError if the operation that computed the logits needs them for its own backward.
+    Where logits require a gradient, they are overwritten, and the backward can run once. It raises RuntimeError if the
+    operation that computed the logits needs them for its own backward.
     """
+    if logits.dtype in low_precision_entropy.DTYPES and torch.is_grad_enabled() and logits.requires_grad:
+        return low_precision_entropy.summed(logits, labels)[0]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         return torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
@@ -49,6 +53,8 @@ def summed_cross_entropy_and_z_(logits: Tensor, labels: Tensor) -> tuple[Tensor,
     a row's exponentials. This term keeps logits from drifting (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section
     5).
     """
+    if logits.dtype in low_precision_entropy.DTYPES and torch.is_grad_enabled() and logits.requires_grad:
+        return low_precision_entropy.summed(logits, labels)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
