@@ -110,7 +110,7 @@ def remedies(parameters: Parameters, rank_batch: RankBatch, world_size: int) -> 
     positions = rank_batch.micro_batch_size * parameters.data.sequence_length
     if head_positions != 0 and (head_positions or positions) > 256:
         after = max(256, (head_positions or positions) // 8)
-        yield Remedy("objective.head_positions", json.dumps(head_positions), after, "fewer positions at a time in the head")
+        yield Remedy("objective.head_positions", json.dumps(head_positions), after, "fewer positions at a time")
     if parameters.precision == "fp32":
         yield Remedy("precision", '"fp32"', "bf16", "matrix products in bfloat16, weights stay float32", same_run=False)
     stage = parameters.parallel.zero_stage or 0

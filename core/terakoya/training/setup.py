@@ -250,14 +250,15 @@ def build_trainer(
 
     # Model: attention, weights, adapters.
     module = build_module_for_training(parameters, vocabulary)
-    backend = attention.choose(
-        parameters.attention,
-        device=context.device,
-        precision=parameters.precision,
-        dropout=attention.dropout(module),
-        plain_softmax=attention.plain_softmax(module),
-        document_masking=architecture.document_masking,
-    )
+    facts: dict[str, Any] = {
+        "precision": parameters.precision,
+        "dropout": attention.dropout(module),
+        "plain_softmax": attention.plain_softmax(module),
+        "document_masking": architecture.document_masking,
+    }
+    backend = attention.choose(parameters.attention, device=context.device, **facts)
+    if parameters.attention == "auto" and backend != "flash" and context.device.type == "cuda":
+        run_log.print(_describe_slower_attention(attention.why_not_flash(**facts), loader))
     attention.use(module, backend)
     module.train()
     started_from: dict[str, Any] | None = None
@@ -315,6 +316,15 @@ def build_trainer(
 def _tokens_per_row(loader: Loader, objective: Objective, vocabulary: Vocabulary) -> float:
     """Returns the mean number of real tokens per row, as the objective counts them, in the first rows of the order."""
     return objective.collate(loader.load(0, SAMPLED_ROWS), vocabulary).counts["tokens"] / SAMPLED_ROWS
+
+
+def _describe_slower_attention(reason: str, loader: Loader) -> str:
+    """Returns why attention is not flash, and what that costs with the first rows of the order."""
+    factor = attention.wasted_scores(loader.load(0, SAMPLED_ROWS).document_ids)
+    return (
+        f"attention sdpa, not flash: {reason}. sdpa computes {factor:.1f} times the scores that the documents of a row "
+        "need, and reads a mask in each layer"
+    )
 
 
 def _epochs_per_store(loader: Loader, rows: int) -> str:

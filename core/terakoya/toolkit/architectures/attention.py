@@ -263,6 +263,34 @@ def choose(
     return requested
 
 
+def why_not_flash(
+    *, precision: str, dropout: float, document_masking: str = "attention_interface", plain_softmax: bool = True
+) -> str:
+    """Returns why flash does not support a run on a GPU, and what would change that; empty where it does. Arguments as
+    in `choose`."""
+    if document_masking != "attention_interface":
+        return "the architecture masks or biases its scores itself"
+    if not plain_softmax:
+        return "the architecture has a soft cap of scores or attention sinks"
+    if dropout:
+        return f"the attention has dropout {dropout}, which flash has not; set it to 0.0 in the architecture"
+    return 'precision is fp32; flash needs "bf16" or "fp16"' if precision == "fp32" else ""
+
+
+def wasted_scores(document_ids: np.ndarray) -> float:
+    """Returns how many scores attention with a mask computes for each that documents need.
+
+    Args:
+        document_ids: (B, T); equal neighbours are one document; -1 for padding.
+    """
+    rows, length = document_ids.shape
+    starts = np.ones((rows, length), dtype=bool)
+    starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    found = np.flatnonzero(starts.ravel())
+    lengths = np.diff(found, append=rows * length)[document_ids.ravel()[found] >= 0]
+    return rows * length**2 / max(1, int((lengths**2).sum()))
+
+
 def dropout(module: nn.Module) -> float:
     """Returns the largest attention dropout of the Transformers models inside `module`."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
