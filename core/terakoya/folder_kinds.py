@@ -37,6 +37,15 @@ _SIGNS: Mapping[Kind, Callable[[Path], bool]] = {
     ),
 }
 
+_ONE: Mapping[Kind, str] = {
+    "checkpoint": "a checkpoint",
+    "run": "a run",
+    "token store": "a token store",
+    "Transformers model": "a Transformers model",
+    "tokenizer": "a tokenizer",
+    "corpus": "a corpus",
+}
+
 _PREPARE = "make a token store with it: terakoya prepare CORPUS --tokenizer {path} --out STORE"
 _EXPORT = "export a model from it: terakoya export {path} --out MODEL"
 _ADVICE: Mapping[tuple[str, Kind], str] = {
@@ -82,7 +91,7 @@ def found(path: Path, expected: str) -> str:
         return (
             "a file" if not path.is_dir() else "a folder of other files" if any(path.iterdir()) else "an empty folder"
         )
-    return f"a {kind}" + (f"; {_fill_in(advice, path)}" if advice else "")
+    return _ONE[kind] + (f"; {_fill_in(advice, path)}" if advice else "")
 
 
 def _fill_in(advice: str, path: Path) -> str:
@@ -95,7 +104,7 @@ def missing_file(path: Path) -> str:
     if path.is_dir():
         kind = kind_of(path)
         inside = path / "parameters.json"
-        return (f"expected a file, got {f'a {kind}' if kind else 'a folder'}") + (
+        return (f"expected a file, got {_ONE[kind] if kind else 'a folder'}") + (
             f"; did you mean {inside}?" if inside.is_file() else ""
         )
     if is_address(path):

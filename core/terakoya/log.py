@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,18 +50,71 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+_translate: Callable[[str], str] = str
+_wrap: Callable[[str, int], Iterator[str]] | None = None
+
+
+def translate_with(
+    function: Callable[[str], str] | None, wrap: Callable[[str, int], Iterator[str]] | None = None
+) -> None:
+    """Shows all texts from now on as `function` returns them, in lines of a width that `wrap` breaks them into; None:
+    as they are. The command line calls this where a user has chosen a language."""
+    global _translate, _wrap
+    _translate, _wrap = function or str, wrap
+
+
+def lines_of(text: str, width: int) -> list[str]:
+    """Returns one paragraph in lines of at most `width` columns, in the way of the user's language."""
+    if _wrap is None or text.isascii():
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+    return list(_wrap(text, width))
+
+
+def _in_lines(text: str, width: int) -> str:
+    """Returns `text` broken into lines of at most `width` columns where its language has no spaces to break it at."""
+    if _wrap is None or text.isascii():
+        return text
+    return "\n".join(part for line in text.split("\n") for part in ([*_wrap(line, width)] or [""]))
+
+
+def translated(text: str) -> str:
+    """Returns a finished text of the program in the user's language. Consoles do this with the strings and the titles
+    of tables that they print; other code does it where it measures a text, or puts it beside others. What a model, a
+    file or a user has written is printed as rich's `Text`, which stays as it is."""
+    return _translate(text)
+
+
 @cache
 def _console_class() -> type[Console]:
     from rich.console import Console
 
     class SafeConsole(Console):
-        """Shows the control characters of what it prints; only rich itself sends a terminal any."""
+        """Shows the control characters of what it prints; only rich itself sends a terminal any. Prints strings and the
+        titles of tables in the user's language."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            for each in objects:
+                _translate_titles(each)
+            shown = [translated(each) if isinstance(each, str) else each for each in objects]
+            if not options.get("soft_wrap"):
+                shown = [_in_lines(each, self.width) if isinstance(each, str) else each for each in shown]
+            super().print(*shown, **options)
 
         def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     return SafeConsole
+
+
+def _translate_titles(printed: Any) -> None:
+    """Translates the title and the heads of the columns if `printed` is a table."""
+    from rich.table import Table
+
+    if isinstance(printed, Table):
+        printed.title = translated(printed.title) if isinstance(printed.title, str) else printed.title
+        for column in printed.columns:
+            column.header = translated(column.header) if isinstance(column.header, str) else column.header
 
 
 def new_console(**options: Any) -> Console:
@@ -76,6 +130,8 @@ def console() -> Console:
 
     class PlainConsole(_console_class()):  # type: ignore[misc]
         def print(self, *objects: Any, **options: Any) -> None:
+            for each in objects:
+                _translate_titles(each)
             super().print(*(TrimmedTable(each) if isinstance(each, Table) else each for each in objects), **options)
 
     return new_console() if sys.stdout.isatty() else PlainConsole(highlight=False, width=1000)
@@ -145,7 +201,7 @@ def announce(text: str) -> None:
     processes."""
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         with suppress(OSError):
-            sys.stderr.write(f"{visible(text)}\n")
+            sys.stderr.write(f"{visible(translated(text))}\n")
             sys.stderr.flush()
 
 
@@ -153,6 +209,7 @@ def announce(text: str) -> None:
 def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
     """Shows a progress bar on the error console while the block runs; where that is not a terminal, a line of text
     every `HEARTBEAT_SECONDS`. Yields the function `update(bytes_done, bytes_total)`."""
+    name = translated(name)
     console = error_console()
     if not console.is_terminal:
         yield _Heartbeat(name)
@@ -214,11 +271,13 @@ class ConsoleHandler(logging.Handler):
         from rich.text import Text
 
         style = STYLES.get(record.levelname)
-        level = Text(f"{record.levelname.lower()}: ", style=style) if style else Text()
+        level = Text(f"{translated(record.levelname.lower())}: ", style=style) if style else Text()
         console = error_console()
         with suppress(OSError), status_line.hidden():  # an OSError: the terminal was closed
             # a terminal gets whole words
-            console.print(level + Text(hide_secrets(self.format(record))), soft_wrap=not console.is_terminal)
+            text = level.plain + translated(hide_secrets(self.format(record)))
+            text = _in_lines(text, console.width) if console.is_terminal else text
+            console.print(level + Text(text[len(level) :]), soft_wrap=not console.is_terminal)
 
 
 def configure(level: int = logging.INFO) -> None:

@@ -17,9 +17,11 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
 
     Checks versions, GPU, memory, disk, ports, build locks, text encoding and more. Exits with 2 if there is an error.
     """
+    from rich.cells import set_cell_size
+
     from terakoya.doctor.diagnose import diagnose
     from terakoya.errors import UserError
-    from terakoya.log import console
+    from terakoya.log import console, translated
 
     findings = diagnose(Path.cwd())
     if as_json:
@@ -28,7 +30,8 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         colours = {"ok": "green", "warning": "yellow", "error": "bold red"}
         for finding in findings:
             colour = colours[finding.status]
-            console().print(f"[{colour}]{finding.status:<8}[/{colour}]{finding.check:<15}", end="")
+            status, check = set_cell_size(translated(finding.status), 8), set_cell_size(translated(finding.check), 15)
+            console().print(f"[{colour}]{status}[/{colour}]{check}", end="")
             console().print(finding.message, markup=False, soft_wrap=True)
             if finding.remedy:
                 console().print(" " * 23 + finding.remedy, markup=False, soft_wrap=True, style="dim")

@@ -104,37 +104,46 @@ def _table(*columns: str) -> Table:
     return table
 
 
+def _add(table: Table, *cells: str, style: str | None = None) -> None:
+    from terakoya.log import translated
+
+    table.add_row(*map(translated, cells), style=style)
+
+
 def _model_table(estimated: Estimate) -> Table:
     sizes, share = estimated.sizes, estimated.share
     table = _table("model and work", "", "")
-    table.add_row("parameters", f"{sizes.parameters:,}", f"{sizes.trained:,} trained, {sizes.embeddings:,} embeddings")
-    table.add_row("FLOPs a token", f"{sizes.flops_per_token:.3e}", "forward and backward")
+    _add(table, "parameters", f"{sizes.parameters:,}", f"{sizes.trained:,} trained, {sizes.embeddings:,} embeddings")
+    _add(table, "FLOPs a token", f"{sizes.flops_per_token:.3e}", "forward and backward")
     micro = f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}"
     rows = f"{estimated.tokens_per_step:,.0f} tokens in {share.global_rows:,} rows; each process {micro}"
-    table.add_row("FLOPs a step", f"{estimated.flops_per_step:.3e}", rows)
+    _add(table, "FLOPs a step", f"{estimated.flops_per_step:.3e}", rows)
     if estimated.flops is not None:
-        table.add_row("FLOPs of the run", f"{estimated.flops:.3e}", f"{estimated.steps:,} steps")
+        _add(table, "FLOPs of the run", f"{estimated.flops:.3e}", f"{estimated.steps:,} steps")
     return table
 
 
 def _memory_table(estimated: Estimate) -> Table:
+    from terakoya.log import translated
+
     memory = estimated.memory
     engine = estimated.engine if estimated.zero_stage is None else f"ZeRO stage {estimated.zero_stage}"
     title = f"memory of each of {estimated.processes} ranks ({engine})" if estimated.processes > 1 else "memory"
     table = _table(title, "", "")
     for part, size in memory.parts.items():
-        table.add_row(part, gigabytes(size), f"{100 * size / memory.peak:.0f} %")
+        _add(table, part, gigabytes(size), f"{100 * size / memory.peak:.0f} %")
     fits = ""
     offloaded = sum(memory.offloaded.values())
     if estimated.device.memory:
-        verdict = "fits into" if estimated.fits else "does NOT fit into"
-        fits = f"; {verdict} {estimated.device.name}'s {gigabytes(estimated.device.memory)}"
-    table.add_row("all tensors", gigabytes(memory.peak), f"at the peak, in the {memory.moment}{fits}", style="bold")
+        name, size_there = estimated.device.name, gigabytes(estimated.device.memory)
+        fits = f"; fits into {name}'s {size_there}" if estimated.fits else f"; does NOT fit into {name}'s {size_there}"
+    moment = translated(memory.moment)
+    _add(table, "all tensors", gigabytes(memory.peak), f"at the peak, in the {moment}{fits}", style="bold")
     if offloaded:
         parts = ", ".join(f"{part} {gigabytes(size)}" for part, size in memory.offloaded.items())
-        table.add_row("offloaded", gigabytes(offloaded), f"in addition, on the host: {parts}")
-    table.add_row("process", gigabytes(memory.interpreter), "in addition: interpreter and libraries, on the host")
-    table.add_row("read ahead", gigabytes(memory.read_ahead), "in addition: batches that wait, on the host")
+        _add(table, "offloaded", gigabytes(offloaded), f"in addition, on the host: {parts}")
+    _add(table, "process", gigabytes(memory.interpreter), "in addition: interpreter and libraries, on the host")
+    _add(table, "read ahead", gigabytes(memory.read_ahead), "in addition: batches that wait, on the host")
     return table
 
 

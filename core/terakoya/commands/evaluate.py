@@ -89,12 +89,12 @@ def command(
     from terakoya.corpus.files import find_files
     from terakoya.evaluation.evaluate import evaluate
     from terakoya.folder_kinds import kind_of
-    from terakoya.log import console, error_console
+    from terakoya.log import console, error_console, translated
 
     if out is not None:
         check_writable(out.parent)
     corpora = {file: Corpus(find_files([file]), field=field, documents=documents) for file in corpus or ()}
-    with error_console().status("evaluating", spinner="dots"):
+    with error_console().status(translated("evaluating"), spinner="dots"):
         evaluation = evaluate(
             source, stores=data or (), corpora=corpora, measure=measure, limit=limit, length=length, stride=stride,
             start_token=start_token, batch_tokens=batch_tokens, precision=precision, device=device,
@@ -107,9 +107,8 @@ def command(
     if as_json:
         typer.echo(text)
         return
-    settings = ", ".join(
-        f"{name.replace('_', ' ')} {value}" for name, value in evaluation.settings.items() if value is not None
-    )
+    given = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
+    settings = ", ".join(f"{translated(name)} {value}" for name, value in given.items())
     console().print(
         f"{evaluation.model}{f': {evaluation.measure}' if evaluation.measure else ''}", markup=False, soft_wrap=True
     )

@@ -49,7 +49,7 @@ def command(
     Asks in a terminal for what is not given: corpus, family, goal, GPU and hours. Reads samples of the corpus.
     """
     from terakoya.atomic_files import check_writable, write_text
-    from terakoya.log import console, error_console
+    from terakoya.log import console, error_console, translated
     from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine
     from terakoya.pipeline.corpus_facts import look_at
     from terakoya.pipeline.new_pipeline import make_pipeline, render
@@ -72,12 +72,13 @@ def command(
         hours = default if goal == "try" else _number("hours of training", default)
     vocabulary = vocab_size or choose_vocabulary(facts.characters)
     tokens = count_tokens(facts.characters, facts.language)
-    with error_console().status("choosing", spinner="dots"):
+    with error_console().status(translated("choosing"), spinner="dots"):
         choice = choose(tokens=tokens, vocabulary=vocabulary, family=family, goal=goal, machine=machine, hours=hours)
     pipeline, comments = make_pipeline(corpus, facts, choice, family=family, goal=goal, machine=machine, work=work)
     again = ["terakoya", "init", *corpus, "--family", family, "--goal", goal, "--hours", f"{hours:g}"]
     again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(gpus)] if gpus else [])]
-    heading = f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}"
+    heading = translated(f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}")
+    comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))
     read_pipeline(out)
     for key in ("corpus", "parameters", "parameters.max_steps"):
@@ -94,7 +95,9 @@ def _asks() -> bool:
 def _ask(question: str, default: str | None, missing: str = "") -> str:
     """Asks; without a terminal returns `default`. Raises UserError `missing` if there is none."""
     if _asks():
-        return str(typer.prompt(question, default=default, err=True, show_default=bool(default)))
+        from terakoya.log import translated
+
+        return str(typer.prompt(translated(question), default=default, err=True, show_default=bool(default)))
     if default is None:
         raise UserError(missing)
     return default

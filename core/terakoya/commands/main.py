@@ -34,6 +34,8 @@ from terakoya.commands import (
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
 from terakoya.commands.guidance.examples import add_examples
+from terakoya.commands.language.lines import wrap
+from terakoya.commands.language.translate import chosen_translator
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
@@ -51,7 +53,13 @@ VERBS = (
 
 
 class InOrder(TyperGroup):
-    """Lists the commands in the order of use."""
+    """Lists the commands in the order of use.
+
+    Attributes:
+        explain_usage: what the parser's own errors are in the user's language; None in English.
+    """
+
+    explain_usage: Callable[[Any], str | None] | None = None
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the commands in the order of `VERBS`."""
@@ -67,7 +75,10 @@ class InOrder(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.TyperException as error:
-            raise unknown_options.explain(error, ctx.meta["arguments"]) from None
+            explained = unknown_options.explain(error, ctx.meta["arguments"])
+            if explained is error and self.explain_usage is not None and (text := self.explain_usage(error)):
+                explained = UserError(text)
+            raise explained from None
 
 
 app = typer.Typer(
@@ -141,12 +152,27 @@ def command_line() -> Callable[..., Any]:
     return typer.main.get_command(app)
 
 
+@cache
+def translated_command_line(translator: Callable[[str], str]) -> Callable[..., Any]:
+    """Returns the command line with help and complaints about options as `translator` has them."""
+    from terakoya.commands.language.help import explain_usage, translate_help
+
+    command: Any = typer.main.get_command(app)
+    translate_help(command, translator)
+    command.explain_usage = explain_usage
+    return command
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: with 0, with 75 after training that stopped on request and saved, with 3
     after training that diverged, with 74 after an error that may pass, or with 2 after another that the user can fix,
     printed without a traceback."""
     try:
-        command_line()(list(arguments) if arguments is not None else None, prog_name="terakoya")
+        log.translate_with(None)
+        translator = chosen_translator()
+        log.translate_with(translator, wrap)
+        command: Any = command_line() if translator is None else translated_command_line(translator)
+        command(list(arguments) if arguments is not None else None, prog_name="terakoya")
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise

@@ -31,11 +31,15 @@ def run(pipeline: Pipeline, *, redo: bool = False) -> list[StageResult]:
 
 
 def _line(result: StageResult) -> str:
+    from terakoya.log import translated
+
     facts = ", ".join(
-        f"{name} {value:,}" for name, value in result.facts.items() if isinstance(value, int) and value is not True
+        f"{translated(name)} {value:,}"
+        for name, value in result.facts.items()
+        if isinstance(value, int) and value is not True
     )
     outcome = "already made from the same settings" if result.skipped else f"made in {result.seconds:.1f} s"
-    return f"{result.name}: {result.out} {outcome}" + (f" ({facts})" if facts else "")
+    return f"{translated(result.name)}: {result.out} {translated(outcome)}" + (f" ({facts})" if facts else "")
 
 
 def command(

@@ -85,6 +85,7 @@ def details(status: RunStatus) -> Table:
     """Returns the facts of one run, one a line."""
     from rich.table import Table
 
+    from terakoya.log import translated
     from terakoya.runs.status import format_duration
 
     grid = Table(box=None, show_header=False, pad_edge=False)
@@ -93,7 +94,7 @@ def details(status: RunStatus) -> Table:
 
     def add(name: str, text: str | None, style: str = "") -> None:
         if text:
-            grid.add_row(name, _plain(text, style))
+            grid.add_row(translated(name), _plain(translated(text), style))
 
     add("run", str(status.folder))
     add("state", status.told, COLOURS.get(status.state, "bold red"))
@@ -101,14 +102,18 @@ def details(status: RunStatus) -> Table:
     add("loss", _loss(status))
     add("learning rate", _number(status.values.get("learning_rate"), "{:.3g}"))
     add("gradient norm", _number(status.values.get("grad_norm"), "{:.3g}"))
-    add("rate", "  ".join(form.format(status.values[name]) for name, form in RATES if name in status.values))
+    add(
+        "rate", "  ".join(translated(form).format(status.values[name]) for name, form in RATES if name in status.values)
+    )
     add("remaining", _remaining(status))
     for check in status.validations:
-        values = "  ".join(f"{name} {value:.4f}" for name, value in check.values.items())
-        add("validation", f"step {check.step:,}{f' on {check.store}' if check.store else ''}: {values}")
+        values = "  ".join(f"{translated(name)} {value:.4f}" for name, value in check.values.items())
+        place = f"step {check.step:,} on {check.store}" if check.store else f"step {check.step:,}"
+        add("validation", f"{translated(place)}: {values}")
     if status.checkpoint:
         kept = f"{status.checkpoint.kept} kept" if status.checkpoint.kept > 1 else "the only one"
-        add("checkpoint", f"{status.checkpoint.name}, {format_duration(status.checkpoint.age)} ago; {kept}")
+        age = translated(f"{format_duration(status.checkpoint.age)} ago")
+        add("checkpoint", f"{status.checkpoint.name}, {age}; {translated(kept)}")
     elif status.step:
         add("checkpoint", "none yet")
     if status.saving_step is not None:
@@ -142,11 +147,11 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
     from rich.table import Table
 
     from terakoya.folder_kinds import distinct_names
-    from terakoya.log import visible
+    from terakoya.log import translated, visible
     from terakoya.runs.status import format_duration
 
     cells: dict[str, list[str]] = {"run": [str(status.folder) for status in statuses]}
-    cells["state"] = [status.state for status in statuses]
+    cells["state"] = [translated(status.state) for status in statuses]
     cells["step"] = [_progress(status) or "" for status in statuses]
     cells["loss"] = [_number(status.loss, "{:.4f}") or "" for status in statuses]
     cells["change"] = [_number(status.loss_change, "{:+.4f}") or "" for status in statuses]
@@ -159,13 +164,13 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
         for status in statuses
     ]
     cells["checkpoint"] = [
-        f"{saved.step:,}, {format_duration(saved.age)} ago" if (saved := status.checkpoint) else ""
+        f"{saved.step:,}, {translated(f'{format_duration(saved.age)} ago')}" if (saved := status.checkpoint) else ""
         for status in statuses
     ]
     cells["restarts"] = [str(status.restarts or "") for status in statuses]
 
     def total() -> int:
-        columns = ([name, *map(visible, texts)] for name, texts in cells.items())
+        columns = ([translated(name), *map(visible, texts)] for name, texts in cells.items())
         return sum(max(map(cell_len, texts)) for texts in columns) + 2 * (len(cells) - 1)
 
     if total() > width:
@@ -175,7 +180,7 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
             del cells[name]
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for name in cells:
-        grid.add_column(name, no_wrap=True, overflow="ignore")
+        grid.add_column(translated(name), no_wrap=True, overflow="ignore")
     for row, status in enumerate(statuses):
         colours = {"state": COLOURS.get(status.state, "bold red")}
         grid.add_row(*(_plain(texts[row], colours.get(name, "")) for name, texts in cells.items()))

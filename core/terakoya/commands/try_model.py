@@ -70,6 +70,8 @@ def try_texts(
     trust_remote_code: bool = False,
 ) -> None:
     """Prints what the model in `folder` makes of `texts`. Raises UserError as `terakoya try` reports it."""
+    from rich.text import Text
+
     from terakoya.inference.generation import Sampling, TextGenerator, is_causal
     from terakoya.inference.loading import find_model, find_models
     from terakoya.log import new_console
@@ -86,7 +88,7 @@ def try_texts(
         generator = TextGenerator(model, trust_remote_code=trust_remote_code)
         continuations = generator.generate(texts, sampling) if texts else ()
         for text, continuation in zip(texts or (), continuations, strict=True):
-            console.print(f"[bold]{_plain(text)}[/bold]{_plain(continuation)}", soft_wrap=True)
+            console.print(Text(text, style="bold") + Text(continuation), soft_wrap=True)
         if chat:
             _chat(generator, sampling, console)
         elif not texts:
@@ -101,6 +103,8 @@ def try_texts(
 
 def _predict(folder: Path, text: str, top: int, max_new_tokens: int, console: Console, *, trust: bool) -> None:
     """Prints the predictions for `text` of a model that is not causal."""
+    from rich.text import Text
+
     from terakoya.inference.loading import find_model
     from terakoya.inference.predictions import fill_mask, find_replaced, generate
 
@@ -110,16 +114,18 @@ def _predict(folder: Path, text: str, top: int, max_new_tokens: int, console: Co
         return
     if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
         output = generate(folder, text, max_new_tokens=max_new_tokens, trust_remote_code=trust)
-        console.print(output, markup=False)
+        console.print(Text(output))
         return
     for number, predictions in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust), 1):
         console.print(f"[MASK] {number}", markup=False)
         for prediction in predictions:
-            console.print(f"  {prediction.probability:6.3f}  {prediction.word}", markup=False)
+            console.print(Text(f"  {prediction.probability:6.3f}  {prediction.word}"))
 
 
 def _chat(generator: TextGenerator, sampling: Sampling, console: Console) -> None:
     """Reads lines and prints a reply to each, until the input ends or a line is empty."""
+    from rich.text import Text
+
     turns: list[dict[str, str]] = []
     console.print("an empty line ends the chat" + ("" if generator.has_template else NO_TEMPLATE), soft_wrap=True)
     while True:
@@ -132,14 +138,7 @@ def _chat(generator: TextGenerator, sampling: Sampling, console: Console) -> Non
         turns.append({"role": "user", "content": text})
         reply = generator.reply(turns, sampling)
         turns.append({"role": "assistant", "content": reply})
-        console.print(reply, markup=False, soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    """`text`, escaped so that rich prints it unchanged."""
-    from rich.markup import escape
-
-    return escape(text)
+        console.print(Text(reply), soft_wrap=True)
 
 
 def print_tokens(tokens: list[TokenPrediction], console: Console) -> None:
@@ -160,4 +159,4 @@ def print_tokens(tokens: list[TokenPrediction], console: Console) -> None:
     if not replaced:
         console.print("the model considers no token replaced; the most probable one:")
     for token in replaced or sorted(tokens, key=lambda token: -token.probability)[:1]:
-        console.print(f"  {token.probability:6.3f}  {token.token}", markup=False)
+        console.print(Text(f"  {token.probability:6.3f}  {token.token}"))

@@ -110,6 +110,7 @@ class Demo:
 def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     """Yields the lines of the summary: each of `results`, the losses, an example, the path of the model."""
     from terakoya.inference.predictions import fill_mask
+    from terakoya.log import translated
 
     descriptions = {
         "tokenizer": "trained a MeCab + WordPiece tokenizer on the bundled corpus",
@@ -119,8 +120,8 @@ def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:
         "export": "wrote the model as a Transformers folder",
     }
     for number, result in enumerate(results, start=1):
-        time = "made earlier" if result.skipped else f"{result.seconds:.1f} s"
-        yield f"{number}. {descriptions[result.name]} ({time}): {result.out}"
+        time = translated("made earlier") if result.skipped else f"{result.seconds:.1f} s"
+        yield f"{number}. {translated(descriptions[result.name])} ({time}): {result.out}"
     validations = demo.validations()
     before, after = validations[0], validations[-1]
     yield ""

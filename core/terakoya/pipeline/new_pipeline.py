@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from terakoya.log import lines_of, translated
 from terakoya.pipeline.choosing import CAUSAL, LEAST_STEPS, PASSES, Choice, Goal, Machine, describe_preset
 from terakoya.pipeline.corpus_facts import CorpusFacts
 
@@ -84,7 +84,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
     return {
         "corpus": f"{facts.files:,} file{'s' if facts.files > 1 else ''} ({', '.join(facts.formats)}), "
         f"{facts.size / 1e6:,.1f} MB on disk; from a sample: about {facts.count:,} documents, {facts.characters:,} "
-        f"characters, {language[facts.language]} ({facts.japanese:.0%} Japanese characters)",
+        f"characters, {translated(language[facts.language])} ({facts.japanese:.0%} Japanese characters)",
         "field": "The keys or columns with the longest texts; the first that a line or table has is read.",
         "documents": "No blank line was seen between documents of the txt files: each line is one.",
         "clean": f"Equal documents are dropped; {share:.1%} are held out for validation, by a hash of their text.",
@@ -154,4 +154,4 @@ def _object(value: Mapping[str, Any], comments: Mapping[str, str], path: str, in
 
 def _comment(text: str, indent: str) -> list[str]:
     prefix = f"{indent}// "
-    return textwrap.wrap(text, WIDTH, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False)
+    return [prefix + line for line in lines_of(text, WIDTH - len(prefix))]

@@ -102,7 +102,10 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
             raise UserError(f"{other.out}: would be out of date once {stage.out} is made; {_remedy(other)}")
     stage.out.parent.mkdir(parents=True, exist_ok=True)
     _write(stage, inputs, facts={}, seconds=0.0, finished=False)
-    logger.info("%s: %s %s", stage.name, "continues" if stage.out.exists() else "makes", stage.out)
+    if stage.out.exists():
+        logger.info("%s: continues %s", stage.name, stage.out)
+    else:
+        logger.info("%s: makes %s", stage.name, stage.out)
     start = time.perf_counter()
     try:
         facts = json.loads(json.dumps(stage.make(), default=str))

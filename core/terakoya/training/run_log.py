@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import Tracker
-from terakoya.log import new_console, status_line, visible
+from terakoya.log import new_console, status_line, translated, visible
 from terakoya.runs.metrics import FILE
 from terakoya.training.screen import StepTable, StepView, progress_bar, validation_lines
 
@@ -138,7 +138,9 @@ class RunLog:
         if last or now - self.bar_shown >= BAR_SECONDS:
             self.bar_shown = now
             with contextlib.suppress(OSError):
-                status_line.show("" if last else visible(progress_bar(view.share, view.parts, width)))
+                status_line.show(
+                    "" if last else visible(progress_bar(view.share, [*map(translated, view.parts)], width))
+                )
 
     def show_validation(self, step: int, stores: Mapping[str, Mapping[str, float]]) -> None:
         """Shows the numbers of each validation store, one line a store."""
@@ -146,7 +148,7 @@ class RunLog:
             lines = validation_lines(step, stores, self.console.width - 1)
         else:
             numbers = {
-                store: "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+                store: "  ".join(f"{translated(name)} {value:.4f}" for name, value in values.items())
                 for store, values in stores.items()
             }
             lines = [f"step {step:,}  validation on {store}: {shown}" for store, shown in numbers.items()]

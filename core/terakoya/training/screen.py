@@ -13,6 +13,8 @@ from pathlib import Path
 
 from rich.cells import cell_len
 
+from terakoya.log import translated
+
 GAP = "  "
 HEADER_EVERY = 20
 """Rows between two headers, so that one is always in sight."""
@@ -66,12 +68,15 @@ class StepTable:
 
     def lines(self, cells: Mapping[str, str], width: int) -> tuple[str | None, str]:
         """Returns the header, where one is due, and the row of one step: name -> text."""
-        needed = {name: max(cell_len(name), cell_len(text), self.widths.get(name, 0)) for name, text in cells.items()}
+        titles = {name: translated(name) for name in cells}
+        needed = {
+            name: max(cell_len(titles[name]), cell_len(text), self.widths.get(name, 0)) for name, text in cells.items()
+        }
         shown = columns_that_fit(needed, width)
         widths = {name: needed[name] for name in shown}
         header = None
         if widths != self.widths or self.rows >= HEADER_EVERY:
-            header = GAP.join(_right(name, widths[name]) for name in shown)
+            header = GAP.join(_right(titles[name], widths[name]) for name in shown)
             self.widths, self.rows = widths, 0
         self.rows += 1
         return header, GAP.join(_right(cells[name], widths[name]) for name in shown)
@@ -120,13 +125,15 @@ def validation_lines(step: int, stores: Mapping[str, Mapping[str, float]], width
     longest = max(map(cell_len, names.values()), default=0)
     lines = []
     for store, values in stores.items():
-        line = f"step {step:,}{GAP}validation{GAP}{names[store]}{' ' * (longest - cell_len(names[store]))}"
+        line = (
+            translated(f"step {step:,}  validation") + f"{GAP}{names[store]}{' ' * (longest - cell_len(names[store]))}"
+        )
         first = True
         for name, value in values.items():
             if name != "loss" and value == values.get("loss"):
                 continue
             number = f"{value:.4f}" if math.isfinite(value) else str(value)
-            part = f"{GAP}{name} {number}"
+            part = f"{GAP}{translated(name)} {number}"
             if not first and cell_len(line + part) > width:
                 break
             line, first = line + part, False

@@ -21,6 +21,7 @@ from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, check_allowed_changes, resolve_length
 from terakoya.errors import Stopped, UserError
+from terakoya.log import translated
 from terakoya.plugins import Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
@@ -292,7 +293,7 @@ def build_trainer(
 
     tokens = sum(store.facts.tokens for store in stores.train)
     run_log.print(
-        f"{context.topology.describe()} on {context.device.type}, {parameters.parallel.describe()}, "
+        f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
         f"{parameters.precision}, attention {backend}; {parameter_counts}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {rank_batch.global_rows} rows a step, "
         f"{rank_batch.micro_steps} micro-step{'s' if rank_batch.micro_steps > 1 else ''} of "

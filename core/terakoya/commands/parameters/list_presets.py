@@ -19,7 +19,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
     from rich.table import Table
 
     from terakoya.config.presets import preset_names, read_preset
-    from terakoya.log import console
+    from terakoya.log import console, translated
 
     presets = [read_preset(name) for name in preset_names()]
     if as_json:
@@ -29,6 +29,6 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
     for column, right in (("name", False), ("architecture", False), ("size", True), ("length", True), ("for", False)):
         table.add_column(column, justify="right" if right else "left", no_wrap=column != "for")
     for each in presets:
-        table.add_row(each.name, each.architecture, each.size, f"{each.sequence_length:,}", each.purpose)
+        table.add_row(each.name, each.architecture, each.size, f"{each.sequence_length:,}", translated(each.purpose))
     console().print(table)
     next_command.show("estimate", "bert_base", "--vocab-size", "32768")

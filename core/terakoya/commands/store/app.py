@@ -27,7 +27,7 @@ def info_command(store: Store, json: Json = False) -> None:
     """Show what a store holds and what it was made from."""
     from rich.table import Table
 
-    from terakoya.log import console
+    from terakoya.log import console, translated
     from terakoya.store.token_store import TokenStore
 
     facts = TokenStore.open(store).facts
@@ -52,7 +52,7 @@ def info_command(store: Store, json: Json = False) -> None:
         "fingerprint": facts.fingerprint,
     }
     for name, value in rows.items():
-        table.add_row(name.replace("[", "\\["), str(value).replace("[", "\\["))
+        table.add_row(translated(name).replace("[", "\\["), translated(str(value)).replace("[", "\\["))
     console().print(table)
     next_command.after_store(store, facts)
 
@@ -75,7 +75,7 @@ def count_command(
     import orjson
     from rich.table import Table
 
-    from terakoya.log import console
+    from terakoya.log import console, translated
     from terakoya.store.token_store import count_store, read_facts
 
     counted = [(str(store), count_store(store)._asdict()) for store in stores]
@@ -85,7 +85,7 @@ def count_command(
         return
     if len(counted) == 1:
         for name, number in counted[0][1].items():
-            console().print(f"{name} {number}")
+            console().print(f"{translated(name)} {number}")
         next_command.after_store(stores[0], read_facts(stores[0]))
         return
     table = Table(box=None, pad_edge=False)

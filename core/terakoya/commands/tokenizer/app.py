@@ -148,9 +148,9 @@ def _take_paths(settings: dict[str, Any], sources: list[str], out: Path | None) 
 
 
 def _print_facts(out: Path, facts: Mapping[str, Any]) -> None:
-    from terakoya.log import console
+    from terakoya.log import console, translated
 
-    text = ", ".join(f"{name.replace('_', ' ')} {_format(value)}" for name, value in facts.items())
+    text = ", ".join(f"{translated(name.replace('_', ' '))} {_format(value)}" for name, value in facts.items())
     console().print(f"{out}: {text}", soft_wrap=True, markup=False)
 
 

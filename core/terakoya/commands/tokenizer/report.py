@@ -27,7 +27,7 @@ def command(
     from rich.table import Table
 
     from terakoya.atomic_files import check_writable, write_text
-    from terakoya.log import console, progress_bar
+    from terakoya.log import console, progress_bar, translated
     from terakoya.tokenization.report import report_tokenizers
     from terakoya.tokenization.report_page import render_page, summary_figures
 
@@ -50,15 +50,17 @@ def command(
         table.add_column(measured.name.replace("[", "\\["), justify="right")
     columns = [summary_figures(measured) for measured in reports]
     for name in columns[0]:
-        table.add_row(name, *(column[name] for column in columns))
+        table.add_row(translated(name), *(column[name] for column in columns))
     for name in reports[0].coverage:
         coverages = [measured.coverage.get(name) for measured in reports]
         cells = ["" if each is None else f"{100 * each.known / each.characters:.2f} %" for each in coverages]
-        table.add_row(f"known {name}", *cells)
+        table.add_row(translated(f"known {name}"), *cells)
     for number in range(5):
         longest = [measured.longest(5) for measured in reports]
         cells = [f"{pieces[number][0]} {pieces[number][1]:,}" if number < len(pieces) else "" for pieces in longest]
-        table.add_row("longest pieces" if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells))
+        table.add_row(
+            translated("longest pieces") if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells)
+        )
     console().print(table)
     if html is not None:
         write_text(html, render_page(reports, corpus=", ".join(map(str, corpus))))

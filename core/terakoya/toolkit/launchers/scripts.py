@@ -3,6 +3,7 @@ restarted."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ def script_head(job: Job, setup: Sequence[str]) -> str:
     the lines of `setup`."""
     programs = shlex.quote(str(Path(sys.executable).parent))
     lines = ["set -euo pipefail", f'export PATH={programs}:"$PATH"', f"cd {shlex.quote(str(job.folder))}"]
+    if language := os.environ.get("TERAKOYA_LANG"):  # ssh does not pass it on
+        lines.append(f"export TERAKOYA_LANG={shlex.quote(language)}")
     if setup:  # setup files of clusters may read unset variables
         lines += ["set +u", *setup, "set -u"]
     return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,170 @@
+"""Finds the translation of a text that the program is about to show: see docs/design/languages.md."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue
+from terakoya.errors import UserError
+
+VARIABLE = "TERAKOYA_LANG"
+LANGUAGES = ("en", "ja")
+SYSTEM_ERRORS = {
+    errno.ENOENT: "そのようなファイルやフォルダはありません",
+    errno.EEXIST: "すでにあります",
+    errno.EACCES: "許可がありません",
+    errno.EPERM: "許されていない操作です",
+    errno.ENOTDIR: "フォルダではありません",
+    errno.EISDIR: "フォルダです",
+    errno.ENOSPC: "ディスクに空きがありません",
+    errno.EROFS: "読み取り専用のファイルシステムです",
+    errno.EIO: "入出力エラー",
+    errno.EADDRINUSE: "使用中のアドレスです",
+}
+"""What the system calls its errors, in Japanese."""
+_TAIL = r"((?:; |, |\. | \(|: | and | of \d|\n).*|)"
+_CHOICE = re.compile(r"\S+ or \S+")
+LONG = 8
+"""Letters that tell a text with placeholders from others."""
+LONGEST = 20_000
+"""Characters above which a text is left as it is: no message is so long."""
+
+
+def chosen_translator() -> Translator | None:
+    """Returns the translator for the language that the environment names in `TERAKOYA_LANG`; None for English.
+
+    Raises:
+        UserError: there is no such language.
+    """
+    chosen = os.environ.get(VARIABLE, "") or "en"
+    if chosen not in LANGUAGES:
+        raise UserError(f'{VARIABLE}: expected "en" (English) or "ja" (Japanese), got "{chosen}"; unset it for English')
+    return None if chosen == "en" else _translator(chosen)
+
+
+@cache
+def _translator(language: str) -> Translator:
+    return Translator(read_catalogue(Path(__file__).with_name(f"{language}.po")))
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text with placeholders.
+
+    Attributes:
+        entry: the text and its translation.
+        literals: what stands between the placeholders, at least two strings.
+    """
+
+    entry: Entry
+    literals: tuple[str, ...]
+
+    @cached_property
+    def expression(self) -> re.Pattern[str]:
+        """The regular expression with a group for each placeholder. One that stands directly behind another is what may
+        follow a message or not, and begins with a sign."""
+        groups = [_TAIL if between == "" else "(.*?)" for between in self.literals[:-1]]
+        groups[0] = "(.*?)"
+        parts = [group + re.escape(literal) for group, literal in zip(groups, self.literals[1:], strict=True)]
+        return re.compile(re.escape(self.literals[0]) + "".join(parts), re.DOTALL)
+
+    @cached_property
+    def is_long(self) -> bool:
+        """Whether the words between the placeholders are enough to tell the text from all others."""
+        start = self.literals[0]
+        begins = len(start) > 5 and (start.endswith(": ") or start.count(" ") > 1)
+        return begins or len(re.findall("[a-z]", "".join(self.literals))) >= LONG
+
+    def groups(self, text: str) -> dict[str, str] | None:
+        """Returns placeholder -> what stands in its place in `text`; None where `text` is no such text."""
+        if not (text.startswith(self.literals[0]) and text.endswith(self.literals[-1])):
+            return None
+        place = 0
+        for literal in self.literals:  # cheap, and enough for almost all
+            place = text.find(literal, place)
+            if place < 0:
+                return None
+            place += len(literal)
+        found = self.expression.fullmatch(text)
+        return None if found is None else dict(zip(PLACEHOLDER.findall(self.entry.source), found.groups(), strict=True))
+
+
+class Translator:
+    """Translates finished texts: values are filled in already, so an entry with placeholders is a pattern. The pattern
+    with the most words that fits a text is taken; what fills its placeholders is translated in turn. Where no entry is
+    a whole text, its lines, its end after a place (`FILE: KEY: ...`), its clauses and its sentences are tried."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._exact = {os.strerror(number): text for number, text in SYSTEM_ERRORS.items()}
+        patterns: list[Pattern] = []
+        for entry in entries:
+            literals = tuple(PLACEHOLDER.split(entry.source)[::2])
+            if len(literals) == 1:
+                self._exact[entry.source] = entry.translation
+            else:
+                patterns.append(Pattern(entry, literals))
+        self._patterns = sorted(patterns, key=lambda pattern: -sum(map(len, pattern.literals)))
+
+    def __call__(self, text: str) -> str:
+        """Returns `text` in the other language, as far as the catalogue knows it."""
+        if len(text) > LONGEST or not text.strip() or text.lstrip().startswith(('{"', "[{", "{\n")):
+            return text
+        whole = self._whole(text)
+        return "".join(self._pieces(text)) if whole is None else whole
+
+    def _whole(self, text: str) -> str | None:
+        if text in self._exact:
+            return self._exact[text]
+        for pattern in self._patterns:
+            groups = pattern.groups(text)
+            if groups is not None and (pattern.is_long or all(map(self._is_value, groups.values()))):
+                values = {name: self._value(value) for name, value in groups.items()}
+                return PLACEHOLDER.sub(lambda place: values[place[1]], pattern.entry.translation)  # noqa: B023 - at once
+        return None
+
+    def _is_value(self, text: str) -> bool:
+        """Returns whether `text` may stand for a placeholder of a short text, which would else match half of English:
+        one word, or a text that has a translation."""
+        return " " not in text.strip() or self._whole(text) is not None
+
+    def _value(self, text: str) -> str:
+        """Returns a value in the other language if it is several words: one word may be a name. The ending of an
+        English plural goes."""
+        if text in ("s", "es"):
+            return ""
+        if _CHOICE.fullmatch(text):
+            return text.replace(" or ", " か ")
+        return self(text) if " " in text.strip() else text
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """Yields the parts of a text that is no entry as a whole."""
+        stripped = text.strip()
+        if stripped != text:
+            start = text.index(stripped)
+            yield from (text[:start], self(stripped), text[start + len(stripped) :])
+            return
+        if "\n" in text:
+            yield "\n".join(self(line) for line in text.split("\n"))
+            return
+        if text.endswith(".") and (sentence := self._whole(text[:-1])) is not None:
+            yield sentence.removesuffix("。") + "。"
+            return
+        for place in re.finditer(": ", text):
+            rest = self._whole(text[place.end() :])
+            if rest is not None:
+                yield text[: place.end()] + rest
+                return
+        for sign in ("; ", r"(?<=[.。]) "):
+            parts = re.split(sign, text)
+            shown = [self(part) for part in parts] if len(parts) > 1 else parts
+            if shown != parts:
+                joint = "" if sign != "; " else "; " if shown[0].isascii() else "。"
+                yield joint.join(shown)
+                return
+        yield text

@@ -1,0 +1,299 @@
+"""`TERAKOYA_LANG=ja`: messages and help in Japanese."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from terakoya import log
+from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
+from terakoya.commands.language.lines import wrap
+from terakoya.commands.language.translate import Translator, chosen_translator
+from terakoya.commands.main import VERBS, main
+from terakoya.estimation.devices import find_device
+from terakoya.pipeline import choosing
+from terakoya.pipeline.choosing import Machine
+from terakoya.pipeline.settings import read_pipeline
+from terakoya.training.screen import StepTable, progress_bar, step_cells, validation_lines
+
+ROOT = Path(__file__).resolve().parents[3]
+KANA = re.compile("[ぁ-んァ-ヶ一-龠]")
+VALUES = {"loss": 2.5, "generator_loss": 1.5, "learning_rate": 1e-3, "grad_norm": 0.5, "tokens_per_second": 12345.0}
+
+
+@pytest.fixture(autouse=True)
+def english_afterwards() -> Iterator[None]:
+    yield
+    log.translate_with(None)
+
+
+@pytest.fixture
+def japanese(monkeypatch: pytest.MonkeyPatch) -> Translator:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    translator = chosen_translator()
+    assert translator is not None
+    log.translate_with(translator, wrap)
+    return translator
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
+    with pytest.raises(SystemExit) as done:
+        main(arguments)
+    captured = capsys.readouterr()
+    return done.value.code, captured.out, captured.err
+
+
+@pytest.mark.slow
+def test_the_catalogue_fits_the_code() -> None:
+    """No entry whose English is gone, equal placeholders, no pattern that fits everything; help has no gaps."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import catalogue
+    finally:
+        sys.path.pop(0)
+    entries, code = read_catalogue(catalogue.CATALOGUE), list(catalogue.texts())
+    assert catalogue.faults(entries, code) == [], "python tools/catalogue.py --update removes what is gone"
+    lacking = catalogue.missing(entries, code)
+    helps = sum(text.kind == "help" for text in code)
+    assert len(lacking["help"]) < 0.03 * helps and helps > 200 and len(entries) > 1000
+    stale, wrong = Entry("no such text here", "ない"), Entry("{out}: is not empty", "空")
+    told = "\n".join(catalogue.faults([stale, wrong], code))
+    assert "not in the code any more: 'no such text here'" in told and "other placeholders" in told
+
+
+def test_the_tool_reads_texts_as_the_translator_does() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import catalogue
+    finally:
+        sys.path.pop(0)
+    code = '''
+def command(out: Annotated[Path, Option(help="The folder.")]) -> None:
+    """Do it.
+
+    And more
+    of it.
+    """
+    raise UserError(f"{out}: expected {len(names):,} names" + nearest(name, known))
+    log.warning("%s of %.1f %% is lost", self.store, share)
+'''
+    found = {(text.kind, text.text) for text in catalogue.texts_of(code, "core/terakoya/commands/x.py")}
+    assert {
+        ("help", "The folder."), ("help", "Do it."), ("help", "And more of it."),
+        ("shown", "{out}: expected {names} names{nearest}"), ("shown", "{store} of {share} % is lost"),
+    } <= found  # fmt: skip
+
+
+def test_catalogues_are_po_files(tmp_path: Path) -> None:
+    entries = [Entry('a "b"\n{c}\\', "「{c}」\n\t", ("x.py",)), Entry("d", "で")]
+    write_catalogue(tmp_path / "x.po", entries)
+    assert read_catalogue(tmp_path / "x.po") == entries
+    text = (
+        '#~ msgid "old"\n\nmsgid ""\nmsgstr ""\n"Language: ja\\n"\n\n# note\nmsgid ""\n"two "\n"lines"\nmsgstr "二行"\n'
+    )
+    (tmp_path / "y.po").write_text(text, encoding="utf-8")
+    assert read_catalogue(tmp_path / "y.po") == [Entry("two lines", "二行")]
+
+
+FOUND = """
+bert.json: optimizer.learning_rate: expected a number, got "x"
+bert.json: optimizer.learning_rate: 数が必要ですが、"x" です
+
+a.json: b.c: unknown key; did you mean "d" or "e"?
+a.json: b.c: 知らないキーです。"d" か "e" ではありませんか?
+
+x: expected a tokenizer's folder, got a run; the tokenizer is in each of x/checkpoints
+x: トークナイザのフォルダが必要ですが、ランです。トークナイザは x/checkpoints のそれぞれにあります
+
+wiki: expected a finished token store, got no such folder; make one with `terakoya prepare`
+wiki: 完成したトークンストアが必要ですが、そのようなフォルダはありません。`terakoya prepare` で作れます
+
+exported run/step-2 (step 2) to out
+run/step-2 (ステップ 2) を out に書き出しました
+
+exported run/step-2 to out
+run/step-2 を out に書き出しました
+
+30 steps, about 61,324 tokens
+30 ステップ、およそ 61,324 トークン
+
+3 processes on gpu-1
+gpu-1 に 3 プロセス
+
+warning: the last 3 records of metrics.jsonl are missing
+警告: metrics.jsonl の最後の 3 件の記録がありません
+
+next: terakoya try out 'the last words'
+次は: terakoya try out 'the last words'
+
+/x: No such file or directory
+/x: そのようなファイルやフォルダはありません
+""".strip().split("\n\n")
+"""A text as the program makes it, and what a user is shown."""
+
+UNKNOWN = """
+wrote the story of a dog
+a step in the right direction
+The quick brown fox.
+loss of words
+work/step
+{"kind": "step", "text": "saved work/run"}
+[{"step": 1}]
+東京は日本の首都です。
+80 columns left over
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("pair", FOUND)
+def test_finished_texts_are_found(pair: str, japanese: Translator) -> None:
+    english, shown = pair.split("\n")
+    assert japanese(english) == shown
+
+
+def test_lines_are_found_one_by_one(japanese: Translator) -> None:
+    assert japanese("some title\n  the run's folder") == "some title\n  ランのフォルダ"
+
+
+@pytest.mark.parametrize("text", ["", " ", *UNKNOWN])
+def test_other_texts_stay(text: str, japanese: Translator) -> None:
+    assert japanese(text) == text
+
+
+def test_every_entry_finds_itself(japanese: Translator) -> None:
+    """Each pattern, filled in with single words, gives its own translation or that of a longer one that fits, too."""
+    wrong = []
+    for entry in read_catalogue(ROOT / "core/terakoya/commands/language/ja.po"):
+        values = {name: f"v{number}" for number, name in enumerate(PLACEHOLDER.findall(entry.source))}
+        if re.search(r"\}\{|\{[a-z_0-9]*\}(?=\()", entry.source):
+            continue  # what directly follows a value begins with a sign
+        shown = japanese(PLACEHOLDER.sub(lambda place, values=values: values[place[1]], entry.source))
+        if not KANA.search(shown) and KANA.search(entry.translation):
+            wrong.append(entry.source)
+        lost = [value for value in values.values() if value not in shown]
+        if lost:
+            wrong.append(f"{entry.source}: {lost}")
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_help_is_japanese_in_80_columns_and_english_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    english = call(capsys, "--help"), call(capsys, "train", "--help")
+    for width in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for verb in ("", *VERBS) if width == 80 else ("", "init"):
+            monkeypatch.setenv("TERAKOYA_LANG", "ja")
+            code, out, _ = call(capsys, *verb.split(), "--help")
+            assert code == 0 and out.startswith(f"使い方: terakoya {verb}".strip())
+            body = out.partition("\n  例:\n")[0]
+            assert not re.search(" (the|of|and|is|are|with|this) ", body), out
+            assert max(cell_len(line) for line in body.splitlines() if KANA.search(line)) <= width, out
+    monkeypatch.delenv("TERAKOYA_LANG")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (call(capsys, "--help"), call(capsys, "train", "--help")) == english
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "a.json", "--out", "b", "--processes", "x"], "terakoya train: --processes: 整数が必要です"),
+        (["train", "a.json", "--out", "b", "--processes", "0"], "terakoya train: --processes: 1 以上の数が必要です"),
+        (["init", "--goal", "best"], "terakoya init: --goal: 'try', 'model' のどれかが必要ですが、best です"),
+        (["trian"], "trian というコマンドはありません"),
+        (["status"], "terakoya status: RUN... が必要です: 一つ以上のランのフォルダ。"),
+        (["train", "bert_base", "--otu", "x"], "--otu: そのようなオプションはありません。--out ではありませんか?"),
+        (["save", "a", "b"], "terakoya save: 余分な引数があります: b"),
+    ],
+)
+def test_wrong_options_are_answered_in_japanese(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    code, _, err = call(capsys, *arguments)
+    assert code == 2 and err.startswith("エラー: ") and told in err
+
+
+def test_another_language_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "fr")
+    code, _, err = call(capsys, "parameters", "list")
+    assert code == 2 and 'TERAKOYA_LANG: expected "en" (English) or "ja" (Japanese), got "fr"' in err
+    monkeypatch.setenv("TERAKOYA_LANG", "")
+    monkeypatch.setenv("LANG", "ja_JP.UTF-8")
+    assert call(capsys, "parameters", "list")[1].startswith("name ")
+
+
+def test_what_programs_read_stays_english(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    english = call(capsys, "parameters", "list", "--json")[1]
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    assert call(capsys, "parameters", "list", "--json")[1] == english and json.loads(english)
+    shown = call(capsys, "parameters", "list")[1]
+    assert shown.startswith("名前") and "全体を試すための 4 層の BERT" in shown
+
+
+def test_consoles_translate_the_program_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], japanese: Translator
+) -> None:
+    console = log.new_console(width=80)
+    console.print(Text("not finite"), "not finite")
+    grid = Table("step", "loss", box=None)
+    grid.add_row("loss", "step")
+    console.print(grid)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "not finite 有限ではない", "a model's words stay"
+    assert lines[1].split() == ["ステップ", "損失"] and lines[2].split() == ["loss", "step"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_screen_of_a_run_is_aligned(width: int, japanese: Translator) -> None:
+    table, lines = StepTable(), []
+    for number in (1, 2):
+        header, row = table.lines(step_cells(VALUES, step=f"{number * 100:,}"), width)
+        lines += [header, row] if header else [row]
+    assert "ステップ" in lines[0] and "学習率" in lines[0] and len({cell_len(line) for line in lines}) == 1
+    checks = validation_lines(5, {"work/ウィキ": {"loss": 2.0}, "work/books": {"loss": 1.0}}, width)
+    assert checks[0].startswith("ステップ 5  検証  ウィキ  損失 2.0000") and cell_len(checks[0]) == cell_len(checks[1])
+    parts = [log.translated(part) for part in ("5/9", "0:00:10 left", "next save at 15,000")]
+    assert parts[1:] == ["残り 0:00:10", "次の保存 15,000"] and cell_len(progress_bar(0.5, parts, width)) <= width
+
+
+@given(st.text("あ、。（）ab %1-", max_size=60), st.integers(10, 40))
+@settings(max_examples=50)
+def test_lines_keep_every_sign_and_their_width(text: str, width: int) -> None:
+    lines = list(wrap(text, width))
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    longest = max([cell_len(word) for word in re.findall(r"[!-~、。（）あ]+", text)], default=0)
+    assert all(cell_len(line) <= width or cell_len(line) <= longest for line in lines)
+    assert " " in text or all(line[0] not in "、。）%" for line in lines[1:])
+
+
+@pytest.mark.slow
+def test_init_writes_its_reasons_in_japanese(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(choosing, "find_machine", lambda gpu, gpus: Machine(find_device("cpu"), 1, 0.02, "fp32"))
+    text = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
+    Path("corpus.txt").write_text("".join(f"{text}{number}\n" for number in range(300)), encoding="utf-8")
+    code, out, err = call(capsys, "init", "corpus.txt", "--family", "bert", "--goal", "try", "--hours", "1")
+    assert code == 0 and err.endswith("次は: terakoya run pipeline.json\n")
+    assert "pipeline.json: 書きました。数字ごとの理由も書いてあります" in out and "文字、日本語 (日本語の文字 " in out
+    written = Path("pipeline.json").read_text(encoding="utf-8")
+    comments = [line.strip() for line in written.splitlines() if line.strip().startswith("//")]
+    assert len(comments) > 10 and not re.search(" (the|of|and|is|are|with|at) ", "\n".join(comments)), comments
+    assert "// MeCab の単語を、ピースに分けたもの。" in comments and "// CPU は fp32 で計算します。" in comments
+    assert max(cell_len(line) for line in written.splitlines()) <= 120, "a comment is as wide as its columns"
+    assert read_pipeline(Path("pipeline.json")).corpus == ("corpus.txt",)

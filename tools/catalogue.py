@@ -1,0 +1,241 @@
+"""Compares the Japanese catalogue with the texts in the code: `python tools/catalogue.py` lists what it lacks.
+
+`--check` fails where an entry has no text in the code any more, where its placeholders differ from the translation's,
+or where a help text has no entry; `--update` removes the entries without a text and writes the names of files again.
+`docs/design/languages.md` says what a text, a placeholder and an entry are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(HERE / "core")]
+
+from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
+
+SOURCES = ("core/terakoya", "plugins/terakoya_plugins")
+CATALOGUE = HERE / "core/terakoya/commands/language/ja.po"
+SHOWN = (
+    "UserError", "FileError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "print", "warn", "warning",
+    "info", "error", "announce", "add_column", "progress_bar", "translated",
+)  # fmt: skip
+"""The functions whose texts a user sees; of a function that builds a text, and of a constant, nothing is known."""
+LOGGED = ("warning", "info", "error")
+"""Those that fill in the values of `%s` themselves."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in the code, `{name}` where a value is filled in.
+
+    Attributes:
+        text: the words; paragraphs of help in one line.
+        file: where it is, relative to the repository.
+        kind: "help", "shown" (given to one of `SHOWN`) or "other".
+    """
+
+    text: str
+    file: str
+    kind: str
+
+    @property
+    def shape(self) -> str:
+        """The text without the names of its placeholders, which follow the code and change with it."""
+        return shape_of(self.text)
+
+
+def shape_of(text: str) -> str:
+    """Returns `text` without the names of its placeholders."""
+    return PLACEHOLDER.sub("{}", text)
+
+
+def texts() -> Iterator[Text]:
+    """Yields every text of the code, also the parts of longer ones, and what each preset is for."""
+    for file in sorted((HERE / "parameters").glob("*.json")):
+        purpose = json.loads(file.read_text(encoding="utf-8")).get("_comment", "").partition(" parameters: ")[2]
+        if purpose:
+            yield Text(purpose, str(file.relative_to(HERE)), "shown")
+    for source in SOURCES:
+        for file in sorted((HERE / source).rglob("*.py")):
+            yield from texts_of(file.read_text(encoding="utf-8"), str(file.relative_to(HERE)))
+
+
+def texts_of(code: str, file: str) -> Iterator[Text]:
+    """Yields every text of `code`; `file` is its name."""
+    kinds: dict[int, str] = {}
+    values: dict[int, list[ast.expr]] = {}
+    parts: set[int] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.FunctionDef) and _is_command(node, file):
+            for paragraph in inspect.cleandoc(ast.get_docstring(node) or "").split("\n\n"):
+                yield Text(" ".join(paragraph.split()), file, "help")
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            parts.add(id(node.value))  # a docstring
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in SHOWN:
+                kinds.update({id(each): "shown" for each in node.args[:1]})
+            if name in LOGGED:
+                values.update({id(each): node.args[1:] for each in node.args[:1]})
+            kinds.update({id(each.value): "help" for each in node.keywords if each.arg == "help"})
+        if id(node) in parts or not isinstance(node, ast.expr):
+            continue
+        found = _template(node, [])
+        if found is not None:
+            parts.update(id(each) for each in _inside(node))
+            kind = kinds.get(id(node), "other")
+            if id(node) in values:
+                found = _logged(found, values[id(node)])
+            yield Text(" ".join(found.split()) if kind == "help" else found, file, kind)
+
+
+def _logged(text: str, values: list[ast.expr]) -> str:
+    """Returns the text of a log message with `{name}` for `%s` and the like."""
+    names: list[str] = []
+    rest = iter(values)
+
+    def name_next(sign: re.Match[str]) -> str:
+        return "%" if sign[0] == "%%" else _placeholder(next(rest, ast.Name("value")), names)
+
+    return re.sub(r"%%|%\.?\d*[sdfg]", name_next, text) if values else text
+
+
+def _is_command(function: ast.FunctionDef, file: str) -> bool:
+    decorated = any("app.command(" in ast.unparse(each) for each in function.decorator_list)
+    return "/commands/" in file and (function.name.endswith("command") or decorated)
+
+
+def _inside(node: ast.expr) -> Iterator[ast.AST]:
+    """Yields the literal pieces of a text, which are no texts of their own."""
+    if isinstance(node, ast.BinOp):
+        for side in (node.left, node.right):
+            if isinstance(side, (ast.Constant, ast.JoinedStr)) or _template(side, []) is not None:
+                yield side
+                yield from _inside(side)
+    if isinstance(node, ast.JoinedStr):
+        yield from (each for each in node.values if isinstance(each, ast.Constant))
+        for each in node.values:
+            if isinstance(each, ast.FormattedValue) and each.format_spec is not None:
+                yield each.format_spec
+                yield from ast.walk(each.format_spec)
+
+
+def _template(node: ast.expr, names: list[str]) -> str | None:
+    """Returns the text of a literal, an f-string or a sum with one of these; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(each.value) if isinstance(each, ast.Constant) else _placeholder(each.value, names)  # type: ignore[attr-defined]
+            for each in node.values
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        known = [_template(side, []) for side in (node.left, node.right)]
+        if known != [None, None]:
+            return "".join(_template(side, names) or _placeholder(side, names) for side in (node.left, node.right))
+    return None
+
+
+def _placeholder(value: ast.expr, names: list[str]) -> str:
+    name = _name(value)
+    number = names.count(name) + 1
+    names.append(name)
+    return f"{{{name}{number if number > 1 else ''}}}"
+
+
+def _name(value: ast.expr) -> str:
+    """Returns what a translator calls a value that is filled in."""
+    if isinstance(value, ast.Name):
+        return value.id.strip("_").lower() or "value"
+    if isinstance(value, ast.Attribute):
+        return value.attr.strip("_").lower()
+    if isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Name) and value.func.id not in (
+            "len",
+            "str",
+            "repr",
+            "min",
+            "max",
+            "sum",
+            "abs",
+            "int",
+        ):
+            return _name(value.func)
+        return _name(value.args[0]) if value.args else _name(value.func)
+    if isinstance(value, (ast.Subscript, ast.BinOp)):
+        return _name(value.value if isinstance(value, ast.Subscript) else value.left)
+    if isinstance(value, (ast.GeneratorExp, ast.ListComp)):
+        return _name(value.generators[0].iter)
+    if isinstance(value, ast.IfExp):
+        return _name(value.body)
+    if isinstance(value, ast.BoolOp):
+        return _name(value.values[0])
+    return "value"
+
+
+def faults(entries: list[Entry], code: list[Text]) -> list[str]:
+    """Returns what is wrong with the catalogue, one line each."""
+    shapes = {each for text in code for each in (text.shape, text.shape.replace("_", " "))}
+    found = []
+    for entry in entries:
+        if shape_of(entry.source) not in shapes:
+            found.append(f"not in the code any more: {entry.source!r}")
+        if sorted(PLACEHOLDER.findall(entry.source)) != sorted(PLACEHOLDER.findall(entry.translation)):
+            found.append(f"other placeholders in the translation: {entry.source!r}")
+        if not entry.translation:
+            found.append(f"no translation: {entry.source!r}")
+        if "{" in entry.source and len(re.findall("[a-z]", PLACEHOLDER.sub("", entry.source))) < 3:
+            found.append(f"too few words, it would match other texts: {entry.source!r}")
+    sources = [shape_of(entry.source) for entry in entries]
+    found += [f"twice: {each!r}" for each in sorted({each for each in sources if sources.count(each) > 1})]
+    return found
+
+
+def missing(entries: list[Entry], code: list[Text]) -> dict[str, list[Text]]:
+    """Returns the texts without an entry, by kind, each once; of the kind "other" none are known to be shown."""
+    known = {shape_of(entry.source) for entry in entries}
+    lacking: dict[str, dict[str, Text]] = {"help": {}, "shown": {}}
+    for text in code:
+        if text.kind in lacking and re.search("[a-z]{2}", text.shape.replace("{}", "")) and text.shape not in known:
+            lacking[text.kind].setdefault(text.shape, text)
+    return {kind: list(each.values()) for kind, each in lacking.items()}
+
+
+def main() -> None:
+    """Prints what the catalogue lacks and exits with 1 where `--check` fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="print what is wrong only, and fail if anything is")
+    parser.add_argument("--update", action="store_true", help="write the catalogue again, sorted, without old entries")
+    options = parser.parse_args()
+    code, entries = list(texts()), read_catalogue(CATALOGUE)
+    if options.update:
+        files: dict[str, list[str]] = {}
+        for text in code:
+            files.setdefault(text.shape, []).append(text.file)
+        kept = [Entry(each.source, each.translation, tuple(sorted(set(files[shape_of(each.source)]))[:3]))
+                for each in entries if shape_of(each.source) in files]  # fmt: skip
+        write_catalogue(CATALOGUE, sorted(kept, key=lambda entry: (entry.files, entry.source)))
+        print(f"{CATALOGUE}: {len(kept)} entries, {len(entries) - len(kept)} removed")
+        return
+    wrong, lacking = faults(entries, code), missing(entries, code)
+    wrong += [f"help without a translation, {each.file}: {each.text!r}" for each in lacking["help"]]
+    for line in wrong:
+        print(line)
+    if not options.check:
+        for each in lacking["shown"]:
+            print(f"{each.file}: {each.text!r}")
+    print(f"{len(entries)} entries; missing: {len(lacking['help'])} of help, {len(lacking['shown'])} other messages")
+    sys.exit(bool(options.check and wrong))
+
+
+if __name__ == "__main__":
+    main()
