@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer.testing
+
+gc.disable()  # until everything is imported: a collection would look through a million objects for nothing
 
 # CliRunner builds the command line of a typer application at each call; once a process is enough.
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
@@ -35,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     assert all((folder / name).is_file() for name in FIRST)
     rank = {folder / name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage from now on, without what the tests have imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -5,22 +5,34 @@ from __future__ import annotations
 import gc
 import importlib
 import pkgutil
+import sys
+from pathlib import Path
 
+import small_store
+import toy
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import terakoya_plugins
 from terakoya.commands.main import command_line
+from terakoya.config.parameters import Parameters
+from terakoya.estimation.model_errors import check_model
+from terakoya.plugins import loading
 from terakoya.toolkit.formats.model_folder import silence_logging
 
 IMPORTED = (
     "rich.console",
+    "rich.table",
     "rich._emoji_codes",
-    "terakoya.config.language_pretraining_start",
-    "terakoya.estimation.model_errors",
-    "terakoya.estimation.model_check",
+    "terakoya.config.language_pretraining_json",
+    "terakoya.launch.plan",
+    "terakoya.plugins.create",
     "terakoya.training.dry_run",
     "terakoya.training.setup",
     "tokenizers",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    "torch.distributed.run",
     "torch.profiler._cupti_monitor",
     "torch.utils.tensorboard",
     "transformers.generation.utils",
@@ -30,7 +42,7 @@ IMPORTED = (
     "transformers.models.gptj.modeling_gptj",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen3.modeling_qwen3",
-    "typer._adapters",
+    "typer._click.decorators",
     *(module.name for module in pkgutil.walk_packages(terakoya_plugins.__path__, "terakoya_plugins.")),
 )
 
@@ -39,5 +51,10 @@ for name in IMPORTED:
 silence_logging()  # imports DeepSpeed where it is installed, as the first save of a model does
 get_checkpoint_conversion_mapping("bert")  # compiles a thousand patterns, and keeps them
 command_line()
+# tensors without data: what torch and Transformers prepare at the first model is kept, and the installed plugins
+check_model(Parameters.from_dict(toy.parameters(Path("store")), source="warm"), small_store.vocabulary(200))
+loading._current = None  # a process looks for the plugins that its own environment names
+# torch's own reads the source of the whole stack and looks through all modules each time that an agent looks for others
+dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 gc.collect()
 gc.freeze()  # no collection in a forked process looks through what it shares, which would copy it

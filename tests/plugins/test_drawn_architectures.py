@@ -86,6 +86,7 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
         objective={"type": "masked_lm", "layout": layout},
         optimizer={"type": "adamw", "learning_rate": 0.01},
         max_steps=30,
+        micro_batch_size=8,
         checkpoint={"save_steps": 30},
     )
     toy.train(settings, tmp_path / "run", nodes=(2,), plugins=[file])

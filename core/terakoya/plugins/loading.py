@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pluggy
@@ -108,6 +109,16 @@ class Registry:
         return sorted(self.registrations.values(), key=lambda component: (kinds.index(component.kind), component.name))
 
 
+class Manager(pluggy.PluginManager):
+    """pluggy's, without a long look at each name of a module that no `@hookimpl` marks."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        """Returns the options of the hook `name` of `plugin`, None where it is no hook."""
+        if isinstance(plugin, ModuleType) and not hasattr(vars(plugin).get(name), f"{self.project_name}_impl"):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 _registries: dict[tuple[tuple[str, ...], tuple[str, ...]], Registry] = {}
 _current: Registry | None = None
 
@@ -165,7 +176,7 @@ def _add_inherited(variable: str, values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager = Manager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     if os.environ.get(TRACE_VARIABLE, "") not in ("", "0"):
         manager.trace.root.setwriter(lambda text: logger.info("%s", text.rstrip()))

@@ -84,7 +84,10 @@ def test_the_pretraining_class_loads_a_model_with_next_sentence_prediction(tmp_p
 @pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
 def test_every_layout_trains(layout: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=40, seed=3, unit="line" if layout == "lines" else "document")
-    settings = toy.parameters(store, objective={"type": "masked_lm", "layout": layout}, max_steps=30, logging_steps=10)
+    settings = toy.parameters(
+        store, objective={"type": "masked_lm", "layout": layout}, max_steps=30, logging_steps=10, micro_batch_size=16,
+        checkpoint={"save_steps": 30},
+    )  # fmt: skip
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     losses = [line["loss"] for _, line in sorted(toy.records(tmp_path / "run").items())]
     assert losses[-1] < losses[0] - 0.5

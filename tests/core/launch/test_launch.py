@@ -97,7 +97,11 @@ def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path)
         *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL)),
     ],
 )
-def test_a_local_run_saves_when_its_script_gets_a_signal(number: signal.Signals, store: Path, tmp_path: Path) -> None:
+def test_a_local_run_saves_when_its_script_gets_a_signal(
+    number: signal.Signals, store: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if number == signal.SIGTERM:  # the others also test the interpreter that the script starts
+        request.getfixturevalue("forks")
     plan = planned("local", store, tmp_path / "run", {"max_restarts": 3}, max_steps=100_000)
     script = subprocess.Popen(["bash", plan.folder / "run.sh"], env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 120

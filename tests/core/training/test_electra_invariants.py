@@ -107,7 +107,10 @@ def test_another_number_of_processes_draws_the_same_samples(store: Path, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
 def test_every_layout_trains(layout: str, store: Path, line_store: Path, tmp_path: Path) -> None:
-    settings = parameters(line_store if layout == "lines" else store, max_steps=40, logging_steps=10)
+    settings = parameters(
+        line_store if layout == "lines" else store, max_steps=40, logging_steps=10, micro_batch_size=16,
+        checkpoint={"save_steps": 40},
+    )  # fmt: skip
     settings["objective"] = {**settings["objective"], "layout": layout, "budgeted": layout != "stream"}
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     records = [line for _, line in sorted(toy.records(tmp_path / "run").items())]

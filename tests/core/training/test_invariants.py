@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toy
@@ -70,13 +71,21 @@ def test_killed_and_resumed_is_bit_identical(
 SAVES = ["write@3", "fsync@16", "fsync@24", "manifest@2", "rename@2", "prune@3"]
 
 
+@pytest.fixture(scope="module")
+def saved_twice(store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run that saves every second step and that nothing disturbs, and its parameters."""
+    settings = toy.parameters(store, checkpoint={"save_steps": 2, "keep": 2}, max_steps=6)
+    straight = tmp_path_factory.mktemp("undisturbed") / "straight"
+    toy.train(settings, straight, plugins=FAULTS)
+    return straight, settings
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("instant", SAVES)
 def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
-    instant: str, store: Path, tmp_path: Path
+    instant: str, saved_twice: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    settings = toy.parameters(store, checkpoint={"save_steps": 2, "keep": 2}, max_steps=6)
-    toy.train(settings, tmp_path / "straight", plugins=FAULTS)
+    straight, settings = saved_twice
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(settings))
     toy.finish(
@@ -85,8 +94,8 @@ def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     )
     output = toy.train(settings, tmp_path / "cut", plugins=FAULTS)
     assert "resumed from" in output
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 6)
+    assert toy.losses(tmp_path / "cut") == toy.losses(straight)
+    assert same_weights(tmp_path / "cut", straight, 6)
     assert not list((tmp_path / "cut/checkpoints").glob(".*"))
 
 

@@ -14,7 +14,9 @@ def test_the_remaining_time_follows_the_speed_since_the_last_line_also_after_a_r
     store: Path, tmp_path: Path
 ) -> None:
     """The first line after a resume covers one step, the second about a hundred."""
-    settings = toy.parameters(store, logging_steps=100, checkpoint={"save_steps": 99}, evaluation=None)
+    settings = toy.parameters(
+        store, logging_steps=100, checkpoint={"save_steps": 99}, evaluation=None, micro_batch_size=16
+    )
     toy.train({**settings, "max_steps": 99, "schedule": {"type": "constant"}}, tmp_path / "run")
     output = toy.train({**settings, "max_steps": 200, "schedule": {"type": "constant"}}, tmp_path / "run")
     (line,) = re.findall(r"step 100/200 .* remaining (\d+):(\d\d):(\d\d)", output)

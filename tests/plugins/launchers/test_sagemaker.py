@@ -225,6 +225,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_two_instances_train_together_and_their_metrics_are_found(store: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
