@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from documented_commands import ROOT, check_command
-from site_source import COMMANDS, ELSEWHERE, assemble, rewrite_links, site_paths
+from site_source import COMMANDS, ELSEWHERE, assemble, join_lines, rewrite_links, site_paths
 
 from terakoya import plugins
 from terakoya.commands.main import VERBS
@@ -270,6 +270,11 @@ def test_links_of_the_site() -> None:
     )
     with pytest.raises(AssertionError, match=r"nowhere\.png is not on the site"):
         rewrite_links("![h](nowhere.png)", "docs/index.md", places)
+
+
+def test_a_japanese_sentence_has_no_space_at_the_end_of_a_line() -> None:
+    text = "読める\nフォルダを作ります。\n- 一つ\n  目の\n\n次の GPT\nを\n```\n生\nの\n```\n"
+    assert join_lines(text) == "読めるフォルダを作ります。\n- 一つ目の\n\n次の GPT\nを\n```\n生\nの\n```\n"
 
 
 @pytest.mark.slow

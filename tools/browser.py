@@ -116,18 +116,17 @@ class Browser:
             raise RuntimeError(f"{script}: {_text_of(answer['exceptionDetails'])}")
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, *, timeout: float = ANSWER_SECONDS) -> Any:
-        """Waits until the expression `script` is true in the page; returns its value.
+    def wait_for(self, script: str, *, timeout: float = ANSWER_SECONDS) -> None:
+        """Waits until the expression `script` is true in the page.
 
         Raises:
             TimeoutError: it did not become true in `timeout` seconds.
         """
         end = time.monotonic() + timeout
-        while not (value := self.run(script)):
+        while not self.run(f"Boolean({script})"):
             if time.monotonic() > end:
                 raise TimeoutError(f"not true after {timeout:.0f} s: {script}")
             time.sleep(0.05)
-        return value
 
     def mouse(self, kind: str, x: float, y: float, *, clicks: int = 0) -> None:
         """Sends a mouse event at a place of the window, in CSS pixels: `moved`, `pressed` or `released`."""

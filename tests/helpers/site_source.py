@@ -12,6 +12,7 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 
 assemble = _module.assemble
+join_lines = _module.join_lines
 COMMANDS = _module.COMMANDS
 ELSEWHERE = _module.ELSEWHERE
 rewrite_links = _module.rewrite_links

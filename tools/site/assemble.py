@@ -42,6 +42,13 @@ COMMANDS = "reference/commands.md"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)|`[^`\n]+`")
 """A link or picture: `!` or nothing, its text (which may have brackets), its target. Or code, which is no link."""
 
+STYLE = "assets/extra.css"
+"""The site's style sheet, tools/site/extra.css."""
+
+JAPANESE = "[\\u3000-\\u30ff\\u3400-\\u9fff\\uff00-\\uffef]"
+LINE_END = re.compile(rf"(?<={JAPANESE})\n *(?={JAPANESE})")
+"""The end of a line within a Japanese sentence, which a browser would show as a space."""
+
 FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
 
 
@@ -52,6 +59,15 @@ def site_paths() -> dict[str, str]:
     places |= {page: place or "index.md" for page, place in ELSEWHERE.items()}
     pictures = (ROOT / "tools" / "bench" / "figures").glob("*.png")
     return places | {path.relative_to(ROOT).as_posix(): f"figures/{path.name}" for path in pictures}
+
+
+def join_lines(text: str) -> str:
+    """Returns the text of a page in which no Japanese sentence has an end of line between two of its characters."""
+    parts, end = [], 0
+    for fence in FENCE.finditer(text):
+        parts += [LINE_END.sub("", text[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*parts, LINE_END.sub("", text[end:])])
 
 
 def rewrite_links(text: str, page: str, places: Mapping[str, str]) -> str:
@@ -92,17 +108,19 @@ def assemble(out: Path = OUT) -> list[Path]:
             continue
         content = (ROOT / source).read_bytes()
         if source.endswith(".md"):
-            content = rewrite_links(content.decode("utf-8"), source, places).encode("utf-8")
+            content = join_lines(rewrite_links(content.decode("utf-8"), source, places)).encode("utf-8")
         path = out / place
         written.append(path)
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    written.append(out / COMMANDS)
-    page = commands_page().encode("utf-8")
-    if not written[-1].exists() or written[-1].read_bytes() != page:
-        written[-1].parent.mkdir(parents=True, exist_ok=True)
-        written[-1].write_bytes(page)
+    made = {COMMANDS: commands_page().encode("utf-8"), STYLE: Path(__file__).with_name("extra.css").read_bytes()}
+    for place, content in made.items():
+        path = out / place
+        written.append(path)
+        if not path.exists() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     for path in set(_files(out)) - set(written):
         path.unlink()
     return written

@@ -12,7 +12,7 @@ import typer
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError, nearest
 
-Family = Literal["bert", "electra", "roberta", "deberta", "modernbert", "gpt2", "llama"]
+Family = Literal["bert", "electra", "roberta", "deberta", "modernbert", "t5", "gpt2", "llama"]
 Goal = Literal["try", "model"]
 
 
@@ -26,7 +26,9 @@ def command(
     ] = None,
     family: Annotated[
         Family | None,
-        typer.Option(help="bert, electra ...: encoders that understand text; gpt2, llama: generators of text."),
+        typer.Option(
+            help="bert, electra ...: encoders that understand text; gpt2, llama: generators of text; t5: text to text."
+        ),
     ] = None,
     goal: Annotated[
         Goal | None,
@@ -61,7 +63,7 @@ def command(
     corpus = corpus or shlex.split(_ask("corpus: files or folders of text", None, "CORPUS: expected files of text"))
     facts = look_at(corpus)
     family = family or _choice(
-        "family: bert, electra, roberta, deberta, modernbert (encoders), gpt2, llama", Family, "bert"
+        "family: bert, electra, roberta, deberta, modernbert (encoders), t5, gpt2, llama", Family, "bert"
     )
     goal = goal or _choice("goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model")
     if gpu is None and _asks():

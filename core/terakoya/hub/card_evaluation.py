@@ -131,7 +131,7 @@ def table(results: Sequence[CardResult]) -> str:
     """Returns the section of the card that shows `results`; "" if there are none."""
     if not results:
         return ""
-    lines = ["## Evaluation", "", "| data | measured | | |", "|---|---|---|---:|"]
+    lines = ["## Evaluation", "", "| data | measured | metric | value |", "|---|---|---|---:|"]
     for each in results:
         lines += [
             f"| {_cell(each.data)} | {each.origin} | {meaning(name)} | {_number(value)} |"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from terakoya.components.tokenizer import encode_texts
+from terakoya.components.vocabulary import sentinel_ids
 from terakoya.errors import UserError
 from terakoya.inference.loading import (
     DISCRIMINATOR_CLASS,
@@ -72,7 +74,8 @@ def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool 
 def generate(folder: Path, text: str, *, max_new_tokens: int = 64, trust_remote_code: bool = False) -> str:
     """Returns what the encoder-decoder in `folder` generates from `text` by greedy decoding.
 
-    The result contains special tokens, such as those that stand for spans. `folder` is as for `fill_mask`.
+    Each [MASK] of the text stands for a span that is cut out, as the model's sentinels do. The result contains special
+    tokens: the sentinels, each before what stood there. `folder` is as for `fill_mask`.
 
     Raises:
         UserError: no model or tokenizer, code that may not run, or a text that is too long.
@@ -83,9 +86,16 @@ def generate(folder: Path, text: str, *, max_new_tokens: int = 64, trust_remote_
     folder, _ = find_model(folder, text)
     model, tokenizer, inputs = _load_with_inputs(AutoModelForSeq2SeqLM, folder, text, trust=trust_remote_code)
     inputs.pop("token_type_ids", None)
+    inputs["input_ids"][0] = torch.tensor(with_sentinels(inputs["input_ids"][0].tolist(), tokenizer))
     with torch.no_grad():
         generated = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)[0, 1:]
     return " ".join(tokenizer.convert_ids_to_tokens(generated))
+
+
+def with_sentinels(ids: Sequence[int], tokenizer: Any) -> list[int]:
+    """Returns `ids` with the sentinels of `tokenizer` in place of [MASK]s, in their order, as far as there are any."""
+    sentinels = iter(sentinel_ids(tokenizer.get_vocab()))
+    return [next(sentinels, id) if id == tokenizer.mask_token_id else id for id in ids]
 
 
 def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -> list[TokenPrediction]:

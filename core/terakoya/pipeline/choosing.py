@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "roberta": ("roberta_base",),
     "deberta": ("deberta_base",),
     "modernbert": ("modernbert_base",),
+    "t5": ("tiny_t5", "t5_base"),
     "gpt2": ("tiny_gpt2", "gpt2_125m", "gpt2_300m"),
     "llama": ("tiny_llama", "llama_1b", "llama_8b"),
 }
@@ -57,6 +58,9 @@ LEAST_STEPS = 5000
 LEAST_ROWS = 32
 CPU_EFFICIENCY = 0.25
 """The share of the speed of a large matrix product that the training of a small model reaches on a CPU, roughly."""
+LEAST_STEPS_BETWEEN = 25
+"""Steps between two validations or checkpoints, at least: in a run of 60 steps one after every third would take longer
+than the training, and show noise."""
 LEAST_STEP_SECONDS = 0.01
 """What a micro-step takes on any GPU, about: the host starts hundreds of kernels, each in 5 to 10 microseconds."""
 
@@ -233,8 +237,8 @@ def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Ite
         "batch_size": {"-1": rows},
         "max_steps": steps,
         "precision": machine.precision,
-        "checkpoint": {**preset["checkpoint"], "save_steps": max(1, steps // 10)},
-        "evaluation": {**preset["evaluation"], "steps": max(1, steps // 20)},
+        "checkpoint": {**preset["checkpoint"], "save_steps": _interval(steps, 10)},
+        "evaluation": {**preset["evaluation"], "steps": _interval(steps, 20)},
         "logging_steps": min(50, max(1, steps // 200)),
     }
     share = -(-rows // machine.count)
@@ -244,6 +248,11 @@ def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Ite
         while size >= 1:
             yield {**base, "parallel": {"engine": engine}, "micro_batch_size": size}
             size //= 4 if size > 4 else 2
+
+
+def _interval(steps: int, parts: int) -> int:
+    """Returns the steps between two of `parts` events in a run, at least `LEAST_STEPS_BETWEEN` or the whole run."""
+    return max(1, steps // parts, min(steps, LEAST_STEPS_BETWEEN))
 
 
 def _rounded(value: float) -> float:

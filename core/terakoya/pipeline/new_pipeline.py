@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.log import lines_of, translated
-from terakoya.pipeline.choosing import CAUSAL, LEAST_STEPS, PASSES, Choice, Goal, Machine, describe_preset
+from terakoya.pipeline.choosing import (
+    CAUSAL,
+    LEAST_STEPS,
+    LEAST_STEPS_BETWEEN,
+    PASSES,
+    Choice,
+    Goal,
+    Machine,
+    describe_preset,
+)
 from terakoya.pipeline.corpus_facts import CorpusFacts
 
 WIDTH = 110
 HELD_OUT_DOCUMENTS = 200
 """About how many documents validation needs for a steady loss."""
+
+SENTINELS = 26
+"""Unused pieces of a tokenizer for T5, which mark the spans that are cut out of rows of up to 512 tokens."""
 
 LIMITS = {
     "corpus": "a larger model would learn this corpus by heart",
@@ -58,6 +70,8 @@ def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any
             "input_sentence_size": 5_000_000,
         }
     alphabet = {"limit_alphabet": min(6129, vocabulary // 2)}
+    if family == "t5":
+        alphabet["num_unused_tokens"] = SENTINELS
     if language == "ja":
         return {"type": "mecab_wordpiece", "dictionary": "unidic_lite", "vocab_size": vocabulary, **alphabet}
     return {"type": "mecab_wordpiece", "word_tokenizer": "basic", "vocab_size": vocabulary, **alphabet}
@@ -107,8 +121,10 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         f"{_hours(choice.hours)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s each"
         + (", 0.4 of its peak." if machine.device.gpu else ", measured here in a moment."),
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
-        "parameters.checkpoint": "A checkpoint after each tenth of the run.",
-        "parameters.evaluation": "A validation after each twentieth of the run.",
+        "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
+        "apart.",
+        "parameters.evaluation": f"A validation after each twentieth of the run, at least {LEAST_STEPS_BETWEEN} steps "
+        "apart.",
         "training_processes": "One for each GPU.",
     }
 

@@ -24,7 +24,7 @@ from terakoya.commands.main import main
 from terakoya.commands.try_model import print_tokens
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced
+from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, with_sentinels
 from terakoya.runs import checkpoints
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
@@ -177,6 +177,17 @@ def test_an_encoder_decoder_generates(tmp_path: Path, capsys: pytest.CaptureFixt
     save(model, tmp_path)
     out = run_try(capsys, str(tmp_path), TEXT).split()
     assert len(out) == 64 and set(out) == {"雪"}
+
+
+def test_masks_become_the_sentinels_of_an_encoder_decoder() -> None:
+    class Pieces:
+        mask_token_id = 4
+
+        @staticmethod
+        def get_vocab() -> dict[str, int]:
+            return {"[MASK]": 4, "[unused1]": 6, "[unused0]": 5, "山": 7}
+
+    assert with_sentinels([7, 4, 7, 4, 7, 4], Pieces) == [7, 5, 7, 6, 7, 4]
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
     small, middle, large = (chosen(tokens, "h100", 1, 24) for tokens in (3e6, 5e7, 2e9))
     assert [each.preset for each in (small, middle, large)] == ["tiny_bert", "bert_small", "bert_large"]
     assert small.limit == middle.limit == "corpus" and large.limit == "family"
+    assert chosen(1e9, "h100", 8, 24, "t5").preset == "t5_base"
     short = chosen(2e9, "rtx-4090", 1, 1)
     assert short.preset == "bert_small" and short.limit == "hours"
     for each in (small, middle, large, short):
@@ -104,6 +105,19 @@ def test_every_family_has_presets_and_a_tokenizer() -> None:
     assert make_tokenizer("gpt2", "ja", 8000)["type"] == "sentencepiece"
     assert make_tokenizer("electra", "ja", 8000)["dictionary"] == "unidic_lite"
     assert make_tokenizer("bert", "en", 8000)["word_tokenizer"] == "basic"
+
+
+@pytest.mark.parametrize(
+    ("steps", "validation", "checkpoint"),
+    [(10, 10, 10), (60, 25, 25), (400, 25, 40), (1000, 50, 100), (100_000, 5000, 10_000)],
+)
+def test_short_runs_are_not_all_validation(steps: int, validation: int, checkpoint: int) -> None:
+    assert (choosing._interval(steps, 20), choosing._interval(steps, 10)) == (validation, checkpoint)
+
+
+def test_a_t5_gets_sentinels() -> None:
+    assert make_tokenizer("t5", "ja", 8000)["num_unused_tokens"] == 26
+    assert make_tokenizer("t5", "en", 8000)["num_unused_tokens"] == 26
 
 
 def test_comments_stand_above_their_keys_and_nothing_is_lost(tmp_path: Path) -> None:
