@@ -88,13 +88,18 @@ def check_versions(
 
 
 def _check_torch() -> tuple[tuple[str | None, bool], list[Finding]]:
-    """Returns (CUDA version of torch's build, whether it can use a GPU), and an error if torch cannot be imported."""
+    """Returns (CUDA version of torch's build, whether it can use a GPU), and an error if torch cannot be imported, or a
+    word on a GPU that is not used."""
     try:
         import torch
     except (ImportError, OSError) as error:
         remedy = "install it again: pip install --force-reinstall torch"
         return (None, False), [Finding("torch", "error", f"torch cannot be imported: {error}", remedy)]
-    return (torch.version.cuda, torch.cuda.is_available()), []
+    findings = []
+    if torch.backends.mps.is_available():
+        text = "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have"
+        findings.append(Finding("GPU", "ok", text))
+    return (torch.version.cuda, torch.cuda.is_available()), findings
 
 
 def check_text_encoding(file_names: str, output: str | None) -> list[Finding]:

@@ -104,6 +104,11 @@ def evaluate(
         torch_device = with_index(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     except RuntimeError:
         raise UserError(f'--device: expected a device of torch, such as "cpu" or "cuda:0", got "{device}"') from None
+    if torch_device.type == "mps":
+        raise UserError(
+            f"--device {device}: losses are added up in float64, which Apple's GPU (MPS) does not have; "
+            "use --device cpu"
+        )
     checkpoint_folder = _find_checkpoint(source)
     by_objective = measure == "objective" or (
         measure == "auto" and checkpoint_folder is not None and not corpora and not tasks

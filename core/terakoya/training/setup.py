@@ -292,6 +292,10 @@ def build_trainer(
     _warm_up(engine, batches, context, flash=backend == "flash")
 
     tokens = sum(store.facts.tokens for store in stores.train)
+    if context.device.type == "cpu" and torch.backends.mps.is_available():
+        run_log.print(
+            "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have; trains on the CPU"
+        )
     run_log.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
         f"{parameters.precision}, attention {backend}; {parameter_counts}; {tokens:,} tokens in "

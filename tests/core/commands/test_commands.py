@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import re
 import resource
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import terakoya.commands
 from terakoya.commands.main import VERBS, main
 from terakoya.plugins import loading as plugins
 
@@ -190,3 +192,9 @@ def test_parameters_schema_contains_a_new_plugin(plugin: str, capsys: pytest.Cap
     code, out, _ = call(capsys, "--plugin", plugin, "parameters", "schema")
     assert code == 0
     assert set(json.loads(out)["properties"]["schedule"]["discriminator"]["mapping"]) > {"linear", "constant", "mine"}
+
+
+def test_windows_is_told_of_wsl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match=r"does not run on Windows itself\. Install WSL 2"):
+        importlib.reload(terakoya.commands)
