@@ -51,6 +51,10 @@ HALF = {
 LION = {"optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None}
 
 
+UNVALIDATED: dict[str, Any] = {"evaluation": None}
+"""For runs whose validation no test reads."""
+
+
 def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[toy.Process]:
     """Starts a world of forked processes that runs `jobs`; a single process gets no launcher's variables."""
     folder.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB
@@ -112,6 +113,23 @@ def test_rows_are_divided_among_the_nodes(llama: Parameters) -> None:
     assert sum(batch_size_for(Cluster(find_gpu("h100"), 56), own.batch_size).values()) == 1536
 
 
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> list[Transformer]:
+    """The models that commands have measured; one that was measured before is not measured again."""
+    found: dict[str, tuple[Transformer, float]] = {}
+    measured: list[Transformer] = []
+
+    def measure_once(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> tuple[Transformer, float]:
+        key = f"{parameters.model_dump_json()} {vocabulary!r} {context}"
+        if key not in found:
+            found[key] = measure_transformer(parameters, vocabulary, context=context)
+        measured.append(found[key][0])
+        return found[key]
+
+    monkeypatch.setattr("terakoya.estimation.layouts.find_layouts.measure_transformer", measure_once)
+    return measured
+
+
 def run(*arguments: str) -> str:
     """Returns the output of the command line."""
     done = CliRunner().invoke(app, ["estimate", *arguments])
@@ -120,7 +138,7 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_table_and_parameters() -> None:
+def test_the_command_prints_a_table_and_parameters(models: list[Transformer]) -> None:
     arguments = [str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--gpus", "16", "--gpu", "a100-40gb"]
     said = run(*arguments)
     assert "layouts over 16 x a100-40gb, 8 on a node, fastest first (not validated on hardware" in said
@@ -135,20 +153,19 @@ def test_the_command_prints_a_table_and_parameters() -> None:
     first = found["layouts"][0]
     assert first["tokens_per_second"] == pytest.approx(32 * 256 / first["seconds_per_step"])
     assert first["hours"] == pytest.approx(2000 * first["seconds_per_step"] / 3600)
+    assert len(models) == 2 and models[0] is models[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny_bert", "tiny_electra"])
-def test_attention_dropout_and_two_models_have_layouts_and_one_time(preset: str) -> None:
+def test_attention_dropout_and_two_models_have_layouts_and_one_time(preset: str, models: list[Transformer]) -> None:
     """Recomputed blocks with attention dropout once ended in a traceback; a generator is part of the step."""
     found = json.loads(
         run(str(PRESETS / f"{preset}.json"), "--vocab-size", "5000", "--gpus", "8", "--gpu", "h100", "--json")
     )
     fastest = next(each for each in found["layouts"] if each["refused"] is None)
     assert found["hours"] == fastest["hours"] and found["mfu"] == fastest["mfu"]
-    model, _ = measure_transformer(
-        Parameters.load(PRESETS / f"{preset}.json"), synthetic_vocabulary(5000, 128), context=64.0
-    )
+    (model,) = models
     assert 0 < model.head_share < 1
 
 

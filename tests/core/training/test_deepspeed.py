@@ -20,6 +20,7 @@ from engine_runs import (
     LION,
     MIDDLE,
     STAGES,
+    UNVALIDATED,
     assert_close,
     assert_same_losses,
     checkpoint,
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 RECOMPUTED = ((2, "selective"), (3, "full"))
 
 
-UNCORRECTED = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
+UNCORRECTED: dict[str, Any] = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,8 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
     plain = settings(store, validation_store, None, one)
     here(base / "plain", plain)
-    here(base / "plain_bf16", {**plain, "precision": "bf16"})
-    here(base / "plain_uncorrected", {**plain, "optimizer": UNCORRECTED})
+    here(base / "plain_bf16", {**plain, **UNVALIDATED, "precision": "bf16"})
+    here(base / "plain_uncorrected", {**plain, **UNVALIDATED, "optimizer": UNCORRECTED})
     here(base / "plain_fp16", {**plain, **HALF})
     here(base / "plain_lion", {**plain, **LION})
     jobs = []
@@ -65,7 +66,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         jobs.append(job(f"stage{stage}", stage))
         jobs.append(job(f"resumed{stage}", stage, start_from=from_step(f"stage{stage}")))
         jobs.append(job(f"poison{stage}", stage, start_from=from_step(f"stage{stage}"), poison=True))
-        jobs.append(job(f"from_plain{stage}", stage, start_from=from_step("plain")))
+        jobs.append(job(f"from_plain{stage}", stage, start_from=from_step("plain"), **UNVALIDATED))
         jobs.append(job(f"bf16_{stage}", stage, precision="bf16", max_steps=MIDDLE, evaluation=None))
         jobs.append(job(f"fp16_{stage}", stage, **HALF))
         jobs.append(job(f"lion{stage}", stage, **LION))
@@ -73,20 +74,20 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         jobs.append(job(f"{kind}{stage}", stage, activation_checkpointing=kind, evaluation=None))
     jobs.append(job("lion_resumed3", 3, start_from=from_step("lion3"), **LION))
     for stage in (1, 3):
-        jobs.append(job(f"uncorrected{stage}", stage, optimizer=UNCORRECTED))
+        jobs.append(job(f"uncorrected{stage}", stage, optimizer=UNCORRECTED, **UNVALIDATED))
         jobs.append(
             job(
                 f"uncorrected_resumed{stage}", stage,
-                optimizer=UNCORRECTED, start_from=from_step(f"uncorrected{stage}"),
+                optimizer=UNCORRECTED, start_from=from_step(f"uncorrected{stage}"), **UNVALIDATED,
             )
         )  # fmt: skip
-    alone = [job("alone3", 3, one, start_from=from_step("plain"))]
+    alone = [job("alone3", 3, one, start_from=from_step("plain"), **UNVALIDATED)]
     pair = start(jobs, base / "pair", 2)
     said = run_in_a_new_process(alone, base / "alone.json")
     toy.finish(pair, seconds=240)
     said += "".join(process.output.read_text() for process in pair)
     for stage in STAGES:
-        here(base / f"to_plain{stage}", plain, checkpoint(base / f"stage{stage}", MIDDLE))
+        here(base / f"to_plain{stage}", {**plain, **UNVALIDATED}, checkpoint(base / f"stage{stage}", MIDDLE))
     return base, said
 
 

@@ -17,7 +17,19 @@ import pytest
 import torch
 import toy
 import worlds
-from engine_runs import HALF, LAST, LION, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, state
+from engine_runs import (
+    HALF,
+    LAST,
+    LION,
+    MIDDLE,
+    UNVALIDATED,
+    assert_close,
+    assert_same_losses,
+    checkpoint,
+    here,
+    settings,
+    state,
+)
 from frozen_weights import is_low
 from safetensors.torch import load_file
 from start_folders import spread
@@ -97,7 +109,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         "fp16": HALF,
         "lion": LION,
         "frozen": {**begun, "frozen_layers": 1},
-        "lora": {**begun, "lora": {"r": 2, "target_modules": "all-linear"}},
+        "lora": {**begun, **UNVALIDATED, "lora": {"r": 2, "target_modules": "all-linear"}},
     }
     if importlib.util.find_spec("peft") is None:
         del variants["lora"]
@@ -109,17 +121,17 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         plain(f"{name}_plain", **changes)
         job(name, **changes)
     job("poison", start_from_checkpoint="bert", poison=True)
-    job("from_plain", start_from_checkpoint="bert_plain")
+    job("from_plain", start_from_checkpoint="bert_plain", **UNVALIDATED)
     job("frozen_resumed", start_from_checkpoint="frozen", **variants["frozen"])
     computed_again: dict[str, Any] = {"full": {"model": "every"}, "selective": {"async_save": True}}
     for kind, saving in computed_again.items():
         job(kind, activation_checkpointing=kind, evaluation=None, checkpoint={"save_steps": MIDDLE, **saving})
     job("three", processes=3)
     job("three_resumed", processes=3, start_from_checkpoint="three")
-    job("two_to_three", processes=3, start_from_checkpoint="bert")
+    job("two_to_three", processes=3, start_from_checkpoint="bert", **UNVALIDATED)
     for processes, each in jobs.items():
         toy.finish(worlds.start(partial(fsdp_worker.run, each), (1,) * processes, base / "said"))
-    one = family("bert", store, validation_store, ONE)
+    one = family("bert", store, validation_store, ONE, **UNVALIDATED)
     here(base / "to_plain", one, checkpoint(base / "bert", MIDDLE))
     here(base / "to_one", {**one, **FSDP}, checkpoint(base / "three", MIDDLE))
     return base
