@@ -53,6 +53,7 @@ def test_a_picture_is_written(run_folder: Path, against: str) -> None:
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in a panel of its own: a name that ends like another's is not taken for it."""
     monkeypatch.syspath_prepend(str(TOOL.parent))

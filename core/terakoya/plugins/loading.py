@@ -94,13 +94,13 @@ class Registry:
 
     def names(self, kind: str) -> list[str]:
         """Returns the names registered among `kind`, sorted."""
-        return [registration.name for registration in self.components() if registration.kind == kind]
+        return sorted(name for registered_kind, name in self.registrations if registered_kind == kind)
 
     def name_of(self, kind: str, component: type[Component]) -> str:
         """Returns the name under which `component` is registered among `kind`. Raises UserError if it is not."""
-        for registration in self.components():
-            if registration.kind == kind and registration.component is component:
-                return registration.name
+        for name in self.names(kind):
+            if self.registrations[kind, name].component is component:
+                return name
         raise UserError(f"{kind.removesuffix('s')} {component.__name__}: not registered; known: {self.names(kind)}")
 
     def components(self) -> list[Registration]:

@@ -110,6 +110,7 @@ def preset(name: str) -> str:
     return json.dumps(Parameters.load(PRESETS / f"{name}.json").dump())
 
 
+@pytest.mark.slow
 def test_a_sample_of_values_at_keys() -> None:
     refused = [check_key(case) for case in random.Random(7).sample(key_cases(), 2000)]
     assert refused.count(True) > 1500 and refused.count(False) > 50

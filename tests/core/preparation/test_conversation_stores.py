@@ -64,6 +64,7 @@ def learnt(store: TokenStore) -> list[str]:
     return [loaded.decode(store.tokens[start:stop][store.answers(start, stop)]) for start, stop in pairwise(bounds)]
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_processes_and_a_second_call_finds_the_store(
     store: TokenStore, tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

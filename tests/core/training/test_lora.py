@@ -281,6 +281,7 @@ def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_pa
     assert adapters[0] == adapters[1]
 
 
+@pytest.mark.slow
 def test_the_folder_under_the_adapters_must_exist_unchanged(store: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     raw = make("bert", store, base)

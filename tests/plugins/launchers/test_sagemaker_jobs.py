@@ -107,6 +107,7 @@ def test_the_verbs_of_the_command_line(aws: None, tmp_path: Path) -> None:
         run.invoke(app, ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_logs_continue_where_the_last_call_ended(aws: None) -> None:
     logs = boto3.client("logs")
     job = SageMakerJob("run-1")
