@@ -26,6 +26,9 @@ RATES = (
     ("samples_per_second", "{:,.1f} samples/s"),
     ("tflops", "{:,.3g} TFLOP/s a device"),
     ("mfu", "MFU {:.1%}"),
+    ("gpu_memory", "GPU {:.1f} GB"),
+    ("gpu_power", "{:.0f} W"),
+    ("gpu_temperature", "{:.0f} °C"),
 )
 
 

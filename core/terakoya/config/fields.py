@@ -14,6 +14,7 @@ from terakoya.config.data import Data
 from terakoya.config.lora import LoraSettings
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
+from terakoya.config.profile import Profile
 from terakoya.config.settings import Settings
 from terakoya.config.spikes import Spikes
 from terakoya.config.start_from import StartFrom
@@ -101,6 +102,8 @@ class ParameterFields(Settings):
     """How often and on how much data the model is validated; null does not validate."""
     logging_steps: PositiveInt = 10
     """Steps from one line of metrics to the next. Unit: optimizer steps."""
+    profile: Profile | None = None
+    """Which steps are traced and timed in detail; null is none."""
     trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
     """Where metrics go besides `metrics.jsonl`: a list of components, each by its `type`."""
     events: Annotated[dict[str, SerializeAsAny[EventPlugin] | None], Field(default_factory=dict)]

@@ -66,12 +66,13 @@ RESUME_MAY_CHANGE = frozenset(
         "data.skip_steps",
         "max_consecutive_skipped_steps",
         "spikes",
+        "profile",
         "activation_checkpointing",
         "objective.head_positions",
         "parallel",
     }
 )
-"""Keys that may change when a run is resumed: length, logging, saving, evaluation, skipped steps and spikes,
+"""Keys that may change when a run is resumed: length, logging, saving, evaluation, skipped steps and spikes, profiles,
 parallelism, how a global batch of the same size is divided among nodes and micro-batches, and what only saves memory. A
 key includes all keys below it."""
 

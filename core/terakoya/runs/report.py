@@ -33,6 +33,7 @@ class RunReport:
         stores: the token stores: path, purpose, documents, tokens, fingerprint, formatted.
         versions: the versions of the programs that it ran with, by name.
         phases: the starts of the run and the stages of its data, formatted.
+        profile: the time of each phase of profiled steps, by rank, formatted.
         samples: step -> text -> what the model said about it.
     """
 
@@ -45,6 +46,7 @@ class RunReport:
     stores: Sequence[Mapping[str, str]]
     versions: Mapping[str, str]
     phases: Sequence[Mapping[str, str]] = ()
+    profile: Sequence[Mapping[str, str]] = ()
     samples: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -97,6 +99,7 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
         stores=_stores(settings, start.get("stores", {})),
         versions={str(name): str(version) for name, version in start.get("versions", {}).items()},
         phases=[*_starts(written, status), *_stages(settings, status)],
+        profile=_profile(written),
         samples=_samples(written),
     )
 
@@ -148,6 +151,19 @@ def _stages(settings: Mapping[str, Any], status: RunStatus) -> list[dict[str, st
             }
         )  # fmt: skip
     return phases
+
+
+def _profile(written: metrics.Metrics) -> list[dict[str, str]]:
+    """Returns the milliseconds of each phase of a step in the last profile, of each rank; the slowest is marked."""
+    for record in reversed(written.of_kind("profile")):
+        slowest = record.get("slowest_rank")
+        return [
+            {"rank": f"{rank}{', slowest' if rank == slowest else ''}"}
+            | {"steps": f"{record.get('first')} to {record.get('step')}"}
+            | {name: _number(value, "{:,.1f}") for name, value in times.items()}
+            for rank, times in enumerate(record.get("milliseconds", []))
+        ]
+    return []
 
 
 def _samples(written: metrics.Metrics) -> dict[int, dict[str, str]]:

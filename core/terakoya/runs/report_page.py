@@ -15,10 +15,15 @@ from terakoya.runs.report_script import SCRIPT
 
 FIRST = ("loss", "perplexity")
 """Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
-LAST = ("learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "tflops", "mfu")
+LAST = (
+    "learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "tflops", "mfu", "gpu_memory", "gpu_power",
+    "gpu_temperature",
+)  # fmt: skip
 TITLES = {
     "tokens_per_second": "tokens a second", "samples_per_second": "samples a second", "tflops": "TFLOP/s a device",
-    "mfu": "share of the devices' peak (MFU)", "grad_norm": "gradient norm", "learning_rate": "learning rate",
+    "mfu": "share of the devices' peak (MFU)", "gpu_memory": "most GPU memory of rank 0, GB",
+    "gpu_power": "power of rank 0's GPU, W", "gpu_temperature": "temperature of rank 0's GPU, °C",
+    "grad_norm": "gradient norm", "learning_rate": "learning rate",
     "loss": "loss (nats)",
 }  # fmt: skip
 SHOWN_WARNINGS = 50
@@ -107,6 +112,7 @@ def render_main(runs: Sequence[RunReport], *, created: str, against: Against = "
             _facts(runs),
             "<h2>Phases</h2>",
             _phases(runs),
+            _profiles(runs),
             "<h2>Parameters</h2>",
             _parameters(runs),
             "<h2>Last validation</h2>",
@@ -236,6 +242,18 @@ def _phases(runs: Sequence[RunReport]) -> str:
         for phase in run.phases
     ]
     return _table(["run", *names], rows) if rows else "<p>None recorded.</p>"
+
+
+def _profiles(runs: Sequence[RunReport]) -> str:
+    """The phases of a step, in milliseconds, where a run has profiled some steps."""
+    names = list(dict.fromkeys(name for run in runs for rank in run.profile for name in rank))
+    rows = [
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in [run.label, *(rank.get(name, "") for name in names)])
+        + "</tr>"
+        for run in runs
+        for rank in run.profile
+    ]  # fmt: skip
+    return f"<h2>Phases of a step, milliseconds</h2>{_table(['run', *names], rows)}" if rows else ""
 
 
 def _parameters(runs: Sequence[RunReport]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from terakoya.training import gpu_state
 from terakoya.training.run import Run
 from terakoya.training.screen import StepView, duration, step_cells
 
@@ -32,10 +33,17 @@ def view_step(run: Run, values: Mapping[str, float], *, global_rows: int) -> Ste
     if run.context.heartbeat is not None and "slowest_rank" in values:
         name = run.context.heartbeat.name(int(values["slowest_rank"]))
         slowest = f"slowest {name} +{values['slowest_rank_excess']:.0%}"
+    gpu = gpu_state.describe(values)
     line = (
         f"{first}  loss {values['loss']:.4f}  "
         f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
         f"remaining {duration(remaining)}  next save at {next_save:,}{slowest and f'  {slowest}'}"
+        f"{gpu and f'  {gpu}'}"
     )
-    parts = (done, f"{duration(remaining)} left", f"next save at {next_save:,}", *([slowest] if slowest else []))
+    parts = (
+        done,
+        f"{duration(remaining)} left",
+        f"next save at {next_save:,}",
+        *(each for each in (slowest, gpu) if each),
+    )
     return StepView(step_cells(values, step=step), min(1.0, share), parts, line)

@@ -6,6 +6,7 @@ import math
 import time
 
 from terakoya.components.run import StepReport
+from terakoya.training.gpu_state import gpu_values
 from terakoya.training.loss import Meter
 from terakoya.training.progress_line import view_step
 from terakoya.training.run import Run
@@ -76,7 +77,7 @@ class StepLog:
             samples=run.consumed_rows - self._first_row,
             seconds=time.perf_counter() - self._start,
         )
-        values |= self._slowest_rank()
+        values |= {**self._slowest_rank(), **gpu_values(run.device)}
         self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
         tracked = {name: value for name, value in values.items() if math.isfinite(value)}
         tracked["consumed_tokens"] = run.consumed_tokens

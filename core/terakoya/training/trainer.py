@@ -32,6 +32,7 @@ from terakoya.training.run_log import RunLog
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
 from terakoya.training.step_log import StepLog
+from terakoya.training.step_profile import StepProfile
 from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate
@@ -113,6 +114,7 @@ class Trainer:
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work_seconds=lambda: self.work.seconds)
         self.step_log = StepLog(run, run_log, self.meter, self.health, throughput, self.rank_batch.global_rows)
+        self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0
 
     # ------------------------------------------------------------------------------------------------- the loop
@@ -147,7 +149,9 @@ class Trainer:
             with Prefetcher(self.batches, run.step, last_step=last_step) as prefetcher:
 
                 def begin_vote(finished_steps: int) -> StepVote:
-                    batches = self.work.measure(partial(next, prefetcher))
+                    self.profile.begin(finished_steps + 1)
+                    with self.profile.phase("data"):
+                        batches = self.work.measure(partial(next, prefetcher))
                     losses = self.health.losses(finished_steps)
                     stop_reason = stop.signal or self._time_limit_reached()
                     return self.step_sync.begin(
@@ -172,6 +176,7 @@ class Trainer:
                     if run.finished:
                         break
                     report = self._step(vote.batches, decision.counts, begin_vote)
+                    self.profile.end(run.step)
                     self._call_event("step_finished", run, report)
                     if parameters.evaluation and self._is_due(parameters.evaluation.steps):
                         self._validate()
@@ -179,6 +184,7 @@ class Trainer:
                         self._save()
                 if self.next_vote is not None:  # an event has ended the run after the vote on the next step began
                     self._judge(self.step_sync.wait(self.next_vote).losses)
+                self.profile.finish(run.step)  # of a run that ends among the steps to profile
             self._save_last()
         if not stop_reason:
             self._judge(self._pending_losses())
@@ -217,9 +223,11 @@ class Trainer:
             batch = batches.real[micro_step] if is_real else batches.dummy
             assert batch is not None
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
-            tensors = to_device(batch, run.device, flash=self.flash)
+            with self.profile.phase("data"):
+                tensors = to_device(batch, run.device, flash=self.flash)
             last = micro_step == len(batches.real) - 1
-            sums = self.engine.micro_step(tensors, self.work.until_loss(loss_fn) if last else loss_fn, last=last)
+            with self.profile.forward_and_backward(self.work.until_loss(loss_fn) if last else loss_fn) as timed:
+                sums = self.engine.micro_step(tensors, timed, last=last)
             if is_real:
                 self.health.step_meter.add_sums(sums)
 
@@ -231,7 +239,8 @@ class Trainer:
         # Clip gradients, update weights, clear gradients.
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
         skip_above = self.health.skip_above()
-        norm = self.engine.step(learning_rate, skip_above=skip_above)
+        with self.profile.phase("update"):
+            norm = self.engine.step(learning_rate, skip_above=skip_above)
 
         rows = self.batches.rows(run.step)
         run.step, run.consumed_rows = run.step + 1, rows[1]
