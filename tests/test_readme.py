@@ -19,6 +19,7 @@ from terakoya.config.parameters import Parameters, all_key_paths
 from terakoya.config.presets import preset_names
 from terakoya.doctor.checks import check_shared_memory
 from terakoya.pipeline.run import Pipeline
+from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES
 
 READMES = ["README.md", "README.ja.md"]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -291,3 +292,13 @@ def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path) -> None:
         prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
             assert re.match(r"https?:", link) or (path.parent / link).is_file(), f"{path.name}: {link}"
+
+
+def test_the_page_of_exit_codes_says_after_which_launchers_start_again() -> None:
+    table = [line for line in text_of("docs/exit-codes.md").splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    said = {row[0]: row[-1] for row in rows[1:]}
+    final = {code for code, answer in said.items() if answer.startswith("no")}
+    assert said.pop("128 + n") == "yes; not 143"
+    assert {*final, "143"} == set(FINAL_EXIT_CODES.split(" | "))
+    assert all(answer.startswith(("yes", "no")) for answer in said.values()) and len(said) == 9

@@ -34,9 +34,9 @@ def _line(result: StageResult) -> str:
     from terakoya.log import translated
 
     facts = ", ".join(
-        f"{translated(name)} {value:,}"
+        f"{translated(name.replace('_', ' '))} {value:,}"
         for name, value in result.facts.items()
-        if isinstance(value, int) and value is not True
+        if isinstance(value, int) and not isinstance(value, bool) and (value or name != "count_error")
     )
     outcome = "already made from the same settings" if result.skipped else f"made in {result.seconds:.1f} s"
     return f"{translated(result.name)}: {result.out} {translated(outcome)}" + (f" ({facts})" if facts else "")

@@ -98,6 +98,8 @@ def try_texts(
         not_causal = ", and no --chat: the model is not a causal language model" if chat else ""
         raise UserError(f"{model}: expected a text{not_causal}")
     for text in texts:
+        if len(texts) > 1:
+            console.print(Text(text, style="bold"), soft_wrap=True)
         _predict(folder, text, top, max_new_tokens, console, trust=trust_remote_code)
 
 

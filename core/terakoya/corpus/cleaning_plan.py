@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -69,10 +69,10 @@ def make_plan(
 ) -> dict[str, int]:
     """Decides which documents of `corpus` (from `Corpus.with_cleaning`) stay, unless the plan is on disk already.
 
-    Logs how many documents each step drops, with three examples, and `name` where there are several corpora. Returns
-    the counts. The next call continues an interrupted one. Memory: a block of text in each process; about 250 MB at
-    most for exact duplicates; for near duplicates see `mark_near_duplicates`. Disk while it works: 100 bytes for each
-    document, and with near duplicates 4 more for each permutation.
+    Logs how many documents each step drops, with three examples, and `name` where there are several corpora; of a plan
+    on disk one line. Returns the counts. The next call continues an interrupted one. Memory: a block of text in each
+    process; about 250 MB at most for exact duplicates; for near duplicates see `mark_near_duplicates`. Disk while it
+    works: 100 bytes for each document, and with near duplicates 4 more for each permutation.
 
     Raises UserError when a process dies or a file is damaged.
     """
@@ -87,7 +87,8 @@ def make_plan(
     folder = cleaning.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        if not _has_key(folder / PLAN, key):
+        is_new = not _has_key(folder / PLAN, key)
+        if is_new:
             (folder / PLAN).unlink(missing_ok=True)
             parts = folder / "parts"
             if not _has_key(parts / "key.json", key):
@@ -99,6 +100,9 @@ def make_plan(
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
     title = f"cleaning {name}".strip()
+    if not is_new:
+        logger.info("%s: %s", title, _summarise(plan["counts"], folder))
+        return dict(plan["counts"])
     for step, examples in plan["examples"].items():
         dropped, documents = plan["counts"][f"dropped by {step}"], plan["counts"]["documents"]
         logger.info(
@@ -108,6 +112,13 @@ def make_plan(
         held_out = f"{plan['counts']['held out']:,}"
         logger.info("%s: %s documents held out%s", title, held_out, _indent(plan.get("held_out", ())))
     return dict(plan["counts"])
+
+
+def _summarise(counts: Mapping[str, int], folder: Path) -> str:
+    """Returns one line about a plan that was made, and described, earlier."""
+    dropped = sum(count for name, count in counts.items() if name.startswith("dropped by "))
+    held_out = f", {counts['held out']:,} held out" if "held out" in counts else ""
+    return f"{dropped:,} of {counts['documents']:,} documents dropped{held_out}, as {folder} says"
 
 
 def _indent(examples: Sequence[str]) -> str:

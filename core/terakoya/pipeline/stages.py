@@ -86,7 +86,6 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
                 _write(stage, inputs, facts={}, seconds=0.0, finished=True)
             elif record["made_from"] != inputs:  # equal after `upgrade`: record today's form for the next comparison
                 _write(stage, inputs, facts=record["facts"], seconds=record["seconds"], finished=True)
-            logger.info("%s: %s was already made from the same settings: skipped", stage.name, stage.out)
             return StageResult(stage.name, stage.out, True, record["seconds"], record["facts"])
         if mismatch is not None and redo:
             _move_aside(stage)

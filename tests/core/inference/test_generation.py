@@ -19,6 +19,7 @@ from transformers import (
 
 from terakoya.commands.main import main
 from terakoya.errors import UserError
+from terakoya.inference import generation
 from terakoya.inference.generation import Sampling, TextGenerator
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"山川雪月花鳥風空海雨が降るに"]
@@ -121,6 +122,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> s
     out, err = capsys.readouterr()
     assert int(caught.value.code or 0) == code, err
     return err if code else out
+
+
+def test_a_chat_template_that_does_not_end_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "TEMPLATE_SECONDS", 0.2)
+    generator = TextGenerator(folder)
+    loops = "".join("{% for n in range(9999) %}" for _ in range(3)) + "".join("{% endfor %}" for _ in range(3))
+    generator.tokenizer.chat_template, generator.has_template = loops, True
+    with pytest.raises(UserError, match=r"the chat template of its tokenizer cannot be used: took more than 0\.2 s"):
+        generator.reply([{"role": "user", "content": "山"}], GREEDY)
 
 
 @pytest.mark.slow

@@ -81,9 +81,16 @@ def test_a_second_demo_makes_nothing(
 
 
 @pytest.mark.slow
-def test_the_written_pipeline_can_be_run_and_changed(finished: tuple[Demo, list[StageResult]]) -> None:
-    files, _ = finished
-    assert all(result.skipped for result in run(read_pipeline(files.pipeline_file)))
+def test_the_written_pipeline_can_be_run_and_changed(
+    finished: tuple[Demo, list[StageResult]], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    files, stages = finished
+    capsys.readouterr()
+    with caplog.at_level("INFO", "terakoya"):
+        assert all(result.skipped for result in run(read_pipeline(files.pipeline_file)))
+    said = "".join(capsys.readouterr()) + caplog.text
+    assert all(said.count(f"{each.name}: {each.out} ") == 1 for each in stages), "one line for each finished stage"
+    assert "distinct words " in said and "count error" not in said and "_error" not in said
     changed = json.loads(files.pipeline_file.read_text(encoding="utf-8"))
     changed["tokenizer"]["vocab_size"] = 3000
     other = files.folder / "changed.json"
