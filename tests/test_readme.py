@@ -274,8 +274,8 @@ def test_links_of_the_site() -> None:
 
 
 def test_a_japanese_sentence_has_no_space_at_the_end_of_a_line() -> None:
-    text = "読める\nフォルダを作ります。\n- 一つ\n  目の\n\n次の GPT\nを\n```\n生\nの\n```\n"
-    assert join_lines(text) == "読めるフォルダを作ります。\n- 一つ目の\n\n次の GPT\nを\n```\n生\nの\n```\n"
+    text = "読める\nフォルダを作ります。\n- 一つ\n  目の\n\n次の GPT\nを\n```\n生\nの\n```\n終\nり\n"
+    assert join_lines(text) == "読めるフォルダを作ります。\n- 一つ目の\n\n次の GPT\nを\n```\n生\nの\n```\n終り\n"
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def _preset_rows(name: str) -> int:
 
 def _hours(hours: float) -> str:
     if hours < 1:
-        return f"{max(1, round(60 * hours)):,} minutes"
+        return "1 minute" if hours < 1.5 / 60 else f"{round(60 * hours):,} minutes"
     return f"{hours:,.1f} hours"
 
 

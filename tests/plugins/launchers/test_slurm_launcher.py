@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy
+from documented_commands import ROOT
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
@@ -286,6 +288,30 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     assert find_job("slurm", str(tmp_path / "run"))[1].job == "12"
     done = CliRunner().invoke(app, ["launch", "slurm", "status", str(tmp_path / "run.launch")])
     assert done.exit_code == 1 and "job 12: FAILED" in done.output
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_tutorial_that_need_a_cluster(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "tutorials" / "slurm.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^terakoya launch slurm .*$", text.partition("## 3. Submit it")[2], re.M)
+    assert [line.split()[3] for line in lines] == ["bert.json", "status", "logs", "stop"]
+    Path("bert.json").write_text(json.dumps(toy.parameters(Path("store"), batch_size={"0": 4, "1": 4})))
+    out = tmp_path / "job.out"
+    out.write_text("step 1\n")
+    state = scontrol(state="RUNNING", out=out)
+    programs.set(sbatch="echo 12", scancel="", scontrol=state)
+    done = []
+    for line in lines:
+        words = [word for word in shlex.split(line)[1:] if word != "--watch"]
+        done.append(CliRunner().invoke(app, words))
+        assert done[-1].exit_code == 0, f"{line}\n{done[-1].output}\n{done[-1].exception!r}"
+    assert any(call.startswith("sbatch ") for call in programs.calls()) and "submitted as job 12" in done[0].stdout
+    assert f"next: terakoya launch slurm status {tmp_path}/work/slurm-run --watch\n" in done[0].stderr
+    assert "job 12: RUNNING" in done[1].stdout and "step 1" in done[2].stdout and "is not requeued" in done[3].stdout
+    assert done[3].stderr == "next: terakoya launch slurm status work/slurm-run\n"
 
 
 def test_verbs_without_a_job_are_refused(programs: Programs, tmp_path: Path) -> None:
