@@ -92,6 +92,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
         return {
             "device": str(context.device),
             "flash": trainer.flash,
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
             "waits": updates.forward["waits"] + rest["waits"],
             "kernels": updates.forward["kernels"] + rest["kernels"],
             "bytes": updates.forward["bytes"] + rest["bytes"],

@@ -80,6 +80,9 @@ class ParameterFields(Settings):
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     """The precision of matrix products; weights, their gradients and the optimizer state stay fp32. With fp8 the
     products of linear layers are fp8 and the rest bf16."""
+    tf32: bool = False
+    """Whether float32 matrix products on a GPU read 10 bits of their operands' fractions (TF32) instead of 23: several
+    times faster, and less exact. It matters in fp32; on a CPU it changes nothing."""
     loss_scaling: LossScaling | None = None
     """How fp16 scales its losses; null is torch's default."""
     max_consecutive_skipped_steps: NonNegativeInt = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import platform
 import time
@@ -167,6 +168,7 @@ def _train_until_rollback(
     plugins = registry()
     error: BaseException | None = None
     trainer: Trainer | None = None
+    frozen_before = gc.get_freeze_count()
     try:
         folder = newest_checkpoint(out, context, run_log, start_over=start_over)
         with advice(parameters, stores.vocabulary, context):
@@ -180,6 +182,8 @@ def _train_until_rollback(
             text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
             context.run_on_main(f"opening {out}", partial(write_text, out / "parameters.json", text + "\n"))
             run_log.begin_tracking(trainer.run.step, attempt=len(trainer.rollbacks) + 1)
+            gc.collect()
+            gc.freeze()  # a collection during a step then does not look at all that the run was built of
             return trainer.train(stop)
     except DecidedRollback as going:
         error = going.with_traceback(None)  # which holds the trainer
@@ -191,6 +195,8 @@ def _train_until_rollback(
             raise error from raised
         raise
     finally:
+        if not frozen_before:
+            gc.unfreeze()
         if trainer is not None:
             trainer.events.run_finished(trainer.run, error)
 
@@ -236,6 +242,9 @@ def build_trainer(
     )[context.rank]
     if redistribute and (lost := describe_lost_nodes(parameters.batch_size, context.topology)):
         run_log.warn(lost)
+
+    if context.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = parameters.tf32
 
     # Data: the order of the rows, and the length of the run.
     layout = objective.row_layout()

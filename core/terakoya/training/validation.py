@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from terakoya.components import LossTerm, Objective
+from terakoya.components import Batch, LossTerm, Objective
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
@@ -40,21 +41,26 @@ def validate(
     largest_start, largest_stop = split_evenly(rows, context.topology.num_replicas, 0)
     micro_steps = -(-(largest_stop - largest_start) // rank_batch.micro_batch_size)
     counts = [0] * len(names)
+
+    def collate(micro: int) -> tuple[bool, Batch]:
+        first = start + micro * rank_batch.micro_batch_size
+        positions = np.arange(first, min(first + rank_batch.micro_batch_size, stop))
+        empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
+        loaded = source.load(0, np.zeros(1, dtype=np.int64) if empty else positions)
+        return empty, objective.collate(loaded, vocabulary)
+
     engine.module.eval()
     try:
-        for micro in range(micro_steps):
-            first = start + micro * rank_batch.micro_batch_size
-            positions = np.arange(first, min(first + rank_batch.micro_batch_size, stop))
-            empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
-            batch = objective.collate(source.load(0, np.zeros(1, dtype=np.int64) if empty else positions), vocabulary)
-            sums = engine.evaluate(to_device(batch, context.device, flash=flash))
-            if not empty:
-                meter.add_sums(sums)
-                if not context.is_replica_leader:
-                    continue
-                counts = [total + count for total, count in zip(counts, total_counts([batch], names), strict=True)]
-            elif not meter.seen:
-                meter.seen.update(sums)
+        with Prefetcher(collate, 0, last_step=micro_steps) as batches_ahead:
+            for empty, batch in batches_ahead:
+                sums = engine.evaluate(to_device(batch, context.device, flash=flash))
+                if not empty:
+                    meter.add_sums(sums)
+                    if not context.is_replica_leader:
+                        continue
+                    counts = [total + count for total, count in zip(counts, total_counts([batch], names), strict=True)]
+                elif not meter.seen:
+                    meter.seen.update(sums)
     finally:
         engine.module.train()
     meter.add_counts(dict(zip(names, context.sum_counts(counts), strict=True)))

@@ -48,12 +48,14 @@ def dearer(seen: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, tmp_path: Path) -> None:
     cases = fake_cuda_cases.some_cases(rows)
-    next(iter(cases.values()))["dry_run"] = True
+    first = next(iter(cases.values()))
+    first["dry_run"] = first["parameters"]["tf32"] = True
     broken = {**fake_cuda_cases.case(rows, "bert", attention="sdpa", precision="bf16", optimizers=("adamw",))}
     seen, measured = fake_cuda_cases.take({**cases, "broken": {**broken, "item_in_modules": True}}, guard, tmp_path)
     read = seen.pop("broken")
     assert {each["device"] for each in seen.values()} == {"cuda:0"}
     assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
+    assert [name for name, each in seen.items() if each["tf32"]] == [next(iter(seen))]
     assert waits(seen) == {}
     assert dearer(seen) == {}
     # what the machine calls a wait: an `.item()` in any module, and every other way to ask for values

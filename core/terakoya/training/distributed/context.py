@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from terakoya.errors import FileError, TemporaryFailure, UserError
-from terakoya.training.distributed import cpu_allocator
+from terakoya.training.distributed import cpu_allocator, gpu_allocator
 from terakoya.training.distributed.heartbeat import Heartbeat
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
@@ -203,7 +203,9 @@ def connect(
             {name: str(value) for name, value in ranks.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
         )
     cuda = torch.cuda.is_available()
-    if not cuda:
+    if cuda:
+        gpu_allocator.let_segments_grow()
+    else:
         cpu_allocator.keep_freed_memory()
     handlers = []
     if launch.world_size > 1 or deepspeed:

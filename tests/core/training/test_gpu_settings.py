@@ -1,0 +1,55 @@
+"""What a run sets for a GPU, and for the steps of every device."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from terakoya.config.parameters import Parameters
+from terakoya.training.distributed import gpu_allocator
+from terakoya.training.setup import train_in_this_process
+from terakoya.training.trainer import Trainer
+from terakoya_plugins.objectives.masked_lm import MaskedLM
+
+
+def test_the_memory_of_a_gpu_grows_in_place_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in gpu_allocator.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    gpu_allocator.let_segments_grow()
+    assert "PYTORCH_ALLOC_CONF" not in gpu_allocator.os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")  # restored afterwards
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    gpu_allocator.let_segments_grow()
+    assert gpu_allocator.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
+    store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+    train, collate = Trainer.train, MaskedLM.collate
+    threads: dict[int, set[str]] = {}
+
+    def watched_train(self: Trainer, stop: Any = None) -> Any:
+        frozen.append(gc.get_freeze_count())
+        return train(self, stop)
+
+    def watched_collate(self: MaskedLM, rows: Any, vocabulary: Any) -> Any:
+        threads.setdefault(len(frozen), set()).add(threading.current_thread().name)
+        return collate(self, rows, vocabulary)
+
+    monkeypatch.setattr(Trainer, "train", watched_train)
+    monkeypatch.setattr(MaskedLM, "collate", watched_collate)
+    settings = toy.parameters(store, validation_store, max_steps=2, evaluation={"steps": 2, "batches": 2})
+    before = gc.get_freeze_count()
+    train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
+    assert frozen[0] > before + 10_000
+    assert (gc.get_freeze_count() == 0) == (before == 0)
+    assert threads[1] == {"terakoya-prefetch"}
