@@ -78,7 +78,13 @@ def main() -> int:
         sizes = np.array([len(each) for each in framed], dtype=np.float64)
         span = float((sizes**2).sum() / sizes.sum())
         raw = parameters(
-            data.store(folder / "store").folder, model, generator, length, batch_size, arguments.micro_batch_size
+            data.store(folder / "store").folder,
+            model,
+            generator,
+            length,
+            batch_size,
+            arguments.micro_batch_size,
+            arguments.compile,
         )
         common = {"raw": raw, "vocabulary": data.vocabulary, "steps": steps, "warm_up": warm_up, "bf16": True}
         if generator:
@@ -152,6 +158,7 @@ def parameters(
     length: int,
     batch_size: int,
     micro_batch_size: int | None,
+    compiled: str,
 ) -> dict[str, Any]:
     """Our run; the peer takes model and batch size from it."""
     objective = {"type": "replaced_token", "generator_size": generator} if generator else {"type": "masked_lm"}
@@ -165,6 +172,7 @@ def parameters(
         "micro_batch_size": micro_batch_size,
         "max_steps": 1,
         "precision": "bf16",
+        "compile": compiled,
         "checkpoint": {"model": "never", "save_steps": LOGGING_STEPS},
         "logging_steps": LOGGING_STEPS,
     }
@@ -210,6 +218,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sequence-length", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=64, help="rows of a step")
     parser.add_argument("--micro-batch-size", type=int, help="rows of ours at once; default all")
+    parser.add_argument("--compile", choices=["auto", "blocks", "whole", "off"], default="auto", help="ours")
     parser.add_argument("--steps", type=int, default=30, help="timed steps of a round")
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)

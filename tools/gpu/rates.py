@@ -43,12 +43,19 @@ class WindowClock:
 
 
 def rate(
-    settings: Settings, name: str, rows: int, label: str, *, attention: str = "auto", **architecture: Any
+    settings: Settings,
+    name: str,
+    rows: int,
+    label: str,
+    *,
+    attention: str = "auto",
+    compile: str = "auto",
+    **architecture: Any,
 ) -> Measurement:
     """Returns the rate of the preset `name` with `rows` rows in a micro-step."""
     import ours
 
-    raw = {**preset(name, settings, rows=rows, **architecture), "attention": attention}
+    raw = {**preset(name, settings, rows=rows, **architecture), "attention": attention, "compile": compile}
     clock = WindowClock(tiny=settings.tiny)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -72,6 +79,7 @@ def encoder(settings: Settings, *, name: str, sizes: Sequence[int]) -> Iterator[
     for number, rows in enumerate(sizes):
         if number == 0:
             yield rate(settings, name, rows, "as shipped")
+            yield rate(settings, name, rows, "as shipped, not compiled", compile="off")
             yield rate(settings, name, rows, "no attention dropout, sdpa", attention="sdpa", **exact)
         yield rate(settings, name, rows, "no attention dropout", **exact)
     yield from profile(settings, name, sizes[0], exact)
@@ -82,6 +90,7 @@ def decoder(settings: Settings, *, name: str, sizes: Sequence[int], **architectu
     for rows in sizes:
         yield rate(settings, name, rows, "as shipped" if not architecture else f"with {architecture}", **architecture)
     yield rate(settings, name, sizes[0], "sdpa", attention="sdpa", **architecture)
+    yield rate(settings, name, sizes[0], "not compiled", compile="off", **architecture)
     yield from profile(settings, name, sizes[0], architecture)
 
 

@@ -62,6 +62,9 @@ class Architecture(Component):
     document_masking: ClassVar[DocumentMasking] = "none"
     """How documents that share a row are kept apart: through Transformers' AttentionInterface, by a 4D mask, or not at
     all (packed rows are then refused by name)."""
+    compile_obstacle: ClassVar[str | None] = None
+    """Why torch.compile cannot compile the family's blocks, as the end of a sentence: "its experts are chosen by token
+    counts". `"compile": "auto"` then compiles nothing, and "blocks" is refused. None where it can."""
 
     def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
         """Returns the Transformers config of this architecture over `vocabulary`."""

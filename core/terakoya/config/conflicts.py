@@ -27,6 +27,7 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
     yield from _precision_conflicts(parameters)
     yield from _architecture_conflicts(parameters)
     yield from _engine_conflicts(parameters)
+    yield from _compile_conflicts(parameters)
     if parameters.parallel.tp_size > 1:
         yield from _tensor_parallel_conflicts(parameters)
     if parameters.parallel.pp_size > 1:
@@ -120,6 +121,38 @@ def _engine_conflicts(parameters: ParameterFields) -> Iterator[str]:
             'activation_checkpointing: "selective" is for zero_stage 0 to 2: in stage 3 weights are gathered during '
             'the forward that is repeated, differently each time; use "full"'
         )
+
+
+def _compile_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    if parameters.compile in ("blocks", "whole"):
+        obstacle = compile_obstacle(parameters, parameters.compile)
+        if obstacle is not None:
+            remedy = 'use "blocks"' if parameters.compile == "whole" else 'use "off"'
+            if parameters.compile == "whole" and compile_obstacle(parameters, "blocks") is not None:
+                remedy = 'use "off"'
+            yield f'compile: "{parameters.compile}" does not work here: {obstacle}; {remedy}'
+
+
+def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:
+    """Returns why torch.compile cannot compile the blocks, or with `mode` "whole" everything, of the run that
+    `parameters` describe, as the end of a sentence; None where it can."""
+    parallel = parameters.parallel
+    sizes = {"tp_size": parallel.tp_size, "pp_size": parallel.pp_size, "sp_size": parallel.sp_size}
+    for key, size in sizes.items():
+        if size > 1:
+            return f"with parallel.{key} {size} processes exchange activations inside each forward"
+    if parallel.engine == "deepspeed":
+        return "DeepSpeed runs code of its own around layers"
+    if parallel.engine == "fsdp" and mode == "whole":
+        return 'parallel.engine "fsdp" gathers weights inside the forward, block by block'
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    for architecture in [parameters.architecture, *nested]:
+        name = type(architecture).__name__
+        if type(architecture).compile_obstacle is not None:
+            return f"architecture {name} cannot be compiled: {type(architecture).compile_obstacle}"
+        if mode == "blocks" and type(architecture).blocks is Architecture.blocks:
+            return f"architecture {name} does not define `blocks`"
+    return None
 
 
 def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:

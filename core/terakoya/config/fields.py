@@ -94,6 +94,10 @@ class ParameterFields(Settings):
     """Which activations of a block are not stored but computed again in the backward pass: all ("full"), all but the
     results of expensive operations (matrix products, attention; "selective"), or none (null). It changes only memory
     and time."""
+    compile: Literal["auto", "blocks", "whole", "off"] = "auto"
+    """What torch.compile turns into fused kernels before the first step: each block of the model ("blocks"), everything
+    from ids to losses ("whole"), or nothing ("off"). "auto" is "blocks" on a GPU, where model and engine support it,
+    and "off" on a CPU."""
     parallel: Parallel = Parallel()
     """How the processes of the run work together."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"

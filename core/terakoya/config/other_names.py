@@ -33,6 +33,7 @@ ELSEWHERE: Mapping[str, str] = {
     "max_grad_norm": "grad_clip clip_grad gradient_clipping gradient_clip_val clip_grad_norm",
     "precision": "bf16 fp16 fp8 mixed_precision dtype torch_dtype data_type half",
     "attention": "attn_implementation flash_attention use_flash_attention_2 use_flash_attn flash_attn",
+    "compile": "torch_compile",
     "activation_checkpointing": "gradient_checkpointing activation_checkpoint recompute_granularity "
     "recompute_activations checkpoint_activations",
     "data.train": "dataset datasets dataset_name dataset_path data_path data_files train_file train_files train_data",

@@ -68,13 +68,14 @@ RESUME_MAY_CHANGE = frozenset(
         "spikes",
         "profile",
         "activation_checkpointing",
+        "compile",
         "objective.head_positions",
         "parallel",
     }
 )
 """Keys that may change when a run is resumed: length, logging, saving, evaluation, skipped steps and spikes, profiles,
-parallelism, how a global batch of the same size is divided among nodes and micro-batches, and what only saves memory. A
-key includes all keys below it."""
+parallelism, how a global batch of the same size is divided among nodes and micro-batches, and what only saves memory or
+time. A key includes all keys below it."""
 
 
 class Parameters(ParameterFields):

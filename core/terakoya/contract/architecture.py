@@ -18,6 +18,7 @@ from terakoya.contract.batches import difference
 from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.contract.toy import VOCABULARY
 from terakoya.toolkit.architectures import attention
+from terakoya.training.model import compilation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -245,6 +246,30 @@ def check_pipeline_stages(case: ArchitectureCase) -> None:
     stages.check_stages(case.architecture, models, case.row(5, case.length() - 12, padding=7))
 
 
+def check_compilation(case: ArchitectureCase) -> None:
+    """torch.compile traces its blocks without a break, and they compute the same."""
+    if case.architecture.compile_obstacle is not None:
+        raise CheckSkipped(f"it says why it cannot be compiled: {case.architecture.compile_obstacle}")
+    batch = case.row(5, case.length() - 12, padding=7)
+    expected, model = case.hidden(batch), case.build(case.head)
+    attention.use(model, attention.MASKED)
+    compilation.compile_module(
+        model, [case.architecture], VOCABULARY, "blocks", layout="packed", backend=compilation.TRACE_ONLY
+    )
+    try:
+        with torch.no_grad():
+            error = difference(case.architecture.hidden(model, batch), expected)
+    except RuntimeError as raised:
+        if not compilation.is_compile_error(raised):
+            raise
+        raise CheckFailed(
+            f"its blocks cannot be compiled: {compilation.describe(raised)}. Write that line with operations of torch "
+            'alone, or say why it cannot be: compile_obstacle = "..."'
+        ) from raised
+    if error > TOLERANCE:
+        raise CheckFailed(f"compiled blocks give other hidden states: they differ by {error:.1g}")
+
+
 def check_longest_row(case: ArchitectureCase) -> None:
     """A row of max_sequence_length works."""
     length = case.architecture.max_sequence_length()
@@ -261,5 +286,6 @@ def check_longest_row(case: ArchitectureCase) -> None:
 
 CHECKS: tuple[Check, ...] = (
     check_heads, check_config, check_build, check_shapes, check_determinism, check_gradients,
-    check_document_isolation, check_blocks, check_tensor_partition, check_pipeline_stages, check_longest_row,
+    check_document_isolation, check_blocks, check_compilation, check_tensor_partition, check_pipeline_stages,
+    check_longest_row,
 )  # fmt: skip

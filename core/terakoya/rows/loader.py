@@ -208,6 +208,15 @@ class Prefetcher(Generic[T]):
             step += 1
 
 
+def fill_up(rows: Rows, size: int, source: RowSource) -> Rows:
+    """Returns `rows` with rows of padding alone at the end: `size` rows."""
+    if len(rows) >= size:
+        return rows
+    filled = _merge([rows, *[source.blank_row()] * (size - len(rows))], np.arange(size), source)
+    filled.document_ids[len(rows) :] = -1  # a blank row frames a document without tokens
+    return filled
+
+
 def _merge(parts: Sequence[Rows], destinations: np.ndarray, source: RowSource) -> Rows:
     """Merges batches into one: row i of the concatenated parts goes to row destinations[i]. Narrow parts are padded."""
     width = max(part.tokens.shape[1] for part in parts)

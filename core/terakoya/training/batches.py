@@ -10,8 +10,9 @@ from torch import Tensor
 from terakoya.components import Batch, Objective
 from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.rows.loader import Loader
-from terakoya.toolkit.architectures.attention import boundary_arrays
+from terakoya.rows.loader import Loader, fill_up
+from terakoya.rows.row_source import RowSource
+from terakoya.toolkit.architectures.attention import DOCUMENT_SIZES, boundary_arrays
 from terakoya.training.distributed.topology import RankBatch
 
 
@@ -41,15 +42,19 @@ class BatchMaker:
         *,
         end: int | None = None,
         flash: bool = False,
+        compiled: bool = False,
     ) -> None:
         """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows. With
-        `flash` batches have the arrays of that backend."""
+        `flash` batches have the arrays of that backend. Where the model is `compiled`, rows of padding fill up
+        a micro-batch that would be shorter than those of every step, so that it has their shapes."""
         self.loader = loader
         self.objective = objective
         self.vocabulary = vocabulary
         self.rank_batch = rank_batch
         self.end = end
         self.flash = flash
+        self.compiled = compiled
+        self.sizes = sorted({stop - start for start, stop in rank_batch.micro_batches()}) or [1]
         self.first_step = self.first_row = 0
 
     def start_at(self, step: int, row: int) -> None:
@@ -90,18 +95,34 @@ class BatchMaker:
         return self._collate(self.loader.blank_row())
 
     def _collate(self, rows: Rows) -> Batch:
-        batch = self.objective.collate(rows, self.vocabulary)
+        size = next(each for each in self.sizes if each >= len(rows)) if self.compiled else len(rows)
+        batch = collate_rows(self.objective, self.vocabulary, rows, size, self.loader.sources[0])
         if not self.flash:
             return batch
         return Batch({**batch.arrays, **boundary_arrays(batch.arrays["document_ids"])}, batch.counts)
 
 
-def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:
-    """Returns the tensors of `batch` on `device`, copied without waiting; with `flash` also that backend's."""
+def collate_rows(objective: Objective, vocabulary: Vocabulary, rows: Rows, size: int, source: RowSource) -> Batch:
+    """Returns the micro-batch of `rows` with the shapes of `size` rows and the counts of its own: rows beyond its own
+    are padding alone. `source` is one that the rows may come from."""
+    batch = objective.collate(rows, vocabulary)
+    if len(rows) >= size:
+        return batch
+    return Batch(objective.collate(fill_up(rows, size, source), vocabulary).arrays, batch.counts)
+
+
+def to_device(batch: Batch, device: torch.device, *, flash: bool, compiled: bool = False) -> dict[str, Tensor]:
+    """Returns the tensors of `batch` on `device`, copied without waiting; with `flash` also that backend's. For a
+    `compiled` model, the sizes that depend on documents are marked: its graphs then take any number there."""
     arrays = dict(batch.arrays)
     if flash and "cu_seqlens" not in arrays:
         arrays |= boundary_arrays(arrays["document_ids"])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    if device.type == "cpu":
-        return tensors
-    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+    if device.type != "cpu":
+        tensors = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+    if compiled:
+        from torch._dynamo import mark_dynamic
+
+        for name in DOCUMENT_SIZES & tensors.keys():
+            mark_dynamic(tensors[name], 0)
+    return tensors

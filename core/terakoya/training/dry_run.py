@@ -14,6 +14,7 @@ from terakoya.log import new_console
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
 from terakoya.training.run_folder import check_place, free_bytes
 from terakoya.training.run_log import RunLog
@@ -56,6 +57,7 @@ def dry_run(
         with (
             tempfile.TemporaryDirectory() as scratch,
             closing(RunLog(Path(scratch), (), {}, active=context.is_main)) as run_log,
+            explain_compile_errors(),
             advice(parameters, stores.vocabulary, context),
         ):
             trainer = build_trainer(parameters, out, stores, context, run_log, registry())

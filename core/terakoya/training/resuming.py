@@ -75,6 +75,12 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         trainer.facts = {**trainer.facts, "started_from": started_from}
     else:  # the base weights may be in another folder now, where the user allows that, but must be the same
         check_base_unchanged(trainer.facts["started_from"], started_from)
+    before = manifest["world"].get("compile", "off")
+    if before != trainer.compiled:
+        run_log.warn(
+            f"compile was {before}, and is {trainer.compiled}: the steps from here on are rounded differently from "
+            "those of a run that was never stopped"
+        )
     with reading(folder):
         checkpoint_state.load(folder, trainer.engine)
     run.step = manifest["step"]

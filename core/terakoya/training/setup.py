@@ -39,9 +39,10 @@ from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
-from terakoya.training.model import lora
+from terakoya.training.model import compilation, lora
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
+from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
@@ -171,7 +172,7 @@ def _train_until_rollback(
     frozen_before = gc.get_freeze_count()
     try:
         folder = newest_checkpoint(out, context, run_log, start_over=start_over)
-        with advice(parameters, stores.vocabulary, context):
+        with compilation.explain_compile_errors(), advice(parameters, stores.vocabulary, context):
             trainer = build_trainer(parameters, out, stores, context, run_log, plugins, fresh=folder is None)
             trainer.run.start_time = start_time
             if folder is not None:
@@ -269,7 +270,10 @@ def build_trainer(
     backend = attention.choose(parameters.attention, device=context.device, **facts)
     if parameters.attention == "auto" and backend != "flash" and context.device.type == "cuda":
         run_log.print(_describe_slower_attention(attention.why_not_flash(**facts), loader))
-    attention.use(module, backend)
+    compiled, reason = compilation.choose(parameters, context.device)
+    if reason is not None:
+        run_log.print(f"compile off: {reason}")
+    attention.use(module, attention.MASKED if backend == "sdpa" and compiled != "off" else backend)
     module.train()
     started_from: dict[str, Any] | None = None
     if parameters.start_from is not None and (fresh or parameters.lora):
@@ -289,6 +293,10 @@ def build_trainer(
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
 
+    # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
+    architectures = all_architectures(architecture, objective)
+    compilation.compile_module(module, architectures, vocabulary, compiled, layout=layout.kind)
+
     # Engine: it takes the module over, and may replace or shard its weights.
     throughput = create_throughput(objective, architecture, module, loader.sources, loader.weights, context)
     engine = engines.build(parameters, module, vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size)
@@ -297,8 +305,10 @@ def build_trainer(
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module, run_log=run_log,
     )  # fmt: skip
     parameters.schedule.check(run.progress())
-    batches = BatchMaker(loader, objective, vocabulary, rank_batch, end=length.rows, flash=backend == "flash")
-    _warm_up(engine, batches, context, flash=backend == "flash")
+    batches = BatchMaker(
+        loader, objective, vocabulary, rank_batch, end=length.rows, flash=backend == "flash", compiled=compiled != "off"
+    )
+    _warm_up(engine, batches, context)
 
     tokens = sum(store.facts.tokens for store in stores.train)
     if context.device.type == "cpu" and torch.backends.mps.is_available():
@@ -307,7 +317,7 @@ def build_trainer(
         )
     run_log.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
-        f"{parameters.precision}, attention {backend}; {parameter_counts}; {tokens:,} tokens in "
+        f"{parameters.precision}, attention {backend}, compile {compiled}; {parameter_counts}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {rank_batch.global_rows} rows a step, "
         f"{rank_batch.micro_steps} micro-step{'s' if rank_batch.micro_steps > 1 else ''} of "
         f"{rank_batch.micro_batch_size}; {length.describe()}"
@@ -318,12 +328,13 @@ def build_trainer(
         run, engine, batches, validation, run_log, plugins,
         tokenizer_folder=tokenizer_folder,
         facts={
-            **_manifest_facts(parameters, stores, context, plugins, length, parameter_count),
+            **_manifest_facts(parameters, stores, context, plugins, length, parameter_count, compiled),
             "trained_parameter_count": trained_count,
             "started_from": started_from,
         },
         throughput=throughput,
         flash=backend == "flash",
+        compiled=compiled,
     )  # fmt: skip
 
 
@@ -349,7 +360,7 @@ def _epochs_per_store(loader: Loader, rows: int) -> str:
     )
 
 
-def _warm_up(engine: Engine, batches: BatchMaker, context: DistributedContext, *, flash: bool) -> None:
+def _warm_up(engine: Engine, batches: BatchMaker, context: DistributedContext) -> None:
     """Runs a synchronised backward pass with gradients of zero before the first step; two where DDP reduces gradients.
 
     DDP rearranges its buckets after its first backward pass, which changes the rounding of sums over three and more
@@ -360,7 +371,7 @@ def _warm_up(engine: Engine, batches: BatchMaker, context: DistributedContext, *
         return
     terms = batches.objective.terms()
     zero_counts = dict.fromkeys({term.count for term in terms.values()}, 0)
-    batch = to_device(batches.dummy(), context.device, flash=flash)
+    batch = to_device(batches.dummy(), context.device, flash=batches.flash, compiled=batches.compiled)
     for _ in range(2 if engine.uses_ddp else 1):
         engine.optimizer.zero_grad()  # gradients of the first pass would keep its buckets alive
         engine.micro_step(batch, partial(weighted_loss, terms=terms, counts=zero_counts), last=True)
@@ -374,6 +385,7 @@ def _manifest_facts(
     plugins: Registry,
     length: Length,
     parameter_count: int,
+    compiled: compilation.Mode,
 ) -> dict[str, Any]:
     """Returns the values of a manifest that describe the run, as JSON."""
     return {
@@ -391,6 +403,7 @@ def _manifest_facts(
             "threads": torch.get_num_threads(),
             "device": context.device.type,
             "engine": parameters.parallel.engine,
+            "compile": compiled,
         },
         "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
     }

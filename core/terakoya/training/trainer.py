@@ -26,6 +26,7 @@ from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
+from terakoya.training.model.compilation import Mode, uncompiled
 from terakoya.training.rollback import DecidedRollback, Rollback, is_passed_over, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
@@ -65,6 +66,7 @@ class Trainer:
     Attributes:
         facts: values for the manifests of checkpoints and for the run log.
         flash: whether attention runs in a kernel that takes `cu_seqlens`.
+        compiled: what of the module runs compiled.
         meter: losses since the last logged step.
         listeners: the event plugins with settings, by name; `events` calls them, too.
         save_due: whether an event has requested a checkpoint of the step under way.
@@ -86,6 +88,7 @@ class Trainer:
         facts: Mapping[str, Any],
         throughput: Throughput,
         flash: bool,
+        compiled: Mode = "off",
     ) -> None:
         self.run = run
         self.engine = engine
@@ -98,6 +101,7 @@ class Trainer:
         self.save_due = False
         self.facts = facts
         self.flash = flash
+        self.compiled = compiled
         self.parameters: Parameters = run.parameters
         self.context: DistributedContext = run.context
         self.rank_batch: RankBatch = batches.rank_batch
@@ -224,7 +228,7 @@ class Trainer:
             assert batch is not None
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
             with self.profile.phase("data"):
-                tensors = to_device(batch, run.device, flash=self.flash)
+                tensors = to_device(batch, run.device, flash=self.flash, compiled=self.compiled != "off")
             last = micro_step == len(batches.real) - 1
             with self.profile.forward_and_backward(self.work.until_loss(loss_fn) if last else loss_fn) as timed:
                 sums = self.engine.micro_step(tensors, timed, last=last)
@@ -346,9 +350,11 @@ class Trainer:
         return Outlook(left if is_step else None, self.saver.saving_step(), self.run.step - (saved or 0), saved)
 
     def _call_event(self, name: str, *arguments: Any) -> Any:
-        """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step."""
+        """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step. A plugin
+        may run the model with any shapes, so it runs uncompiled there."""
         try:
-            return getattr(self.events, name)(*arguments)
+            with uncompiled(self.compiled):
+                return getattr(self.events, name)(*arguments)
         except PluginError as error:
             self.step_sync.plugin_error = error
             return None
@@ -391,7 +397,7 @@ class Trainer:
         for name, source in self.validation.items():
             values = validate(
                 self.engine, self.context, source, run.objective, run.vocabulary, self.rank_batch,
-                batches=batches, flash=self.flash,
+                batches=batches, flash=self.flash, compiled=self.compiled != "off",
             )  # fmt: skip
             numbers[name] = values
             self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)

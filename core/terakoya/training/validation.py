@@ -10,7 +10,7 @@ from terakoya.components import Batch, LossTerm, Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
-from terakoya.training.batches import to_device
+from terakoya.training.batches import collate_rows, to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import RankBatch, split_evenly
 from terakoya.training.engines.engine import Engine
@@ -27,6 +27,7 @@ def validate(
     *,
     batches: int,
     flash: bool,
+    compiled: bool = False,
 ) -> dict[str, float]:
     """Returns the means of all terms over the first `batches` x global batch rows of `source`, or fewer if it ends.
 
@@ -47,13 +48,14 @@ def validate(
         positions = np.arange(first, min(first + rank_batch.micro_batch_size, stop))
         empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
         loaded = source.load(0, np.zeros(1, dtype=np.int64) if empty else positions)
-        return empty, objective.collate(loaded, vocabulary)
+        size = rank_batch.micro_batch_size if compiled else len(loaded)
+        return empty, collate_rows(objective, vocabulary, loaded, size, source)
 
     engine.module.eval()
     try:
         with Prefetcher(collate, 0, last_step=micro_steps) as batches_ahead:
             for empty, batch in batches_ahead:
-                sums = engine.evaluate(to_device(batch, context.device, flash=flash))
+                sums = engine.evaluate(to_device(batch, context.device, flash=flash, compiled=compiled))
                 if not empty:
                     meter.add_sums(sums)
                     if not context.is_replica_leader:

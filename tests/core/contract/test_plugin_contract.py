@@ -114,6 +114,12 @@ BROKEN = {
     "blocks that are not there": (
         "architecture", *with_method("blocks(self, model)", "return []"), "blocks .*expected a list of modules",
     ),
+    "a block that asks for values": (
+        "architecture", *with_method("build(self, vocabulary, head)", "model = super().build(vocabulary, head)",
+        "block = self.blocks(model)[0]", "forward = block.forward",
+        "block.forward = lambda states, *rest, **more: forward(states if states.sum().item() > 99 else states * 1, *rest, **more)", "return model"),
+        r"its blocks cannot be compiled: .*mine\.py.*compile_obstacle",
+    ),
     "a bound that is too high": (
         "architecture", *with_method("max_sequence_length(self)", "return self.max_position_embeddings + 1"), "is 49, but a row of 49 tokens fails",
     ),

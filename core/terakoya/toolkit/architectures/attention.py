@@ -28,10 +28,15 @@ from terakoya.toolkit.architectures import attention_backends, document_attentio
 
 PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
+MASKED = "masked_sdpa"
+"""sdpa with a mask on every device, also where sdpa computes one document after another: shapes do not depend on
+documents."""
 WHOLE_ROWS = "whole_rows"
 """The name of an empty tensor in a batch. It means that each row is one document, followed by padding."""
 LONGEST_DOCUMENT = "longest_document"
 """The name of a tensor (L, 0) in a batch: no document is longer than L."""
+DOCUMENT_SIZES = frozenset({"cu_seqlens", LONGEST_DOCUMENT})
+"""The tensors of a batch whose first size depends on its documents."""
 FEWEST_DOCUMENTS = 64
 """For how many documents `boundaries` has room at least: batches with fewer share one shape."""
 MOST_DOCUMENTS = 65_535
@@ -126,8 +131,7 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
     `batch` holds `document_ids` (B, T); for the flash backend also `boundary_arrays`.
     """
     if model.config._attn_implementation == PREFIX + "flash":
-        longest = batch[LONGEST_DOCUMENT].shape[0]
-        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": longest, **_exchange(batch)}
+        return {**{name: batch[name] for name in DOCUMENT_SIZES}, **_exchange(batch)}
     return {"document_mask": document_mask(batch["document_ids"]), **_exchange(batch)}
 
 
@@ -211,6 +215,7 @@ def _refusal(module: nn.Module, backend: str, unknown: list[str]) -> str:
 
 for _name in BACKENDS:
     _register(_name, getattr(attention_backends, _name))
+_register(MASKED, attention_backends.sdpa)
 
 
 def choose(
@@ -306,7 +311,7 @@ def plain_softmax(module: nn.Module) -> bool:
 
 
 def use(module: nn.Module, backend: str) -> None:
-    """Sets `backend` ("sdpa", "eager" or "flash") on every Transformers model inside `module`."""
+    """Sets `backend`, one of BACKENDS or MASKED, on every Transformers model inside `module`."""
     for part in module.modules():
         if isinstance(part, PreTrainedModel):
             part.config._attn_implementation = PREFIX + backend

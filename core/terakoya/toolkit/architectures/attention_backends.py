@@ -141,13 +141,14 @@ def flash(
     attention_mask: Tensor | None,
     *,
     cu_seqlens: Tensor,
-    max_document_length: int,
+    longest_document: Tensor,
     causal: bool = False,
     sliding_window: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
-    """Computes torch's variable-length flash attention: no dropout, no work outside documents. Shapes as in `sdpa`."""
+    """Computes torch's variable-length flash attention: no dropout, no work outside documents. Shapes as in `sdpa`;
+    `cu_seqlens` and `longest_document` are those of `attention.boundary_arrays`."""
     from torch.nn.attention.varlen import varlen_attn
 
     assert dropout == 0.0, "refused by `choose`"
@@ -163,7 +164,7 @@ def flash(
     groups = query.shape[1] // key.shape[1]
     named = varlen_attn.__kwdefaults__ or {}  # torch 2.11's function takes fewer key heads without being told
     further: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in named else {}
-    longest = max_document_length
+    longest = longest_document.shape[0]
     side = -1 if sliding_window is None else sliding_window - 1  # -1: unlimited
     window = (side, 0 if causal else side)
     attended = varlen_attn(

@@ -98,6 +98,9 @@ class _Selective(_Full):
 
     def run(self, *arguments: Any, **named: Any) -> Any:
         """Runs the forward with gradients."""
+        if torch.compiler.is_compiling():  # the compiler's graphs change nothing in place
+            contexts = partial(create_selective_checkpoint_contexts, keep_expensive)
+            return checkpoint(self.forward, *arguments, use_reentrant=False, context_fn=contexts, **named)
         if self.changed is not None:
             return self._run_keeping(_Policy(self.changed), *arguments, **named)
         states = torch.get_rng_state(), get_device_states(*arguments, *named.values())
@@ -156,6 +159,14 @@ class _Policy:
             value = _by_name(operation, arguments, named).get(argument.name)
             if isinstance(value, torch.Tensor) and value.numel() and _address(value) in self.kept:
                 self.changed.add(self.kept[_address(value)])
+
+
+def keep_expensive(_: SelectiveCheckpointContext, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
+    """Decides which results of a compiled block are kept: all expensive ones. The compiler calls it once for each
+    operation of a graph."""
+    if isinstance(operation, torch._ops.OpOverload) and is_expensive(operation, arguments, named):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def is_expensive(operation: torch._ops.OpOverload, arguments: Sequence[Any], named: dict[str, Any]) -> bool:

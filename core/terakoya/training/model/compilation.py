@@ -1,0 +1,144 @@
+"""torch.compile over the blocks of each model, or over the whole root module (Ansel et al., 2024, ASPLOS).
+
+A compiled block is the same module with the same weights: `Module.compile` replaces only its call, so names,
+checkpoints and exports do not change. Graphs are traced whole (`fullgraph`): what cannot be traced is an error that
+names the line, and never a slower step. Shapes are static. What would change them is handled elsewhere: short
+micro-batches are filled up with rows of padding, and the two sizes that depend on documents are marked as dynamic
+(`training/batches.py`).
+
+See docs/design/compile.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from terakoya.components import Architecture
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.conflicts import compile_obstacle
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.training.model.module_parts import architecture_of, top_level_models
+
+Mode = Literal["off", "blocks", "whole"]
+
+BACKEND = "inductor"
+"""torch's name of the compiler."""
+TRACE_ONLY = "eager"
+"""torch's name of a compiler that traces graphs and runs them as they are."""
+VARYING_WIDTH = ("lines", "pairs")
+"""Layouts whose rows are as long as the longest of their batch."""
+MIN_CAPABILITY = (7, 0)
+"""The lowest compute capability for which torch's compiler writes kernels."""
+RECOMPILE_LIMIT = 64
+"""Graphs of one block's code: kinds of layers times training and evaluation times shapes."""
+
+
+def choose(parameters: Parameters, device: torch.device) -> tuple[Mode, str | None]:
+    """Returns what is compiled, and why nothing is where "auto" would compile on another machine or run."""
+    if parameters.compile != "auto":
+        return parameters.compile, None
+    if device.type != "cuda":
+        return "off", None
+    reason = compile_obstacle(parameters, "blocks") or _missing_tools(device)
+    return ("off", reason) if reason else ("blocks", None)
+
+
+def _missing_tools(device: torch.device) -> str | None:
+    """Returns what torch's compiler lacks to write kernels for the GPU `device`; None where it lacks nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "there is no C compiler (gcc or clang), which Triton needs"
+    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than compute capability {MIN_CAPABILITY[0]}.0"
+    return None
+
+
+def compile_module(
+    module: nn.Module,
+    architectures: Sequence[Architecture],
+    vocabulary: Vocabulary,
+    mode: Mode,
+    *,
+    layout: str,
+    backend: str | None = None,
+) -> None:
+    """Makes the blocks of every model in `module`, or `module` itself, run compiled, in place. The first call of each
+    compiles it, so this comes before an engine wraps or shards the module.
+
+    Args:
+        layout: the `kind` of the rows' layout.
+        backend: torch's name of the compiler; None is BACKEND.
+    """
+    if mode == "off":
+        return
+    _set_options()
+    # rows of varying width: the second width makes a graph for all widths
+    dynamic = None if layout in VARYING_WIDTH else False
+    for part in [module] if mode == "whole" else blocks(module, architectures, vocabulary):
+        part.compile(backend=backend or BACKEND, fullgraph=True, dynamic=dynamic)
+
+
+def blocks(module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Iterator[nn.Module]:
+    """Yields the blocks of every model in `module`."""
+    for model in top_level_models(module):
+        yield from architecture_of(model, architectures, vocabulary, key="compile").blocks(model)
+
+
+def _set_options() -> None:
+    """Sets the options of the process's compiler."""
+    import torch._dynamo.config as options
+
+    options.recompile_limit = RECOMPILE_LIMIT
+    # DDP reduces gradients block by block already; its own cuts through graphs exclude activation checkpointing
+    options.optimize_ddp = False
+
+
+@contextlib.contextmanager
+def uncompiled(mode: Mode) -> Iterator[None]:
+    """While open, compiled modules run as they are: for shapes that training does not have."""
+    if mode == "off":
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def explain_compile_errors() -> Iterator[None]:
+    """While open, turns the compiler's errors into messages that say what to do.
+
+    Raises:
+        UserError: a part of the model could not be compiled.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_compile_error(error):
+            raise
+        raise UserError(
+            f'compile: {describe(error)}. Set "compile": "off", or rewrite this part of the model with operations of '
+            "torch alone"
+        ) from error
+
+
+def is_compile_error(error: RuntimeError) -> bool:
+    """Whether torch's compiler raised `error`."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def describe(error: RuntimeError) -> str:
+    """Returns what the compiler's `error` says, in a line: what cannot be compiled, and where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    inside = ("/torch/", "/terakoya/training/")
+    places = [line for line in lines if line.startswith("File ") and not any(each in line for each in inside)]
+    return f"{lines[0] if lines else type(error).__name__}{f', {places[-1]}' if places else ''}"

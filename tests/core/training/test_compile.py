@@ -1,0 +1,420 @@
+"""Compiled blocks and modules: as many graphs as shapes of a step, the same numbers, names and exports."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy
+from slow_varlen import slow_varlen
+from torch import nn
+from torch._dynamo.utils import counters
+
+from terakoya.components import Batch
+from terakoya.config.parameters import Parameters
+from terakoya.contract import toy as toy_model
+from terakoya.errors import UserError
+from terakoya.toolkit.architectures import attention
+from terakoya.training.batches import collate_rows, to_device
+from terakoya.training.loss import weighted_loss
+from terakoya.training.model import compilation
+from terakoya.training.model.activation_checkpointing import checkpoint_block
+from terakoya.training.model.build import build_module_for_training
+from terakoya.training.model.module_parts import all_architectures
+from terakoya.training.setup import train_in_this_process
+from terakoya.training.trainer import Trainer
+
+PROBE = Path(toy.__file__).with_name("compile_probe.py")
+CPU = torch.device("cpu")
+# torch's tracer looks at the gradients of activations, and silences the warning in another way than pytest
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compilation, "BACKEND", compilation.TRACE_ONLY)
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=8):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many graphs there are after each step."""
+    seen: list[int] = []
+    take_step = Trainer._step
+
+    def step(trainer: Trainer, *arguments: Any) -> Any:
+        report = take_step(trainer, *arguments)
+        seen.append(counters["stats"].get("unique_graphs", 0))
+        return report
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    return seen
+
+
+def train(out: Path, store: Path, validation: Path, **changes: Any) -> None:
+    settings = toy.parameters(store, validation, max_steps=None, epochs=1.28, **changes)
+    train_in_this_process(Parameters.from_dict(settings, source="toy"), out)
+
+
+def last(out: Path) -> Path:
+    return sorted((out / "checkpoints").iterdir())[-1]
+
+
+@pytest.mark.slow
+def test_a_run_makes_its_graphs_in_its_first_step_and_computes_the_same(
+    store: Path, validation_store: Path, tmp_path: Path, graphs: list[int]
+) -> None:
+    for mode in ("off", "blocks"):
+        graphs.clear()
+        train(tmp_path / mode, store, validation_store, compile=mode)
+    # micro-batches of 5 rows and of 1, and validation; the last step holds 3 of 16 rows
+    assert set(graphs) == {3}
+    assert not counters["graph_break"]
+    off, blocks = (toy.saved(last(tmp_path / mode)) for mode in ("off", "blocks"))
+    assert off.keys() == blocks.keys() and all(torch.equal(off[name], blocks[name]) for name in off)
+    files = [
+        {file.name: file.read_bytes() for file in (last(tmp_path / m) / "model").iterdir()} for m in ("off", "blocks")
+    ]
+    assert files[0] == files[1]
+
+    shutil.rmtree(last(tmp_path / "blocks"))
+    train(tmp_path / "blocks", store, validation_store, compile="blocks")
+    resumed = toy.saved(last(tmp_path / "blocks"))
+    assert all(torch.equal(blocks[name], resumed[name]) for name in blocks)
+    shutil.rmtree(last(tmp_path / "blocks"))
+    train(tmp_path / "blocks", store, validation_store, compile="off")
+    assert "compile was blocks, and is off" in (tmp_path / "blocks/metrics.jsonl").read_text()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_two_processes_compile_too(store: Path, tmp_path: Path, engine: str) -> None:
+    architecture = toy.without_dropout(toy.parameters(store)["architecture"])
+
+    def losses(mode: str) -> dict[int, tuple[float, float]]:
+        settings = toy.parameters(
+            store, max_steps=3, architecture=architecture, compile=mode, activation_checkpointing="selective",
+            parallel={"engine": engine},
+        )  # fmt: skip
+        toy.train(
+            settings, tmp_path / mode, nodes=(2,), plugins=[PROBE],
+            environment={"COMPILE_PROBE": str(tmp_path / f"{mode}-graphs")},
+        )  # fmt: skip
+        return toy.losses(tmp_path / mode)
+
+    assert losses("blocks") == losses("off")
+    for rank in (0, 1):
+        counts = (tmp_path / f"blocks-graphs-{rank}").read_text().split()
+        assert len(counts) == 3 and len(set(counts)) == 1 and counts[0] != "0"
+
+
+# ------------------------------------------------------------------------------------------- every architecture
+
+CASES = {
+    "bert": ("bert", "masked_lm", {}),
+    "bert, stream": ("bert", "masked_lm", {"layout": "stream"}),
+    "bert, lines": ("bert", "masked_lm", {"layout": "lines"}),
+    "roberta": ("roberta", "masked_lm", {}),
+    "deberta": ("deberta", "masked_lm", {}),
+    "deberta_v2": ("deberta_v2", "masked_lm", {}),
+    "modernbert": ("modernbert", "masked_lm", {}),
+    "electra": ("electra", "replaced_token", {}),
+    "deberta_v2, replaced": ("deberta_v2", "replaced_token", {"sharing": "none"}),
+    "gpt2": ("gpt2", "causal_lm", {}),
+    "gpt2, stream": ("gpt2", "causal_lm", {"layout": "stream"}),
+    "gptj": ("gptj", "causal_lm", {}),
+    "llama": ("llama", "causal_lm", {}),
+    "qwen3": ("qwen3", "causal_lm", {}),
+    "qwen3, conversations": ("qwen3", "instruction", {"layout": "padded"}),
+    "t5": ("t5", "span_corruption", {}),
+}
+WITH_FLASH = ("bert", "electra", "modernbert", "gpt2", "llama", "qwen3")
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attn_pdrop", "attention_dropout", "resid_pdrop")
+
+
+def toy_run(name: str, **changes: Any) -> Parameters:
+    from terakoya.plugins import registry
+
+    architecture, objective, settings = CASES[name]
+    kind = registry().component("architectures", architecture)
+    no_dropout = {key: 0.0 for key in (*DROPOUTS, "embd_pdrop", "dropout_rate") if key in kind.model_fields}
+    return Parameters.from_dict(
+        {
+            "data": {"train": ["none"], "sequence_length": toy_model.SEQUENCE_LENGTH},
+            "architecture": {"type": architecture, **toy_model.values(kind), **no_dropout},
+            "objective": {
+                "type": objective, **toy_model.values(registry().component("objectives", objective)), **settings,
+            },
+            "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+            "schedule": {"type": "constant"}, "batch_size": {"-1": 4}, "max_steps": 1, **changes,
+        },
+        source=name,
+    )  # fmt: skip
+
+
+def micro_batches(parameters: Parameters, folder: Path) -> list[Batch]:
+    """Four micro-batches; the last is of one row, filled up."""
+    from terakoya.rows.row_source import RowSource
+
+    layout = parameters.objective.row_layout()
+    store = toy_model.make_store_for(layout, folder)
+    source = RowSource(store, layout, sequence_length=toy_model.SEQUENCE_LENGTH, seed=11)
+    return [
+        collate_rows(
+            parameters.objective, toy_model.VOCABULARY,
+            source.load(0, np.arange(first, first + count) % len(source)), 4, source,
+        )
+        for first, count in ((0, 4), (4, 4), (8, 4), (3, 1))
+    ]  # fmt: skip
+
+
+def with_room(batch: Batch, more: int) -> Batch:
+    """`batch` with the arrays of flash, which have room for `more` documents, and for longer ones."""
+    arrays = attention.boundary_arrays(batch.arrays["document_ids"])
+    starts = arrays["cu_seqlens"]
+    longest = len(arrays[attention.LONGEST_DOCUMENT]) + 8 * more
+    room = {
+        "cu_seqlens": np.append(starts, np.repeat(starts[-1:], more)),
+        attention.LONGEST_DOCUMENT: np.empty((longest, 0), np.int32),
+    }
+    return Batch({**batch.arrays, **room}, batch.counts)
+
+
+def gradients(module: nn.Module, parameters: Parameters, batch: Batch, *, flash: bool) -> list[torch.Tensor]:
+    """The gradients of a micro-batch, each as one long vector."""
+    module.zero_grad()
+    sums = module(to_device(batch, CPU, flash=flash, compiled=True))
+    weighted_loss(sums, parameters.objective.terms(), {**batch.counts}).backward()
+    return [weight.grad.flatten() for weight in module.parameters() if weight.grad is not None]
+
+
+def check_steps(name: str, mode: compilation.Mode, folder: Path, *, flash: bool = False, **changes: Any) -> list[int]:
+    """Compares the gradients of four micro-batches, compiled, with those of the same module before; returns the
+    number of graphs after each, and after an evaluation."""
+    parameters = toy_run(name, **changes)
+    module = build_module_for_training(parameters, toy_model.VOCABULARY).train()
+    attention.use(module, "flash" if flash else attention.MASKED)
+    batches = micro_batches(parameters, folder)
+    if flash:
+        batches = [with_room(batch, more) for more, batch in enumerate(batches)]
+    expected = [gradients(module, parameters, batch, flash=flash) for batch in batches]
+    architectures = all_architectures(parameters.architecture, parameters.objective)
+    compilation.compile_module(
+        module, architectures, toy_model.VOCABULARY, mode, layout=parameters.objective.row_layout().kind
+    )
+    counts = []
+    for batch, want in zip(batches, expected, strict=True):
+        for one, other in zip(gradients(module, parameters, batch, flash=flash), want, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+        counts.append(counters["stats"].get("unique_graphs", 0))
+    with torch.no_grad():
+        module.eval()(to_device(batches[0], CPU, flash=flash, compiled=True))
+    assert not counters["graph_break"]
+    return [*counts, counters["stats"]["unique_graphs"]]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["blocks", "whole"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_architecture_has_its_graphs_after_two_micro_steps(
+    name: str, mode: compilation.Mode, tmp_path: Path
+) -> None:
+    counts = check_steps(name, mode, tmp_path)
+    assert counts[1] == counts[3]
+    assert counts[0] == counts[3] or "lines" in name
+    if name == "modernbert" and mode == "blocks":
+        assert counts == [2, 2, 2, 2, 4]  # layers with and without a window, then without gradients
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["full", "selective"])
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_recomputed_blocks_are_compiled(name: str, kind: str, tmp_path: Path) -> None:
+    counts = check_steps(name, "blocks", tmp_path, activation_checkpointing=kind)
+    assert counts[0] == counts[3]
+
+
+@pytest.fixture
+def flash_on_a_cpu() -> Iterator[None]:
+    """Gives torch's variable-length kernel a slow implementation for the CPU."""
+    from torch.nn.attention import varlen  # noqa: F401 - registers the operation
+
+    def forward(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
+        max_q: int, max_k: int, causal: bool, scale: float | None, window: list[int], gqa: bool = False, *_: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        result = slow_varlen(
+            query, key, value, cu_q, cu_k, max_q, max_k, window_size=(window[0], window[1]), enable_gqa=gqa
+        )
+        rest = torch.zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
+        return result, *rest
+
+    def backward(
+        gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+        lse: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, max_q: int, max_k: int, causal: bool,
+        rng: torch.Tensor, scale: float | None = None, window: list[int] | None = None, *_: Any,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        sides = (-1, -1) if window is None else (window[0], window[1])
+
+        def differentiate() -> tuple[torch.Tensor, ...]:
+            states = [each.detach().requires_grad_() for each in (query, key, value)]
+            result = slow_varlen(
+                *states, cu_q, cu_k, max_q, max_k, window_size=sides, enable_gqa=query.shape[1] != key.shape[1]
+            )
+            return torch.autograd.grad(result, states, gradient)
+
+        with ThreadPoolExecutor(1) as thread:  # within an operation this thread records no gradients
+            return thread.submit(differentiate).result()
+
+    with torch.library._scoped_library("torch_attn", "IMPL") as library:
+        library.impl("_varlen_attn", forward, "CPU", allow_override=True)
+        library.impl("_varlen_attn_backward", backward, "CPU", allow_override=True)
+        yield
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", WITH_FLASH)
+def test_the_number_of_documents_makes_no_further_graph(name: str, tmp_path: Path, flash_on_a_cpu: None) -> None:
+    counts = check_steps(name, "blocks", tmp_path, flash=True)
+    assert counts[0] == counts[3]
+
+
+# ---------------------------------------------------------------------------------------------- small pieces
+
+
+def test_blank_rows_change_no_count_and_no_sum(tmp_path: Path) -> None:
+    from terakoya.rows.row_source import RowSource
+
+    for name in ("bert", "electra", "llama", "t5"):
+        parameters = toy_run(name)
+        store = toy_model.make_store_for(parameters.objective.row_layout(), tmp_path / name)
+        source = RowSource(store, parameters.objective.row_layout(), sequence_length=32, seed=11)
+        module = build_module_for_training(parameters, toy_model.VOCABULARY).train()
+        attention.use(module, attention.MASKED)
+        short, full = (
+            collate_rows(parameters.objective, toy_model.VOCABULARY, source.load(0, np.arange(2)), size, source)
+            for size in (2, 5)
+        )
+        assert short.counts == full.counts
+        assert len(full.arrays["input_ids"]) == 5
+        with torch.no_grad():
+            one, other = (module(to_device(each, CPU, flash=False)) for each in (short, full))
+        for term, value in one.items():
+            torch.testing.assert_close(value, other[term])
+
+
+class Recomputed(nn.Module):
+    """A block that changes in place what it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = self.up(states)
+        return states + self.down(inner.mul_(2.0).relu_())
+
+
+@pytest.mark.nightly
+def test_selective_recomputation_is_right_where_a_block_changes_results_in_place() -> None:
+    torch.manual_seed(0)
+    block, states = Recomputed(), torch.randn(4, 8)
+
+    def gradient() -> torch.Tensor:
+        block.zero_grad()
+        block(states).square().sum().backward()
+        assert block.up.weight.grad is not None
+        return block.up.weight.grad.clone()
+
+    expected = gradient()
+    checkpoint_block(block, "selective")
+    block.compile(backend="aot_eager", fullgraph=True)
+    assert torch.equal(gradient(), expected)
+
+
+def test_what_cannot_be_traced_is_named() -> None:
+    class Asks(nn.Module):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return states if states.sum().item() > 0 else -states
+
+    block = Asks()
+    block.compile(backend=compilation.TRACE_ONLY, fullgraph=True)
+    words = r'compile: .*File .*test_compile.py.*Set "compile": "off"'
+    with pytest.raises(UserError, match=words), compilation.explain_compile_errors():
+        block(torch.ones(2))
+
+
+def test_plugins_run_the_model_with_any_shape() -> None:
+    block = nn.Linear(4, 4)
+    block.compile(backend=compilation.TRACE_ONLY, fullgraph=True, dynamic=False)
+    with compilation.uncompiled("blocks"):
+        for rows in range(1, 20):  # more than the limit of graphs
+            block(torch.ones(rows, 4))
+    assert not counters["stats"]
+
+
+# --------------------------------------------------------------------------------------------------- settings
+
+
+def parse(**changes: Any) -> Parameters:
+    return Parameters.from_dict(toy.parameters(Path("none"), **changes), source="toy.json")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "mode", "words"),
+    [
+        ({"engine": "deepspeed", "zero_stage": 1}, "blocks", 'code of its own around layers; use "off"'),
+        ({"tp_size": 2}, "blocks", "with parallel.tp_size 2 processes exchange"),
+        ({"engine": "fsdp"}, "whole", 'block by block; use "blocks"'),
+    ],
+)  # fmt: skip
+def test_an_engine_that_does_not_compile_says_so(parallel: dict[str, Any], mode: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse(parallel=parallel, compile=mode)
+    assert compilation.choose(parse(parallel=parallel), CPU) == ("off", None)
+
+
+def test_auto_compiles_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert compilation.choose(parse(), gpu) == ("off", "the package triton is not installed")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    assert "C compiler" in str(compilation.choose(parse(), gpu)[1])
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert compilation.choose(parse(), gpu) == ("blocks", None)
+    assert compilation.choose(parse(compile="off"), gpu) == ("off", None)
+    monkeypatch.setattr(type(parse().architecture), "compile_obstacle", "it counts tokens")
+    assert "it counts tokens" in str(compilation.choose(parse(), gpu)[1])
+    with pytest.raises(UserError, match="it counts tokens"):
+        parse(compile="blocks")
+
+
+@pytest.mark.nightly
+def test_kernels_are_written_for_a_small_bert(
+    store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: list[int]
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "inductor")
+    architecture = {**toy.parameters(store)["architecture"], "hidden_dropout_prob": 0.3}
+    for name in ("whole", "resumed"):
+        train(tmp_path / name, store, validation_store, compile="blocks", architecture=architecture)
+        if name == "whole":
+            assert len(set(graphs)) == 1
+            shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+            shutil.rmtree(last(tmp_path / "resumed"))
+    one, other = (toy.saved(last(tmp_path / name)) for name in ("whole", "resumed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
