@@ -18,6 +18,7 @@ from typing import Any
 
 from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
+from terakoya.log import translated
 
 logger = logging.getLogger("terakoya")
 
@@ -102,9 +103,9 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
     stage.out.parent.mkdir(parents=True, exist_ok=True)
     _write(stage, inputs, facts={}, seconds=0.0, finished=False)
     if stage.out.exists():
-        logger.info("%s: continues %s", stage.name, stage.out)
+        logger.info("%s: continues %s", translated(stage.name), stage.out)
     else:
-        logger.info("%s: makes %s", stage.name, stage.out)
+        logger.info("%s: makes %s", translated(stage.name), stage.out)
     start = time.perf_counter()
     try:
         facts = json.loads(json.dumps(stage.make(), default=str))

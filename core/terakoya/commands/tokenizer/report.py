@@ -54,7 +54,7 @@ def command(
     for name in reports[0].coverage:
         coverages = [measured.coverage.get(name) for measured in reports]
         cells = ["" if each is None else f"{100 * each.known / each.characters:.2f} %" for each in coverages]
-        table.add_row(translated(f"known {name}"), *cells)
+        table.add_row(translated(f"known {translated(name)}"), *cells)
     for number in range(5):
         longest = [measured.longest(5) for measured in reports]
         cells = [f"{pieces[number][0]} {pieces[number][1]:,}" if number < len(pieces) else "" for pieces in longest]
