@@ -227,6 +227,8 @@ def test_wrong_options_are_answered_in_japanese(
 
 
 def test_another_language_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    assert call(capsys, "parameters", "list")[1].startswith("名前 ")
     monkeypatch.setenv("TERAKOYA_LANG", "fr")
     code, _, err = call(capsys, "parameters", "list")
     assert code == 2 and 'TERAKOYA_LANG: expected "en" (English) or "ja" (Japanese), got "fr"' in err
