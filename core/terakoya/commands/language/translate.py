@@ -28,7 +28,7 @@ SYSTEM_ERRORS = {
     errno.EADDRINUSE: "使用中のアドレスです",
 }
 """What the system calls its errors, in Japanese."""
-_TAIL = r"((?:; |, |\. | \(|: | and | of \d|\n).*|)"
+_TAIL = r"((?:; |, |\. | \(|: | and | of \d|  |\n).*|)"
 _CHOICE = re.compile(r"\S+ or \S+")
 LONG = 8
 """Letters that tell a text with placeholders from others."""
