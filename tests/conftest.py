@@ -18,17 +18,19 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)  # type
 
 FIRST = (
     "tools/test_cluster.py",
-    "tools/test_engine_table.py",
-    "core/launch/test_launch.py",
+    "test_contract.py",
     "core/training/test_invariants.py",
+    "core/launch/test_launch.py",
     "core/training/test_deepspeed.py",
     "core/estimation/test_estimate_engines.py",
-    "core/launch/test_torchrun_agent.py",
-    "core/contract/test_plugin_contract.py",
     "core/training/test_tensor_parallel.py",
+    "core/contract/test_plugin_contract.py",
     "core/training/test_electra_invariants.py",
-    "test_contract.py",
+    "core/launch/test_torchrun_agent.py",
     "plugins/test_family.py",
+    "plugins/launchers/test_sagemaker.py",
+    "core/training/test_pipeline_parallel.py",
+    "core/test_file_faults.py",
 )
 """The files that take longest. Workers take whole files, so a long one that starts last would leave the others idle."""
 
