@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
         run_log = RunLog(out, (), {}, active=False)
         stores = Stores.open(parameters.data)
         if case.get("vocabulary"):
-            stores.vocabulary = stores.vocabulary.model_copy(update={"size": case["vocabulary"]})
+            stores = replace(stores, vocabulary=stores.vocabulary.model_copy(update={"size": case["vocabulary"]}))
         trainer = build_trainer(parameters, out, stores, context, run_log, registry())
         engine = trainer.engine
         assert isinstance(engine, DDPEngine)

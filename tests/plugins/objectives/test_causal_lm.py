@@ -139,6 +139,28 @@ def test_head_positions_computes_no_part_twice(tmp_path: Path) -> None:
         loss.backward()
 
 
+def test_weights_that_are_there_only_while_their_module_runs_get_their_gradients_in_the_backward(
+    tmp_path: Path,
+) -> None:
+    """ZeRO's third stage marks its weights, of which no gradient can be kept from the forward."""
+    objective = CausalLM(head_positions=8)
+    rows, gradients = rows_of(tmp_path, objective), []
+    for partitioned in (False, True):
+        module = module_of(objective).train()
+        calls = []
+        score = module._score
+        module._score = lambda *part, score=score, calls=calls: calls.append(1) or score(*part)
+        if partitioned:
+            module.model.get_output_embeddings().weight.ds_id = 0
+        loss = module(tensors(objective.collate(rows, VOCABULARY)))["lm_loss"]
+        formed = len(calls)
+        loss.backward()
+        assert (len(calls) > formed) == partitioned, "parts are computed again in the backward"
+        gradients.append([weight.grad for weight in module.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_z_loss_is_a_separate_term(tmp_path: Path) -> None:
     objective = CausalLM(z_loss=1e-4)
     rows = rows_of(tmp_path, objective)
