@@ -59,7 +59,9 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(f"{path}: {missing_file(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: cannot be read: {error}; save it as UTF-8 text") from error
+    except OSError as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
 

@@ -203,7 +203,8 @@ def _import_file(path: Path) -> str:
     if name not in sys.modules:
         folders = [str(file.parent)] if path.is_dir() else None
         spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise UserError(f"--plugin {path}: expected a Python file, whose name ends in .py, got another one")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

@@ -82,6 +82,9 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
             "those of a run that was never stopped"
         )
     with reading(folder):
+        now = run.parameters.dump()
+        if any(manifest["parameters"].get(key) != now[key] for key in ("architecture", "objective")):
+            checkpoint_state.check_shapes(folder, trainer.shapes)
         checkpoint_state.load(folder, trainer.engine)
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]

@@ -42,7 +42,7 @@ from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation, lora
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
-from terakoya.training.model.module_parts import all_architectures
+from terakoya.training.model.module_parts import all_architectures, saved_values
 from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
@@ -292,6 +292,7 @@ def build_trainer(
     lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
+    shapes = {name: tuple(value.shape) for name, value in saved_values(module)}
 
     # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
     architectures = all_architectures(architecture, objective)
@@ -332,6 +333,7 @@ def build_trainer(
             "trained_parameter_count": trained_count,
             "started_from": started_from,
         },
+        shapes=shapes,
         throughput=throughput,
         flash=backend == "flash",
         compiled=compiled,

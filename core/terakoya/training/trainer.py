@@ -65,6 +65,7 @@ class Trainer:
 
     Attributes:
         facts: values for the manifests of checkpoints and for the run log.
+        shapes: the shape of each tensor of the whole model that checkpoints hold, by its name.
         flash: whether attention runs in a kernel that takes `cu_seqlens`.
         compiled: what of the module runs compiled.
         meter: losses since the last logged step.
@@ -86,6 +87,7 @@ class Trainer:
         *,
         tokenizer_folder: Path,
         facts: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
         throughput: Throughput,
         flash: bool,
         compiled: Mode = "off",
@@ -100,6 +102,7 @@ class Trainer:
         self.events: Events = registry.hook.joined_by(self.listeners)
         self.save_due = False
         self.facts = facts
+        self.shapes = shapes
         self.flash = flash
         self.compiled = compiled
         self.parameters: Parameters = run.parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from toy import make_store, parameters
 
 from terakoya.commands.main import DEBUG_VARIABLE, main
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import make_tokenizer
+from terakoya.training import setup
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +182,94 @@ MISTAKES = [
     ("store info s3://b/store", "expected a finished token store, got an address"),
     ("demo --out s3://b/d", "s3://b/d: expected the demo's folder, got an address"),
 ]  # fmt: skip
+
+RESUME = "train p.json --out r --set max_steps=6"
+RUN_MISTAKES = [
+    # changed parameters, data and sizes
+    (f"{RESUME} --set optimizer.learning_rate=0.5", "was 0.005, is 0.5", "--allow-change optimizer.learning_rate"),
+    (f"{RESUME} --set batch_size={{\"-1\":8}}", "64 rows were used in 4 steps of 16, but batch_size is now 8: keep"),
+    (f"{RESUME} --set data.train=[\"other/store\"]", "other values of data.train.0.store", "--allow-change data.train"),
+    (f"{RESUME} --set data.train=[\"other/store\"] --allow-change data.train", "continue with --allow-change data"),
+    (f"{RESUME} --set data.validation=[\"lost\"]", "lost: expected a finished token store, got no such folder"),
+    (f"{RESUME} --set architecture.hidden_size=32 --allow-change architecture", "a run cannot change the sizes of its"),
+    (f"{RESUME} --set architecture.num_hidden_layers=3 --allow-change architecture", "has no tensor model.bert."),
+    (f"{RESUME} --set objective.mlm_probability=0.5", "--allow-change objective.mlm_probability"),
+    # checkpoints that are damaged or gone
+    ("verify cut", "cut/checkpoints/step-00000004: state/optimizer-00000.safetensors: ", "and continues from the"),
+    ("train p.json --out all", "none of them is whole", "step-00000004 is damaged", "--start-over"),
+    ("export all --out m", "all: expected a run with a whole checkpoint", "step-00000002: damaged"),
+    ("train p.json --out gone", "metrics.jsonl records a checkpoint of step 4", "choose another --out", "--start-over"),
+    ("export gone --out m", "gone: expected a run with a whole checkpoint", "no checkpoint in it; train it first"),
+    ("try r/checkpoints/step-00000009 x", "got no such folder (did you mean r/checkpoints/step-00000004"),
+    # other files of a run in the place of what is expected
+    ("train r --out z", "r: expected a file, got a run; did you mean r/parameters.json?"),
+    ("train r/checkpoints/step-00000004/manifest.json --out z", "got a checkpoint's manifest; to continue the run"),
+    ("export r --out data/store", "data/store: already exists and is not empty", "choose another, or remove this one"),
+    ("export r --out p.json", "p.json: already exists and is a file"),
+    ("report r --out p.json/r.html", "p.json: expected a folder, but p.json is a file; choose another --out"),
+    ("store merge data/store other/store --out r", "r: already exists and is not empty"),
+    ("evaluate r --data c.jsonl", "c.jsonl: expected a finished token store, got a corpus", "terakoya prepare c.jsonl"),
+    ("evaluate r", "its run has no validation store; name a store: --data STORE"),
+    ("try r x", '"x": expected a [MASK] to fill in, found none'),
+    ("upload r --name a/b/c", "--name a/b/c: expected ORGANISATION/NAME"),
+    ("save r", "no process trains here, so there is nothing new to save; its last checkpoint is step-00000004"),
+    ("save nothing", "nothing: expected the folder of a run, got no such folder"),
+    # files that hold something else
+    ("train latin.json --out z", "latin.json: cannot be read: 'utf-8' codec can't decode byte 0xe9", "save it as UTF"),
+    ("train bytes.yaml --out z", "bytes.yaml: cannot be read: 'utf-8' codec can't decode byte 0x80", "save it as"),
+    ("plugins check latin.json", "expected a Python file, whose name ends in .py"),
+    ("verify latin.json", "expected a run, a checkpoint, a token store or a model folder, got a file"),
+    ("status latin.json", "expected the folder of a run, got a file"),
+    ("prepare bad.jsonl.gz --tokenizer hf --out kept", "expected a whole gzip file, got a damaged or truncated"),
+    ("prepare bad.parquet --tokenizer hf --out kept", "expected a whole parquet file, got a broken one"),
+    ("prepare folder.jsonl --tokenizer hf --out kept", "expected files ending in .jsonl, .txt", "found none"),
+    ("tokenizer train c.jsonl --type sentencepiece --vocab-size 9000 --processes 1 --out t", "Please set it to"),
+    ("estimate p.json --device rtx4090", 'did you mean "rtx-4090"'),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of four steps, `r`; the same with a damaged checkpoint, `cut`, with damaged ones alone,
+    `all`, and without any, `gone`; and files that are not what their names say."""
+    folder = tmp_path_factory.mktemp("trained")
+    base = parameters(make_store(folder / "data", documents=20, seed=1), max_steps=4, checkpoint={"save_steps": 2})
+    make_store(folder / "other", documents=25, seed=2)
+    make_tokenizer(folder / "hf")
+    (folder / "p.json").write_text(json.dumps(base))
+    setup.train_in_this_process(Parameters.from_dict(base, source="p.json"), folder / "r")
+    for name in ("cut", "all", "gone"):
+        shutil.copytree(folder / "r", folder / name)
+    cut = folder / "cut/checkpoints/step-00000004/state/optimizer-00000.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    for each in (folder / "all/checkpoints").glob("step-*"):
+        (each / "manifest.json").write_text("{")
+    shutil.rmtree(folder / "gone/checkpoints")
+    (folder / "c.jsonl").write_text("".join(f'{{"text": "日本の首都は東京です {number}"}}\n' for number in range(30)))
+    (folder / "latin.json").write_bytes('{"max_steps": "café"}'.encode("latin-1"))
+    (folder / "bytes.yaml").write_bytes(bytes(range(256)))
+    (folder / "bad.jsonl.gz").write_bytes(b"no gzip")
+    (folder / "bad.parquet").write_bytes(b"")
+    (folder / "folder.jsonl").mkdir()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", RUN_MISTAKES, ids=[row[0] for row in RUN_MISTAKES])
+def test_a_mistake_with_a_run_is_answered_and_leaves_it_as_it_is(
+    row: tuple[str, ...], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.setenv(DEBUG_VARIABLE, "")
+    command, *said = row
+    with pytest.raises(SystemExit) as caught:
+        main(command.split(" "))
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2 and "Traceback" not in out + err
+    for words in said:
+        assert words in out + err
+    assert not [name for name in ("z", "t", "s", "m") if (trained / name).exists()]
+    assert sorted(each.name for each in (trained / "r/checkpoints").iterdir()) == ["step-00000002", "step-00000004"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -270,6 +270,18 @@ def load(folder: Path, engine: Engine) -> None:
     engine.load_parameters(SavedState(folder, "model"))
     optimizer = SavedState(folder, "optimizer")
     engine.load_optimizer_state(optimizer, optimizer.names())
+
+
+def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises UserError if the checkpoint `folder` has another shape than `shapes` for a tensor of the whole model."""
+    state = SavedState(folder, "model")
+    for name in sorted(state.names() & shapes.keys()):
+        saved, expected = state.shape(name), shapes[name]
+        if saved != expected and not math.prod(saved) == math.prod(expected) == 1:
+            raise UserError(
+                f"{folder}: {name} has the shape {list(saved)}, and the model of the parameters {list(expected)}: "
+                "a run cannot change the sizes of its model; set them as they were, or start a new run"
+            )
 
 
 def load_module(folder: Path, module: torch.nn.Module) -> None:
