@@ -26,6 +26,8 @@ TITLES = {
     "grad_norm": "gradient norm", "learning_rate": "learning rate",
     "loss": "loss (nats)",
 }  # fmt: skip
+LOSSES = ("loss", "perplexity")
+"""Endings of the metrics whose charts the page can smooth and show over a logarithmic axis."""
 SHOWN_WARNINGS = 50
 SHOWN_SAMPLES = 12
 MARKED, MARKS = ("loss", "grad_norm"), 200
@@ -58,7 +60,8 @@ tr.differs td { background: var(--mark) } .quiet, svg .quiet { color: var(--quie
 figure { margin: 0 } svg { width: 100%; height: auto; display: block }
 svg text { font: 12px system-ui, sans-serif; fill: var(--quiet) } svg .grid { stroke: var(--rule) }
 svg .axis { stroke: var(--quiet) } .curve polyline { fill: none; stroke: var(--colour); stroke-width: 1.3 }
-.curve circle { fill: var(--colour) } .curve.check polyline { stroke-width: 2 }
+.curve circle { fill: var(--colour) } .curve.check polyline { stroke-width: 2 } .measured { opacity: .3 }
+.controls label { margin-right: 1.4rem } .controls input { vertical-align: middle }
 .dash0 polyline { stroke-dasharray: 6 3 }
 .dash1 polyline { stroke-dasharray: 2 3 } .dash2 polyline { stroke-dasharray: 9 3 2 3 }
 .dash3 polyline { stroke-dasharray: 1 2 }
@@ -95,7 +98,8 @@ def render_page(
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-        f"<style>{STYLE}{colours}{hidden}</style></head>\n<body{data}>\n{head}\n<main>{main}</main>\n"
+        f"<style>{STYLE}{colours}{hidden}</style></head>\n<body{data}>\n{head}\n"
+        f"{_controls()}\n<main>{main}</main>\n"
         f"<script>{scripts}</script></body></html>\n"
     )
 
@@ -123,6 +127,15 @@ def render_main(runs: Sequence[RunReport], *, created: str, against: Against = "
             _versions(runs),
             _warnings(runs),
         ]
+    )
+
+
+def _controls() -> str:
+    """Returns the controls of all loss curves. They are outside of what a live page replaces, and keep their state."""
+    return (
+        '<p class="controls quiet"><label>smooth losses <input type="range" id="smoothing" min="0" max="0.99" '
+        'step="0.01" value="0"></label><label><input type="checkbox" id="logarithmic"> logarithmic axis of losses'
+        "</label></p>"
     )
 
 
@@ -182,7 +195,8 @@ def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
     last_points = (points[-1] for run in runs for points in run.curves.points.values() if points)
     right = max((axis_position(point, against) for point in last_points), default=1.0)  # the same for all charts
     svg = chart(lines, restarts, anomalies=anomalies, title=title, against=against, right=right)
-    return f"<figure><h3>{escape(title)}</h3>{svg}{_dash_legend(dashes)}</figure>"
+    kind = ' class="losses"' if metric.endswith(LOSSES) else ""
+    return f"<figure{kind}><h3>{escape(title)}</h3>{svg}{_dash_legend(dashes)}</figure>"
 
 
 def _dash_legend(dashes: Mapping[str, int]) -> str:

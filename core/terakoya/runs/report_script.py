@@ -1,9 +1,13 @@
-"""The script of a report's page: values under the pointer, and a part of a chart drawn large."""
+"""The script of a report's page: values under the pointer, a part of a chart drawn large, and
+losses smoothed or over a logarithmic axis."""
 
 SCRIPT = """
 const zooms = {};  // title of a chart -> the values at its left and right edge; kept while the page follows a run
 const TOP = 10, BOTTOM = 34, LEFT = 62, RIGHT = 12;  // the margins of charts.py
 let choosing = false;  // whether the mouse is about to choose a part of a chart
+const smoothing = document.getElementById("smoothing"), logarithmic = document.getElementById("logarithmic");
+let charts = [];  // a function for each chart that draws it again
+for (const control of [smoothing, logarithmic]) control.addEventListener("input", () => charts.forEach(draw => draw()));
 function round(value) {
   const size = Math.abs(value);
   if (size >= 1e12) return +(value / 1e12).toPrecision(4) + "T";
@@ -18,11 +22,26 @@ function ticks(low, high, count) {
   for (let at = Math.ceil(low / step - 1e-9); at <= Math.floor(high / step + 1e-9); at++) found.push(at * step);
   return found;
 }
-function followPointers() { for (const svg of document.querySelectorAll("svg.chart")) {
+function logTicks(low, high) {
+  if (high / low < 8) return ticks(low, high, 5);
+  const factors = high / low < 1000 ? [1, 2, 5] : [1], found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+    found.push(...factors.map(each => each * 10 ** power).filter(each => each >= low && each <= high));
+  return found;
+}
+function smoothed(values, weight) {  // a moving average whose beginning is corrected, as TensorBoard's
+  let sum = 0;
+  return values.map((value, at) => {
+    sum = weight * sum + (1 - weight) * value;
+    return sum / (1 - weight ** (at + 1));
+  });
+}
+function followPointers() { charts = []; for (const svg of document.querySelectorAll("svg.chart")) {
   const whole = JSON.parse(svg.dataset.lines), [right, low, high] = JSON.parse(svg.dataset.range);
   const view = svg.viewBox.baseVal, title = svg.getAttribute("aria-label"), group = svg.querySelector(".pointer");
   const floor = view.height - BOTTOM, width = view.width - LEFT - RIGHT, drawn = svg.querySelector(".drawn");
-  const untouched = drawn.innerHTML;
+  const untouched = drawn.innerHTML, isLoss = svg.closest("figure").classList.contains("losses");
+  const measured = whole.map(line => line.value.map(Number)), isPositive = measured.flat().every(value => value > 0);
   let lines = whole, pressed = null;
   const make = (parent, name, attributes, text) => {
     const made = parent.appendChild(document.createElementNS(svg.namespaceURI, name));
@@ -42,22 +61,35 @@ function followPointers() { for (const svg of document.querySelectorAll("svg.cha
   const draw = () => {
     drawn.innerHTML = untouched;
     lines = whole;
-    if (!zooms[title]) return;
-    const [from, to] = zooms[title], first = LEFT + from / right * width, last = LEFT + to / right * width;
-    const seen = whole.filter(isShown).flatMap(line => line.y.filter((y, at) => line.x[at] >= first
-      && line.x[at] <= last));
-    let above = Math.min(...seen), below = Math.max(...seen);
-    if (!seen.length) { above = TOP; below = floor; }
-    const margin = 0.05 * (below - above) || 1;
-    above -= margin; below += margin;
+    const weight = isLoss ? Number(smoothing.value) : 0, isLog = isLoss && logarithmic.checked && isPositive;
+    if (!zooms[title] && !weight && !isLog) return;
+    const [from, to] = zooms[title] || [0, right];
+    const first = LEFT + from / right * width, last = LEFT + to / right * width;
+    const curves = [...drawn.querySelectorAll(".curve")];
+    const scale = value => isLog ? Math.log10(value) : Math.min(high, Math.max(low, value));
+    const values = measured.map((each, at) => weight && !curves[at].matches(".check") ? smoothed(each, weight) : each);
+    let bottom = low, top = high;
+    if (zooms[title] || isLog) {
+      const seen = whole.flatMap((line, at) => isShown(line) ? values[at].filter((value, each) =>
+        line.x[each] >= first && line.x[each] <= last) : []);
+      const heights = (seen.length ? seen : values.flat()).map(scale);
+      [bottom, top] = [Math.min(...heights), Math.max(...heights)];
+      const margin = 0.05 * (top - bottom) || 0.05 * Math.abs(top) || 1;
+      bottom -= margin; top += margin;
+    }
     const xOf = x => LEFT + (x - first) / (last - first) * width;
-    const yOf = y => TOP + (y - above) / (below - above) * (floor - TOP);
-    const valueOf = y => low + (floor - y) / (floor - TOP) * (high - low);
-    lines = whole.map(line => ({...line, x: line.x.map(xOf), y: line.y.map(yOf)}));
-    drawn.querySelectorAll(".curve").forEach((curve, at) => {
+    const yOf = value => floor - (scale(value) - bottom) / (top - bottom) * (floor - TOP);
+    lines = whole.map((line, at) => ({...line, x: line.x.map(xOf), y: values[at].map(yOf), drawn: values[at]}));
+    const pathOf = (line, heights) => line.x.map((x, at) => x.toFixed(1) + "," + heights[at].toFixed(1)).join(" ");
+    curves.forEach((curve, at) => {
       const points = lines[at].x.map((x, each) => [x, lines[at].y[each]]);
       const path = curve.querySelector("polyline");
-      if (path) path.setAttribute("points", points.map(each => each.map(part => part.toFixed(1)).join()).join(" "));
+      if (path && values[at] !== measured[at]) {
+        const behind = curve.insertBefore(path.cloneNode(), path);
+        behind.setAttribute("class", "measured");
+        behind.setAttribute("points", pathOf(lines[at], measured[at].map(yOf)));
+      }
+      if (path) path.setAttribute("points", pathOf(lines[at], lines[at].y));
       curve.querySelectorAll("circle").forEach((dot, each) => {
         dot.setAttribute("cx", points[each][0]);
         dot.setAttribute("cy", points[each][1]);
@@ -70,8 +102,8 @@ function followPointers() { for (const svg of document.querySelectorAll("svg.cha
     }
     const axis = drawn.querySelector(".ticks");
     axis.replaceChildren();
-    for (const value of ticks(valueOf(below), valueOf(above), 5)) {
-      const y = yOf(floor - (value - low) / (high - low) * (floor - TOP));
+    for (const value of isLog ? logTicks(10 ** bottom, 10 ** top) : ticks(bottom, top, 5)) {
+      const y = floor - ((isLog ? Math.log10(value) : value) - bottom) / (top - bottom) * (floor - TOP);
       make(axis, "line", {class: "grid", x1: LEFT, x2: view.width - RIGHT, y1: y, y2: y});
       make(axis, "text", {x: LEFT - 6, y: y + 4, "text-anchor": "end"}, round(value));
     }
@@ -89,7 +121,9 @@ function followPointers() { for (const svg of document.querySelectorAll("svg.cha
       near.push([line, best]);
     }
     if (!near.length) return;
-    const words = near.map(([line, at]) => line.name + " " + line.value[at] + " at " + line.at[at]);
+    const words = near.map(([line, at]) => line.name + " " + line.value[at] + " at " + line.at[at]
+      + (line.drawn && String(line.drawn[at]) !== String(Number(line.value[at]))
+        ? ", smoothed " + +line.drawn[at].toPrecision(5) : ""));
     const wide = Math.max(...words.map(word => word.length)) * 6.4 + 24;
     const left = x > view.width / 2 ? x - wide - 8 : x + 8;
     make(group, "line", {x1: x, x2: x, y1: TOP, y2: floor});
@@ -121,6 +155,7 @@ function followPointers() { for (const svg of document.querySelectorAll("svg.cha
     draw();
   });
   svg.addEventListener("dblclick", () => { delete zooms[title]; draw(); });
+  charts.push(draw);
   draw();
 } }
 followPointers();
