@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from browser import Browser, find_browser
+from terakoya.process_pool import start_child
 
 COLUMNS, ROWS = 92, 30
 """Size of the terminal."""
@@ -96,8 +97,10 @@ def make_pictures(work: Path, out: Path, *, steps: int) -> None:
 
 
 def run_command(work: Path, *words: str) -> None:
-    """Runs `terakoya WORDS` in `work`."""
-    subprocess.run([sys.executable, "-m", "terakoya", *words], cwd=work, check=True, stdout=subprocess.DEVNULL)
+    """Runs `terakoya WORDS` in `work`. It ends when this program does, however that ends."""
+    command = [sys.executable, "-m", "terakoya", *words]
+    if code := start_child(command, cwd=work, stdout=subprocess.DEVNULL).wait():
+        raise subprocess.CalledProcessError(code, command)
 
 
 @contextlib.contextmanager
@@ -105,7 +108,7 @@ def serving(work: Path) -> Iterator[str]:
     """Runs `terakoya report run --live` while the block runs; yields the page's address."""
     command = [sys.executable, "-m", "terakoya", "report", "run", "--live", "--port", "0", "--every", "0.5"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    server = subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, text=True, env=environment)
+    server = start_child(command, cwd=work, stdout=subprocess.PIPE, text=True, env=environment)
     assert server.stdout is not None
     try:
         line = server.stdout.readline()
@@ -125,7 +128,7 @@ def train_in_a_terminal(work: Path, browser: Browser, live: Path, *, steps: int)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "COLUMNS": str(COLUMNS)}
     command = [sys.executable, "-m", "terakoya", "train", "bert.json", "--out", "run"]
-    training = subprocess.Popen(command, cwd=work, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    training = start_child(command, cwd=work, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
     os.close(terminal)
     received, moment = bytearray(), bytearray()
 
