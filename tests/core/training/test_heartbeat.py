@@ -133,8 +133,8 @@ def test_ranks_whose_agents_count_restarts_differently_hear_each_other(store: Pa
     while not metrics.exists() or "slowest_rank" not in metrics.read_text():  # rank 0 knows the steps of both
         assert all(each.running() for each in started) and time.monotonic() < deadline
         time.sleep(0.1)
-    os.kill(started[0].pid, signal.SIGTERM)
-    toy.finish(started, code=75)
+    os.kill(started[1].pid, signal.SIGTERM)
+    assert "stopped by SIGTERM at step" in toy.finish(started, code=75)  # rank 0 says why rank 1 stops
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from saved_weights import FAULTS
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
 from terakoya.errors import UserError
+from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process
 
 GPT2 = {
@@ -108,9 +109,15 @@ def test_another_store_under_the_same_name_is_refused(store: Path, validation_st
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # as in test_compile
 def test_every_key_that_may_change_can_change_on_resume(
-    store: Path, validation_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path,
+    validation_store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", compilation.TRACE_ONLY)
     settings = toy.parameters(store, validation_store, max_steps=1, architecture=GPT2, objective={"type": "causal_lm"})
     settings["evaluation"]["batches"] = 1
     other = tmp_path / "validation"
@@ -128,6 +135,7 @@ def test_every_key_that_may_change_can_change_on_resume(
         "max_consecutive_skipped_steps": {"max_consecutive_skipped_steps": 1}, "spikes": {"spikes": None},
         "objective.head_positions": {"objective": {"type": "causal_lm", "head_positions": 64}},
         "parallel": {"parallel": {"timeout_seconds": 60}}, "events": {"events": {"early_stopping": {}}},
+        "compile": {"compile": "blocks"}, "profile": {"profile": {"steps": [2, 2]}},
     }  # fmt: skip
     assert set(changes) == RESUME_MAY_CHANGE
     run(settings, tmp_path / "run")

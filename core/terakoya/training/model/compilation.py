@@ -12,11 +12,12 @@ See docs/design/compile.md.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -84,8 +85,17 @@ def compile_module(
     _set_options()
     # rows of varying width: the second width makes a graph for all widths
     dynamic = None if layout in VARYING_WIDTH else False
+    options: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
     for part in [module] if mode == "whole" else blocks(module, architectures, vocabulary):
-        part.compile(backend=backend or BACKEND, fullgraph=True, dynamic=dynamic)
+        if type(part).__module__.startswith("torch."):
+            # the compiler passes over functions of torch, such as Linear.forward, unless another one calls them
+            part.forward = functools.partial(torch.compile(_forward, **options), part)
+        else:
+            part.compile(**options)
+
+
+def _forward(part: nn.Module, *arguments: Any, **named: Any) -> Any:
+    return type(part).forward(part, *arguments, **named)
 
 
 def blocks(module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Iterator[nn.Module]:
