@@ -61,6 +61,23 @@ def test_documents_in_one_row_are_computed_as_single_documents(
     assert (together - alone).abs().max() < 2e-6
 
 
+def test_under_autocast_flash_gets_all_states_in_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary positions make float32 of queries and keys, which the kernel does not take."""
+    seen: list[torch.dtype] = []
+
+    def varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        seen.extend(each.dtype for each in (query, key, value))
+        return query
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    flash = AttentionInterface()[attention.PREFIX + "flash"]
+    query, key, value = torch.zeros(1, 2, 17, 8), torch.zeros(1, 2, 17, 8), torch.zeros(1, 2, 17, 8).bfloat16()
+    sizes = {name: packed()[name] for name in attention.DOCUMENT_SIZES}
+    with torch.autocast("cpu", torch.bfloat16):
+        attended, _ = flash(torch.nn.Identity(), query, key, value, None, **sizes)
+    assert seen == [torch.bfloat16] * 3 and attended.shape == (1, 17, 2, 8)
+
+
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_a_layer_of_local_attention_sees_the_same_positions_as_in_transformers(backend: str) -> None:
     ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)

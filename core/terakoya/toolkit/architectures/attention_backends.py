@@ -152,10 +152,13 @@ def flash(
     from torch.nn.attention.varlen import varlen_attn
 
     assert dropout == 0.0, "refused by `choose`"
-    rows, length = query.shape[0], query.shape[2]
+    rows, length, device = query.shape[0], query.shape[2], query.device.type
+    # autocast converts the operands of torch's other attention, not of this kernel, which takes bf16 and fp16 alone;
+    # rotary positions turn query and key into float32
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
     def flat(states: Tensor) -> Tensor:
-        return states.transpose(1, 2).flatten(0, 1).contiguous()
+        return states.transpose(1, 2).flatten(0, 1).to(dtype).contiguous()
 
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
         flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is 1 / sqrt(D)
