@@ -133,8 +133,9 @@ def estimate(
     check_model(loaded, statistics.vocabulary)
     sizes = model_sizes(loaded, statistics.vocabulary, context=statistics.context)
     memory, optimizer_bytes, notes = measure(
-        loaded, statistics.vocabulary, share, sizes, processes=processes, gpu=target.gpu
-    )
+        loaded, statistics.vocabulary, share, sizes, processes=processes, gpu=target.gpu,
+        documents_per_row=statistics.documents_per_row,
+    )  # fmt: skip
     tokens = share.global_rows * statistics.tokens_per_row
     steps = _steps(loaded, statistics, share)
     flops = None if steps is None else sizes.flops_per_token * tokens * steps
@@ -152,7 +153,14 @@ def estimate(
 
 
 def measure(
-    parameters: Parameters, vocabulary: Vocabulary, share: RankBatch, sizes: ModelSizes, *, processes: int, gpu: bool
+    parameters: Parameters,
+    vocabulary: Vocabulary,
+    share: RankBatch,
+    sizes: ModelSizes,
+    *,
+    processes: int,
+    gpu: bool,
+    documents_per_row: float = 1.0,
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """Returns the memory of each rank, the bytes of the whole optimizer state, and the assumptions."""
     parallel = parameters.parallel
@@ -162,8 +170,9 @@ def measure(
     )  # fmt: skip
     interpreter = _resident_bytes()
     simulation = simulate_step(
-        parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=sharding.gradients_stay, gpu=gpu
-    )
+        parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=sharding.gradients_stay, gpu=gpu,
+        documents_per_row=documents_per_row,
+    )  # fmt: skip
     windows = memory_per_process(simulation.windows, sharding, sizes)
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
     moment = max(moments, key=moments.__getitem__)

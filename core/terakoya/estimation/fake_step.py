@@ -2,19 +2,21 @@
 
 The module, the engine and the micro-batch are those of training, so everything that changes a run's memory (activation
 checkpointing, adapters, a head computed in parts, a plugin's own model) changes the estimate too. The operations are
-those of a CPU; with `gpu`, attention with dropout keeps no scores, like a GPU's kernels.
+those of a CPU; with `gpu`, attention with dropout keeps no scores, like a GPU's kernels, and attention may be flash.
 
 See docs/design/estimation.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
@@ -126,13 +128,26 @@ def _elements(module: nn.Module) -> int:
 
 
 def simulate_step(
-    parameters: Parameters, vocabulary: Vocabulary, *, rows: int, gradients_stay: bool, gpu: bool = False
+    parameters: Parameters,
+    vocabulary: Vocabulary,
+    *,
+    rows: int,
+    gradients_stay: bool,
+    gpu: bool = False,
+    documents_per_row: float | None = None,
 ) -> Simulation:
     """Simulates one optimizer step of `rows` rows in a process that holds all weights.
 
-    `gradients_stay`: gradients of earlier micro-steps, or the buckets that hold them, exist from the start.
+    Args:
+        gradients_stay: gradients of earlier micro-steps, or the buckets that hold them, exist from the start.
+        gpu: the process has a GPU.
+        documents_per_row: for a run that may take flash attention, whose memory depends on it; None: attention is not
+            flash.
     """
-    run = partial(_simulate, vocabulary=vocabulary, rows=rows, gradients_stay=gradients_stay, gpu=gpu)
+    run = partial(
+        _simulate, vocabulary=vocabulary, rows=rows, gradients_stay=gradients_stay, gpu=gpu,
+        documents_per_row=documents_per_row,
+    )  # fmt: skip
     smaller = [with_depth(parameters, depth) for depth in DEPTHS]
     layers = number_of_layers(parameters.architecture)
     if layers <= DEPTHS[-1] or None in smaller:
@@ -194,7 +209,13 @@ def _nothing_moves() -> Iterator[None]:
 
 
 def _simulate(
-    parameters: Parameters, *, vocabulary: Vocabulary, rows: int, gradients_stay: bool, gpu: bool
+    parameters: Parameters,
+    *,
+    vocabulary: Vocabulary,
+    rows: int,
+    gradients_stay: bool,
+    gpu: bool,
+    documents_per_row: float | None,
 ) -> Simulation:
     alone = parameters.model_copy(update={"parallel": Parallel()})
     device = torch.device("cpu")
@@ -207,7 +228,10 @@ def _simulate(
         tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
     with fake_tensors(vocabulary) as (fake, tracker):
         module = _module(alone, vocabulary)
-        attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
+        flash = documents_per_row is not None and gpu and _takes_flash(parameters, module)
+        if documents_per_row is not None and flash:
+            tensors |= _boundary_tensors(rows, length, documents_per_row)
+        attention.use(module, "flash" if flash else "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
         tracker.assign([*module.parameters(), *module.buffers()], WEIGHTS)
         engine = engines.build(alone, module, vocabulary, context, 1, rows)
@@ -244,6 +268,26 @@ def _simulate(
     batch_bytes = sum(array.nbytes for array in batch.arrays.values())
     del tracker.peaks[""]  # the time before the step
     return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=())
+
+
+def _takes_flash(parameters: Parameters, module: nn.Module) -> bool:
+    """Whether a run of `module` on a GPU attends with flash."""
+    return parameters.attention in ("auto", "flash") and not attention.why_not_flash(
+        precision=parameters.precision,
+        dropout=attention.dropout(module),
+        plain_softmax=attention.plain_softmax(module),
+        document_masking=parameters.architecture.document_masking,
+    )
+
+
+def _boundary_tensors(rows: int, length: int, documents_per_row: float) -> dict[str, Tensor]:
+    """Returns tensors with the shapes of `attention.boundary_arrays` for `rows` rows of `length` positions."""
+    room = attention.room_for(math.ceil(rows * documents_per_row), rows * length)
+    starts = np.minimum(np.arange(room + 1), rows) * length
+    return {
+        "cu_seqlens": torch.from_numpy(starts.astype(np.int32)),
+        attention.LONGEST_DOCUMENT: torch.empty((length, 0), dtype=torch.int32),
+    }
 
 
 def _watch_gradients(tracker: MemoryTracker, trained: list[nn.Parameter]) -> None:

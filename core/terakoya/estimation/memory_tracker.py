@@ -19,8 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from terakoya.estimation import flash_scratch
+
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
+SCRATCH = "scratch of flash attention"
+"""What the kernel itself allocates while it runs."""
 
 REMEMBERED = 1 << 20
 """Elements of the largest tensor whose values are kept."""
@@ -101,6 +105,9 @@ class MemoryTracker(TorchDispatchMode):
                     self._values[each] = real
         for each in returned:
             self._count(each)
+        if func.name() == flash_scratch.OPERATION:
+            _, query, key, _, _, _, cu_seqlens = args[:7]
+            self._count_while_running(flash_scratch.backward_scratch(query, key, cu_seqlens))
         return result
 
     def _run_with_values(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -121,6 +128,12 @@ class MemoryTracker(TorchDispatchMode):
         self._storages[address] = (weakref.ref(storage, lambda _: self._forget(address)), size, part)
         self.live[part] += size
         self._update_peak()
+
+    def _count_while_running(self, scratch: int) -> None:
+        """Counts `scratch` bytes that the operation which has just returned allocated and freed."""
+        self.live[SCRATCH] += scratch
+        self._update_peak()
+        self.live[SCRATCH] -= scratch
 
     def _forget(self, address: int) -> None:
         _, size, part = self._storages.pop(address)

@@ -33,6 +33,7 @@ class RowStatistics:
         tokens_per_row: average number of real tokens in a row.
         rows: rows of an epoch over all training stores; None without stores.
         known: whether the stores exist. If not, every row is assumed to be full, and one document.
+        documents_per_row: average number of documents in a row, padding included as one.
     """
 
     vocabulary: Vocabulary
@@ -40,6 +41,7 @@ class RowStatistics:
     tokens_per_row: float
     rows: int | None
     known: bool
+    documents_per_row: float = 1.0
 
 
 def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowStatistics:
@@ -66,9 +68,11 @@ def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowSta
     if vocab_size is not None and vocab_size != vocabulary.size:
         vocabulary = synthetic_vocabulary(vocab_size, length)
     train_part = 1.0 if data.split is None else data.split[0] / sum(data.split)
-    context, tokens = np.average(by_store[:, :2], axis=0, weights=weights)
+    context, tokens, _, documents = np.average(by_store, axis=0, weights=weights)
     rows = max(1, int(by_store[:, 2].sum() * train_part))
-    return RowStatistics(vocabulary, float(context), float(tokens), rows, known=True)
+    return RowStatistics(
+        vocabulary, float(context), float(tokens), rows, known=True, documents_per_row=float(documents)
+    )
 
 
 def synthetic_vocabulary(size: int, sequence_length: int) -> Vocabulary:
@@ -105,7 +109,8 @@ def full_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_len
 
 
 def _store_statistics(store: TokenStore, layout: Layout, length: int) -> Sequence[float]:
-    """Returns context, tokens in a row and rows of an epoch of `store`, from the lengths of its first documents."""
+    """Returns context, tokens in a row, rows of an epoch and documents in a row of `store`, from the lengths of its
+    first documents."""
     facts = store.facts
     added = 1  # an end token
     if layout.framing != "causal" and facts.vocabulary.cls is not None:
@@ -113,13 +118,16 @@ def _store_statistics(store: TokenStore, layout: Layout, length: int) -> Sequenc
     if layout.kind in ONE_A_ROW:
         units = facts.sequences if layout.kind == "lines" else facts.documents
         lengths = np.minimum(_first_lengths(store, by_line=layout.kind == "lines") + added, length).astype(float)
-        return float((lengths**2).sum() / max(1.0, lengths.sum())), float(lengths.mean()), units
+        context = float((lengths**2).sum() / max(1.0, lengths.sum()))
+        return context, float(lengths.mean()), units, 1.0 + float((lengths < length).mean())
     rows = max(1, (facts.tokens + added * facts.documents) // length)
     if layout.kind != "packed":
-        return float(length), float(length), rows
+        return float(length), float(length), rows, 1.0
     lengths = (_first_lengths(store, by_line=False) + added).astype(float)
     full, rest = np.divmod(lengths, length)
-    return float((full * length**2 + rest**2).sum() / lengths.sum()), float(length), rows
+    context = float((full * length**2 + rest**2).sum() / lengths.sum())
+    documents = float((full + (rest > 0)).sum() * length / lengths.sum()) + 1.0
+    return context, float(length), rows, documents
 
 
 def _first_lengths(store: TokenStore, *, by_line: bool) -> np.ndarray:

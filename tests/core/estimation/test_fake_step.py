@@ -1,4 +1,4 @@
-"""Models on tensors without data: copies of modules, and adapters."""
+"""Models on tensors without data: copies of modules, adapters, and what flash attention takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.fake_step import fake_tensors, model_sizes
+from terakoya.estimation.fake_step import BACKWARD, LATE_BACKWARD, fake_tensors, model_sizes, simulate_step
+from terakoya.estimation.memory_tracker import SCRATCH
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
@@ -49,3 +50,25 @@ def test_adapters_are_measured() -> None:
     width, rank, layers = 256, 8, 4
     assert sizes.trained == layers * rank * ((3 + 1) * width + 2 * width + 2 * 5 * width)
     assert sizes.saved_bytes < sizes.model_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "documents", "room"),
+    [([], 40.0, 256), (["architecture.num_key_value_heads=4"], 30.0, 128), (["attention=sdpa"], 40.0, 0)],
+)
+def test_what_flash_allocates_in_its_backward_is_counted_where_it_runs(
+    changes: list[str], documents: float, room: int
+) -> None:
+    small = ["precision=bf16", "architecture.num_hidden_layers=2", *changes]
+    parameters = Parameters.load(PRESETS / "tiny_llama.json", small)
+    positions, heads, size = 4 * 256, 4, 64
+    expected = 4 * (positions + 128 * room) * heads * (size + 1) if room else 0
+    if not changes:  # two heads share one of keys and values
+        expected += 2 * positions * heads * size * 2
+    for gpu in (True, False):
+        found = simulate_step(
+            parameters, VOCABULARY, rows=4, gradients_stay=False, gpu=gpu, documents_per_row=documents
+        ).windows
+        seen = [found[window].get(SCRATCH, 0) for window in (BACKWARD, LATE_BACKWARD)]
+        assert seen == ([expected, expected] if gpu else [0, 0])

@@ -106,11 +106,16 @@ def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
             f"flash attention takes {MOST_DOCUMENTS:,} documents at once, and a micro-batch of {rows:,} rows has "
             f"{len(found):,}; give a smaller micro_batch_size"
         )
-    room = min(max(_round_up(len(found)), FEWEST_DOCUMENTS), MOST_DOCUMENTS, rows * length)
+    room = room_for(len(found), rows * length)
     cu_seqlens = np.full(room + 1, rows * length, dtype=np.int32)
     cu_seqlens[: len(found)] = found
     longest = int(np.diff(found, append=rows * length).max())
     return cu_seqlens, min(_round_up(longest), length)
+
+
+def room_for(documents: int, positions: int) -> int:
+    """Returns how many documents `boundaries` has room for, where `documents` are in so many `positions`."""
+    return min(max(_round_up(documents), FEWEST_DOCUMENTS), MOST_DOCUMENTS, positions)
 
 
 def _round_up(number: int) -> int:
