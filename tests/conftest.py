@@ -1,4 +1,4 @@
-"""The order of test files when several workers share them (`make test`), and the `python` that tests may start."""
+"""What workers of `make test` share: the order of test files, a fork server, and the `python` that tests may start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fork_server
 import pytest
 import typer.testing
 
@@ -33,6 +35,17 @@ FIRST = (
     "core/test_file_faults.py",
 )
 """The files that take longest. Workers take whole files, so a long one that starts last would leave the others idle."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """In pytest's own process: gives a worker of xdist the fork server of all workers."""
+    node.workerinput["fork_server"] = fork_server.share()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        fork_server.use(*config.workerinput["fork_server"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,13 +9,12 @@ import os
 import random
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import torch
 from safetensors.torch import load_file
 from small_preparation import prepare_corpus
@@ -139,19 +138,11 @@ def become(variables: Mapping[str, str], output: Path) -> None:
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["warm"])
-_STARTING = threading.Lock()
 
 
 def start_fork_server() -> None:
     """Starts the server that forks processes for `fork`, and for whatever in this process uses a `forkserver`."""
-    with _STARTING:
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # the fork server finds helpers by it alone
-        try:
-            forkserver.ensure_running()
-        finally:
-            os.environ.pop("PYTHONPATH")
-            os.environ.update({} if before is None else {"PYTHONPATH": before})
+    fork_server.start()
 
 
 def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
