@@ -34,6 +34,8 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield from _pipeline_parallel_conflicts(parameters)
     if parameters.parallel.sp_size > 1:
         yield from _sequence_parallel_conflicts(parameters)
+    if parameters.precision == "fp8":
+        yield from _fp8_conflicts(parameters)
 
 
 def _data_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -131,6 +133,16 @@ def _compile_conflicts(parameters: ParameterFields) -> Iterator[str]:
             if parameters.compile == "whole" and compile_obstacle(parameters, "blocks") is not None:
                 remedy = 'use "off"'
             yield f'compile: "{parameters.compile}" does not work here: {obstacle}; {remedy}'
+
+
+def _fp8_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    if parameters.compile == "off":
+        yield (
+            'precision: "fp8" is slower than "bf16" without compiled kernels, which scale and cast at once; got '
+            'compile: "off"; use "compile": "auto", or "precision": "bf16"'
+        )
+    elif parameters.compile == "auto" and (obstacle := compile_obstacle(parameters, "blocks")) is not None:
+        yield f'precision: "fp8" needs compiled blocks, and {obstacle}; use "precision": "bf16"'
 
 
 def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:

@@ -65,6 +65,9 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp"'),
     ({"precision": "fp8", "parallel": FSDP}, 'precision: "fp8" is for parallel.engine "ddp", got "fsdp"'),
+    ({"precision": "fp8", "compile": "off"}, 'precision: "fp8" is slower than "bf16" without compiled kernels'),
+    ({"precision": "fp8", "compile": "off"}, 'got compile: "off"; use "compile": "auto"'),
+    ({"architecture": Mixing(), "objective": STREAM, "precision": "fp8"}, "fp8\" needs compiled blocks, and architec"),
     ({"architecture": Mixing()}, 'documents in one row apart; use objective.layout "stream" or "lines" or "pairs"'),
     (
         {"architecture": Mixing(), "objective": {"type": "causal_lm"}},
@@ -132,6 +135,7 @@ def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expect
         {"precision": "fp16", "loss_scaling": {"hysteresis": 2}, "parallel": DEEPSPEED},
         {"attention": "flash", "precision": "fp16"},
         {"precision": "fp8"},
+        {"precision": "fp8", "compile": "whole"},
         {"architecture": Mixing(), "objective": STREAM},
         {"activation_checkpointing": "selective", "precision": "fp16", "parallel": DEEPSPEED},
         {"activation_checkpointing": "full", "parallel": {"engine": "deepspeed", "zero_stage": 3}},

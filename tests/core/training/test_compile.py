@@ -390,6 +390,8 @@ def test_auto_compiles_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> Non
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert compilation.choose(parse(), gpu) == ("off", "the package triton is not installed")
+    with pytest.raises(UserError, match='"fp8" needs compiled blocks, and the package triton is not installed; use "'):
+        compilation.choose(parse(precision="fp8"), gpu)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
@@ -397,6 +399,7 @@ def test_auto_compiles_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert compilation.choose(parse(), gpu) == ("blocks", None)
+    assert compilation.choose(parse(precision="fp8"), gpu) == ("blocks", None)
     assert compilation.choose(parse(compile="off"), gpu) == ("off", None)
     monkeypatch.setattr(type(parse().architecture), "compile_obstacle", "it counts tokens")
     assert "it counts tokens" in str(compilation.choose(parse(), gpu)[1])

@@ -44,12 +44,18 @@ RECOMPILE_LIMIT = 64
 
 
 def choose(parameters: Parameters, device: torch.device) -> tuple[Mode, str | None]:
-    """Returns what is compiled, and why nothing is where "auto" would compile on another machine or run."""
+    """Returns what is compiled, and why nothing is where "auto" would compile on another machine or run.
+
+    Raises:
+        UserError: nothing can be compiled, and `precision` is "fp8", which is slower then than "bf16".
+    """
     if parameters.compile != "auto":
         return parameters.compile, None
     if device.type != "cuda":
         return "off", None
     reason = compile_obstacle(parameters, "blocks") or _missing_tools(device)
+    if reason and parameters.precision == "fp8":
+        raise UserError(f'precision: "fp8" needs compiled blocks, and {reason}; use "precision": "bf16"')
     return ("off", reason) if reason else ("blocks", None)
 
 
