@@ -25,7 +25,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import collate_rows, to_device
 from terakoya.training.loss import weighted_loss
-from terakoya.training.model import compilation
+from terakoya.training.model import compilation, lora
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import all_architectures
@@ -205,6 +205,12 @@ def check_steps(name: str, mode: compilation.Mode, folder: Path, *, flash: bool 
     number of graphs after each, and after an evaluation."""
     parameters = toy_run(name, **changes)
     module = build_module_for_training(parameters, toy_model.VOCABULARY).train()
+    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
+    trained = [name for name, weight in module.named_parameters() if weight.requires_grad]
+    assert parameters.lora is None or all("lora_" in name for name in trained)
+    assert (len(trained) < len(list(module.parameters()))) == (
+        parameters.lora is not None or parameters.frozen_layers >= 0
+    )
     attention.use(module, "flash" if flash else attention.MASKED)
     batches = micro_batches(parameters, folder)
     if flash:
@@ -243,6 +249,20 @@ def test_every_architecture_has_its_graphs_after_two_micro_steps(
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
 def test_recomputed_blocks_are_compiled(name: str, kind: str, tmp_path: Path) -> None:
     counts = check_steps(name, "blocks", tmp_path, activation_checkpointing=kind)
+    assert counts[0] == counts[3]
+
+
+@pytest.mark.nightly
+def test_blocks_above_frozen_ones_are_compiled(tmp_path: Path) -> None:
+    counts = check_steps("bert", "blocks", tmp_path, frozen_layers=1)
+    assert counts[0] == counts[3]
+
+
+@pytest.mark.nightly
+def test_blocks_with_adapters_are_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason='needs `pip install "terakoya[lora]"`')
+    settings = {"r": 2, "target_modules": "all-linear", "init_lora_weights": "gaussian"}
+    counts = check_steps("llama", "blocks", tmp_path, start_from=str(tmp_path), lora=settings)
     assert counts[0] == counts[3]
 
 
