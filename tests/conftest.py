@@ -1,4 +1,5 @@
-"""What workers of `make test` share: the order of test files, a fork server, and the `python` that tests may start."""
+"""What workers of `make test` share: the order of test files, the settings of property tests, a fork server, and the
+`python` that tests may start."""
 
 from __future__ import annotations
 
@@ -12,11 +13,16 @@ from typing import Any
 import fork_server
 import pytest
 import typer.testing
+from hypothesis import settings
 
 gc.disable()  # until everything is imported: a collection would look through a million objects for nothing
 
 # CliRunner builds the command line of a typer application at each call; once a process is enough.
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
+
+# The time of an example is that of the machine, which others may share: it says nothing of the code.
+settings.register_profile("terakoya", deadline=None)
+settings.load_profile("terakoya")
 
 FIRST = (
     "tools/test_cluster.py",

@@ -62,3 +62,10 @@ def test_every_decision_is_named_by_the_code_that_follows_it(page: Path) -> None
     named = f"docs/design/{page.name}"
     assert any(named in file.read_text(encoding="utf-8") for file in CORE.rglob("*.py")), named
     assert page.name in (page.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_property_test_has_a_time_limit_for_each_example() -> None:
+    """A machine that others share would fail it."""
+    from hypothesis import settings
+
+    assert settings().deadline is None and settings(max_examples=5).deadline is None

@@ -35,7 +35,7 @@ def texts(items: list[Document | Reject]) -> list[str]:
     return [item.text for item in items if isinstance(item, Document)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), max_size=30),
     block_bytes=st.integers(1, 400),
@@ -64,7 +64,7 @@ LINE = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]),
 BLANKS = st.lists(st.sampled_from(["", " ", "\t", "\u3000"]), min_size=1, max_size=3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     documents=st.lists(st.tuples(st.lists(LINE, min_size=1, max_size=5), BLANKS), max_size=12),
     block_bytes=st.integers(1, 200),

@@ -83,7 +83,7 @@ CELL = st.text(st.sampled_from('ab"\n,あ '), max_size=8)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     rows=st.lists(st.tuples(CELL, CELL), max_size=12),
     block_bytes=st.integers(1, 60),
@@ -136,7 +136,7 @@ def test_a_missing_column_is_an_error_that_names_similar_ones(tmp_path: Path, na
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(str.strip)),
     row_group=st.integers(1, 20),

@@ -332,7 +332,7 @@ def _documents(corpus: Corpus) -> list[str | None]:
     documents=st.lists(st.text("あいう\r 　", min_size=1, max_size=6).filter(str.strip), min_size=2, max_size=12),
     data=st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".jsonl.gz"])
 def test_hold_out_splits_without_loss(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, documents: list[str], data: st.DataObject

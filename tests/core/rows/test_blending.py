@@ -13,7 +13,7 @@ from terakoya.rows.blending import PERIOD, Blend, integer_weights
 WEIGHTS = st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(lambda weights: sum(weights) > 0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(WEIGHTS)
 def test_each_store_stays_within_one_row_of_its_share(weights: list[int]) -> None:
     try:
@@ -28,7 +28,7 @@ def test_each_store_stays_within_one_row_of_its_share(weights: list[int]) -> Non
         assert np.array_equal(indices[stores == store], np.arange(consumed[-1]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10**12), st.integers(1, 500))
 def test_any_range_is_the_same_rows(start: int, length: int) -> None:
     blend = Blend([5, 3, 2.5])

@@ -69,7 +69,7 @@ def expected(conversations: list[list[int]], loss_on: str, too_long: str) -> lis
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(TURNS, min_size=1, max_size=9),
     st.sampled_from(["packed", "padded"]),

@@ -49,7 +49,7 @@ def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 200),
     st.lists(st.integers(1, G - 1), max_size=4, unique=True).map(sorted),

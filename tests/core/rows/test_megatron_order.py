@@ -72,7 +72,7 @@ def test_rows_follow_the_published_rule(tmp_path: Path, stored: bool, samples: i
     assert np.all(rows.document_ids == 0) and np.array_equal(rows.position_ids[0], np.arange(16))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 60), st.integers(0, 2**32 - 1))
 @example([29, 42], 17, 1)  # of the second epoch's 10 samples 7 are used: it is shuffled separately
 @example([29, 42], 18, 1)  # 8: it is not

@@ -86,7 +86,7 @@ def slow_pairs(documents: list[list[int]], *, epoch: int, budget: int, short: fl
     return pairs
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(DOCUMENTS, st.integers(0, 5), st.integers(4, 60), st.sampled_from([0.0, 0.1, 1.0]))
 def test_the_plan_equals_the_original(documents: list[list[int]], epoch: int, budget: int, short: float) -> None:
     plan = plan_of(documents, epoch=epoch, budget=budget, short=short)

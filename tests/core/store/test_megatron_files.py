@@ -87,7 +87,7 @@ def test_sentences_of_every_type_become_lines(tmp_path: Path, dtype: str, drift:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     documents=st.lists(
         st.lists(st.lists(st.integers(6, 99), min_size=1, max_size=5), max_size=3), min_size=1, max_size=9

@@ -58,7 +58,7 @@ def test_a_merged_store_is_the_store_of_all_corpora(tmp_path: Path, options: dic
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stores=st.lists(
         st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=4), min_size=2, max_size=4

@@ -34,7 +34,7 @@ def blocks_of(file: Path) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     documents=st.lists(st.lists(st.integers(6, 99), min_size=1, max_size=9), min_size=1, max_size=9),
     end=st.sampled_from(["stored", "the tokenizer's", "none"]),

@@ -72,7 +72,7 @@ def places_of(masked: MaskedRows, batch: int, width: int) -> list[list[int]]:
     return [(flat[flat // width == row] % width).tolist() for row in range(batch)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 90), st.booleans(), st.sampled_from([0.02, 0.15, 0.4, 1.0])
 )

@@ -105,7 +105,7 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
         state("v")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=8),
     holders=st.integers(1, 5),

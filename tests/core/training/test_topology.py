@@ -31,7 +31,7 @@ def test_processes_of_a_node_share_nearly_equally() -> None:
     assert spans({"0": 5, "1": 3}, 2, 1) == [(0, 3), (3, 5), (5, 8)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=5), st.integers(1, 50))
 def test_every_row_is_taken_once_in_equally_many_micro_steps(nodes: list[tuple[int, int]], micro: int) -> None:
     table = {str(node): rows for node, (rows, _) in enumerate(nodes)} if len(nodes) > 1 else {"-1": nodes[0][0]}

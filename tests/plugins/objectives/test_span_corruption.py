@@ -81,7 +81,7 @@ def restore(source: list[int], labels: list[int]) -> list[int]:
 lengths = st.lists(st.lists(st.integers(2, 20), max_size=3), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(lengths, st.floats(0.05, 0.9), st.floats(1.0, 5.0), st.integers(0, 2**40), st.sampled_from([0.0, 0.3]))
 def test_the_targets_restore_the_document(
     shape: list[list[int]], density: float, span: float, key: int, special: float

@@ -71,7 +71,7 @@ def test_ids_equal_those_of_the_loaded_folder(trained: Path) -> None:
 ANY_TEXT = st.text(st.one_of(st.sampled_from("音風町 　#[MASK]\u3099が…Σİ"), st.characters(exclude_categories=["Cs"])))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=ANY_TEXT)
 def test_ids_of_any_text(trained: Path, text: str) -> None:
     encoder, loaded = MecabCharacter().encoder(trained), MecabCharacter().load(trained)

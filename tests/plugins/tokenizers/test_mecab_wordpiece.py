@@ -274,7 +274,7 @@ ANY_TEXT = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(documents=st.lists(ANY_TEXT, max_size=4))
 def test_ids_of_any_text(documents: list[str], both: Any, both_lower: Any) -> None:
     for encoder, slow in (both, both_lower):

@@ -136,7 +136,7 @@ def test_whole_documents_keep_their_line_ends(folders: Any, tmp_path: Path) -> N
     assert words.encode(documents, whole=True).ids.tolist() == words.encode(documents).ids.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("▁ 　龘[MASK]<s>東\0\t"), max_size=30))
 )
