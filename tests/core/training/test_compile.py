@@ -22,8 +22,12 @@ from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
 from terakoya.contract import toy as toy_model
 from terakoya.errors import UserError
+from terakoya.rows.loader import Loader
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
-from terakoya.training.batches import collate_rows, to_device
+from terakoya.training.batches import BatchMaker, collate_rows, to_device
+from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation, lora
 from terakoya.training.model.activation_checkpointing import checkpoint_block
@@ -166,8 +170,6 @@ def toy_run(name: str, **changes: Any) -> Parameters:
 
 def micro_batches(parameters: Parameters, folder: Path) -> list[Batch]:
     """Four micro-batches; the last is of one row, filled up."""
-    from terakoya.rows.row_source import RowSource
-
     layout = parameters.objective.row_layout()
     store = toy_model.make_store_for(layout, folder)
     source = RowSource(store, layout, sequence_length=toy_model.SEQUENCE_LENGTH, seed=11)
@@ -315,8 +317,6 @@ def test_the_number_of_documents_makes_no_further_graph(name: str, tmp_path: Pat
 
 
 def test_blank_rows_change_no_count_and_no_sum(tmp_path: Path) -> None:
-    from terakoya.rows.row_source import RowSource
-
     for name in ("bert", "electra", "llama", "t5"):
         parameters = toy_run(name)
         store = toy_model.make_store_for(parameters.objective.row_layout(), tmp_path / name)
@@ -333,6 +333,46 @@ def test_blank_rows_change_no_count_and_no_sum(tmp_path: Path) -> None:
             one, other = (module(to_device(each, CPU, flash=False)) for each in (short, full))
         for term, value in one.items():
             torch.testing.assert_close(value, other[term])
+
+
+@pytest.mark.slow
+def test_micro_batches_of_a_compiled_run_have_the_shapes_of_a_full_one(store: Path) -> None:
+    """In a full step and in the last, which holds fewer rows; the row of a micro-step without rows, too."""
+    settings = toy.parameters(store)
+    parameters = Parameters.from_dict(
+        {**settings, "architecture": toy.without_dropout(settings["architecture"])}, source="toy"
+    )
+    opened = TokenStore.open(store)
+    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
+    vocabulary, rows = opened.facts.vocabulary, len(source)
+    assert rows % 16 % 6, "the last micro-batch is not full"
+    plain, compiled = (
+        BatchMaker(
+            Loader([source], [1.0]),
+            parameters.objective,
+            vocabulary,
+            RankBatch(0, 12, 6, 3, 16),
+            end=rows,
+            compiled=each,
+        )
+        for each in (False, True)
+    )
+    module = build_module_for_training(parameters, vocabulary).train()
+    attention.use(module, attention.MASKED)
+    sizes, shapes = set(), set()
+    for step in (0, rows // 16):
+        one, other = plain(step), compiled(step)
+        assert len(one.real) == len(other.real) and one.dummy is not None and other.dummy is not None
+        for short, full in zip([*one.real, one.dummy], [*other.real, other.dummy], strict=True):
+            sizes.add(len(short.arrays["input_ids"]))
+            shapes.add(tuple((name, array.shape, array.dtype) for name, array in full.arrays.items()))
+            assert short.counts == full.counts
+            with torch.no_grad():
+                sums, expected = (module(to_device(each, CPU, flash=False)) for each in (full, short))
+            for term, value in expected.items():
+                torch.testing.assert_close(sums[term], value)
+    assert {1, 6} < sizes, "full, short and empty micro-batches"
+    assert len(shapes) == 1 and next(iter(shapes))[0][1][0] == 6
 
 
 class Recomputed(nn.Module):
