@@ -144,6 +144,12 @@ def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
         return f": is YAML; give it a name that ends in .yaml, such as {path.with_suffix('.yaml').name}"
     at = error.pos
     before, after = text[:at].rstrip(), text[at:].lstrip()
+    if error.msg == "Extra data" and "\n" not in before.lstrip() and after.startswith(("{", "[")):
+        inside = path.with_name("parameters.json")
+        return (
+            ": holds a JSON value in each line, as a corpus and a run's metrics.jsonl do; expected one JSON object, "
+            "{...}" + (f"; did you mean {inside}?" if inside.is_file() else "")
+        )
     if not after:
         advice = "the file ends too early; a bracket or a quote is not closed"
     elif after[:1] in ("}", "]") and before.endswith(","):
@@ -162,6 +168,8 @@ def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
         advice = f'{_excerpt(after)}: JSON has "double quotes" round names and texts'
     elif word := re.match("|".join(_PYTHON_WORDS), after):
         advice = f"{word[0]}: JSON writes {_PYTHON_WORDS[word[0]]}"
+    elif error.msg == "Extra data":
+        advice = f"{_excerpt(after)} after the end of the JSON value; remove it, or a bracket that closes too early"
     elif error.msg.startswith("Unterminated string"):
         advice = f"{_excerpt(after)}: the quote is not closed in its line; add the closing one"
     else:

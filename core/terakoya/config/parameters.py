@@ -303,11 +303,16 @@ def check_allowed_changes(keys: Iterable[str], parameters: Parameters, registry:
     """Raises UserError for a key of --allow-change that the parameter JSON does not have."""
     own = [path for path, _ in leaves(parameters.dump(registry))]
     sections = [path[: match.start()] for path in own for match in re.finditer(r"\.", path)]
-    known = {*own, *sections, *all_key_paths(registry)}
+    known = {_of_first_entry(key) for key in (*own, *sections, *all_key_paths(registry))}
     for key in keys:
-        if key not in known:
+        if _of_first_entry(key) not in known:  # an entry that a list had before is none of its entries now
             close = difflib.get_close_matches(key, own, n=1)
             advice = explain_unknown_key(key, own) or (
                 f'; did you mean "{close[0]}"?' if close else "; `terakoya parameters show FILE` lists the keys"
             )
             raise UserError(f"--allow-change {key}: unknown key{advice}")
+
+
+def _of_first_entry(path: str) -> str:
+    """Returns `path` with 0 for each place in a list: `data.train.0.store` for `data.train.2.store`."""
+    return re.sub(r"\.\d+(?=\.|$)", ".0", path)

@@ -160,15 +160,19 @@ def _refuse_changes(
             f"the run was started with other values of {', '.join(fixed)}, which determine what its checkpoints hold: "
             "start a new run, with start_from a folder that `terakoya export` writes of this one to continue from here"
         )
+    previous = manifest["stores"]
+    if "data" not in allow_change and _trained_on(before, previous) != _trained_on(now, fingerprints):
+        others = [key for key in refused if not key.startswith("data.")]
+        raise UserError(
+            "the token stores are not the ones this run was started with"
+            + (f", nor are the values of {', '.join(others)}" if others else "")
+            + "; start a new run, or continue with "
+            + " ".join(f"--allow-change {key}" for key in ("data", *others))
+        )
     if refused:
         raise UserError(
             f"the run was started with other values of {', '.join(refused)}; start a new run, or continue with "
             + " ".join(f"--allow-change {key}" for key in refused)
-        )
-    previous = manifest["stores"]
-    if "data" not in allow_change and _trained_on(before, previous) != _trained_on(now, fingerprints):
-        raise UserError(
-            "the token stores are not the ones this run was started with; continue with --allow-change data"
         )
     validated = {previous[name] for name in previous.keys() - _training_stores(before)}
     for name in sorted(fingerprints.keys() - _training_stores(now)):

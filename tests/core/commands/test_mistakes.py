@@ -46,6 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("missing_comma.json", '{"max_steps": 1\n "seed": 2}')
     write("python.json", "{'max_steps': True}")
     write("nothing.json", "")
+    write("more.json", '{"max_steps": 1}\n}')
     write("twice.json", '{"max_steps": 1, "max_steps": 2}')
     write("blank.txt", "\n\n\n")
     write("bad.jsonl", '{"text": "a"}\n{"text":\n{"text": "b"}\n')
@@ -75,6 +76,7 @@ MISTAKES = [
     ("train comment.json --out r", "not valid JSON: a comment; write // before a comment in JSON, or give the file"),
     ("train commas.json --out r", ":1:", "not valid JSON: a comma with nothing before it; remove it"),
     ("train missing_comma.json --out r", "missing_comma.json:1:16: not valid JSON: expected a comma before", "add it"),
+    ("train more.json --out r", "more.json:2:1: not valid JSON: } after the end of the JSON value; remove it"),
     ("train python.json --out r", "python.json:1:2: not valid JSON: ", 'JSON has "double quotes" round names'),
     ("train nothing.json --out r", "nothing.json: is empty; expected a JSON object, {...}"),
     ("train twice.json --out r", 'twice.json:1:18: the key "max_steps" is given twice', "keep one"),
@@ -188,8 +190,9 @@ RUN_MISTAKES = [
     # changed parameters, data and sizes
     (f"{RESUME} --set optimizer.learning_rate=0.5", "was 0.005, is 0.5", "--allow-change optimizer.learning_rate"),
     (f"{RESUME} --set batch_size={{\"-1\":8}}", "64 rows were used in 4 steps of 16, but batch_size is now 8: keep"),
-    (f"{RESUME} --set data.train=[\"other/store\"]", "other values of data.train.0.store", "--allow-change data.train"),
-    (f"{RESUME} --set data.train=[\"other/store\"] --allow-change data.train", "continue with --allow-change data"),
+    (f"{RESUME} --set data.train=[\"other/store\"]", "the token stores are not the ones", "with --allow-change data\n"),
+    (f"{RESUME} --set data.train=[\"other/store\"] --allow-change data.train", "continue with --allow-change data\n"),
+    (f"{RESUME} --set data.train=[\"data/store\",\"other/store\"]", "are not the ones", "with --allow-change data\n"),
     (f"{RESUME} --set data.validation=[\"lost\"]", "lost: expected a finished token store, got no such folder"),
     (f"{RESUME} --set architecture.hidden_size=32 --allow-change architecture", "a run cannot change the sizes of its"),
     (f"{RESUME} --set architecture.num_hidden_layers=3 --allow-change architecture", "has no tensor model.bert."),
@@ -203,6 +206,8 @@ RUN_MISTAKES = [
     ("try r/checkpoints/step-00000009 x", "got no such folder (did you mean r/checkpoints/step-00000004"),
     # other files of a run in the place of what is expected
     ("train r --out z", "r: expected a file, got a run; did you mean r/parameters.json?"),
+    ("train r/metrics.jsonl --out z", "holds a JSON value in each line", "did you mean r/parameters.json?"),
+    ("train c.jsonl --out z", "c.jsonl: holds a JSON value in each line, as a corpus", "one JSON object, {...}"),
     ("train r/checkpoints/step-00000004/manifest.json --out z", "got a checkpoint's manifest; to continue the run"),
     ("export r --out data/store", "data/store: already exists and is not empty", "choose another, or remove this one"),
     ("export r --out p.json", "p.json: already exists and is a file"),

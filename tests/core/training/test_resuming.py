@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,28 @@ def test_plateau_continues_only_with_the_validation_that_it_has_followed(
 def test_the_same_validation_store_in_another_place_is_no_change() -> None:
     plateau = {"schedule": PLATEAU}
     assert resume(plateau, {**plateau, **held("moved")}, {"train": "a1", "moved": "b2"})
+
+
+def trained_on(*stores: str, **changes: Any) -> dict[str, Any]:
+    return {"data": {"train": list(stores), "validation": ["held"], "sequence_length": 32}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "contents", "keys"),
+    [
+        (trained_on("train"), {"train": "c3"}, ["data"]),
+        (trained_on("other"), {"other": "c3"}, ["data"]),
+        (trained_on("train", "other"), {"train": "a1", "other": "c3"}, ["data"]),
+        (trained_on("moved"), {"moved": "a1"}, ["data.train.0.store"]),
+        (trained_on("other", seed=7), {"other": "c3"}, ["data", "seed"]),
+    ],
+    ids=["another content", "another store", "one more store", "another place", "another store and seed"],
+)
+def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
+    changes: dict[str, Any], contents: dict[str, str], keys: list[str]
+) -> None:
+    stores = {**contents, "held": "b2"}
+    with pytest.raises(UserError) as refused:
+        resume({}, changes, stores)
+    assert re.findall(r"--allow-change (\S+)", str(refused.value)) == keys
+    resume({}, changes, stores, frozenset(keys))
