@@ -66,6 +66,10 @@ class Architecture(Component):
     """Why torch.compile cannot compile the family's blocks, as the end of a sentence: "its experts are chosen by token
     counts". `"compile": "auto"` then compiles nothing, and "blocks" is refused. None where it can."""
 
+    partition_obstacle: ClassVar[str | None] = None
+    """Why `tensor_partition` returns None for a family that cannot have one, as the end of a sentence: "its experts are
+    chosen by token counts". The message that refuses `parallel.tp_size` repeats it."""
+
     def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
         """Returns the Transformers config of this architecture over `vocabulary`."""
         raise NotImplementedError

@@ -181,9 +181,11 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
                 if issubclass(offer.component, Architecture)
                 and offer.component.tensor_partition is not Architecture.tensor_partition
             )
+            obstacle = type(architecture).partition_obstacle
+            reason = f"cannot: {obstacle}" if obstacle else "does not define how (`tensor_partition`)"
             yield (
-                f"{key}: architecture {name} does not define how processes share its layers (`tensor_partition`); "
-                f'{", ".join(supporting)} do. Set it to 1; "engine": "fsdp" splits the weights of any architecture'
+                f"{key}: processes share the layers of {', '.join(supporting)}, but architecture {name} {reason}. "
+                'Set it to 1; "engine": "fsdp" splits the weights of any architecture'
             )
             continue
         sizes = partition.sizes

@@ -35,6 +35,10 @@ class Electra(EncoderArchitecture):
         "masked": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining", "body": "ElectraModel"
     }  # fmt: skip
     vocabulary_head = ("generator_predictions", "generator_lm_head")
+    partition_obstacle = (
+        "a generator and a discriminator have different numbers of heads, and each process would draw the generator's "
+        "tokens itself"
+    )
 
     embedding_size: PositiveInt = 128
     """The width of the embeddings, which are projected to `hidden_size` where it differs."""

@@ -44,7 +44,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "type": "bert", "hidden_size": 18, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 34,
         "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     },
+    "roberta": {
+        "type": "roberta", "hidden_size": 18, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 34,
+        "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    },
 }  # fmt: skip
+ENCODERS = ("bert", "roberta")
 
 
 def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[s
         **toy.parameters(store, validation, batch_size={"-1": 7}, micro_batch_size=2, max_steps=LAST),
         # weights large enough for attention to matter
         "architecture": {**ARCHITECTURES[name], "initializer_range": 0.2},
-        "objective": MASKED if name == "bert" else CAUSAL,
+        "objective": MASKED if name in ENCODERS else CAUSAL,
         # with a large eps the update is nearly proportional to the gradient, so errors keep their size
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
         "checkpoint": {"save_steps": 1},
@@ -208,7 +213,7 @@ def test_replicated_weights_stay_equal_under_dropout(runs: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
-    accuracy = "masked_accuracy" if name == "bert" else "token_accuracy"
+    accuracy = "masked_accuracy" if name in ENCODERS else "token_accuracy"
     for run in (f"pair_{name}", f"replicas_{name}"):
         plain, mine = (toy.records(runs / each, "validation") for each in (f"plain_{name}", run))
         assert plain.keys() == mine.keys() == {0, MIDDLE, LAST}
@@ -243,7 +248,7 @@ def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_plain_transformers_loads_what_was_trained(runs: Path, name: str) -> None:
     """With the weights of the checkpoint, and the logits of the model that one process trained."""
-    kind = AutoModelForMaskedLM if name == "bert" else AutoModelForCausalLM
+    kind = AutoModelForMaskedLM if name in ENCODERS else AutoModelForCausalLM
     plain, mine = (
         kind.from_pretrained(runs / f"{run}_{name}/checkpoints/step-{LAST:08d}/model", local_files_only=True)
         for run in ("plain", "pair")

@@ -39,8 +39,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"architecture": {"type": "electra"}, "objective": {"type": "replaced_token"}},
-        "parallel.tp_size 2: architecture Electra does not define how processes share its layers (`tensor_partition`); "
-        'bert, gpt2, gptj, llama, qwen3, roberta do. Set it to 1; "engine": "fsdp" splits',
+        "parallel.tp_size 2: processes share the layers of bert, gpt2, gptj, llama, qwen3, roberta, but architecture "
+        "Electra cannot: a generator and a discriminator have different numbers of heads, and each process would draw "
+        'the generator\'s tokens itself. Set it to 1; "engine": "fsdp" splits',
     ),
     ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
     ({"optimizer": {"type": "muon"}}, "parallel.tp_size 2: optimizer Muon needs whole parameters"),
