@@ -2,15 +2,19 @@
 
 import json
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import toy
 from saved_weights import FAULTS
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
 from terakoya.errors import UserError
+from terakoya.training.distributed.local_rendezvous import local_rendezvous
+from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process
 
@@ -67,6 +71,19 @@ def hold(folder: str, ready: object, leave: object) -> None:
     lock_run(Path(folder) / "run.lock")
     ready.set()  # type: ignore[attr-defined]
     leave.wait(30)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"], ids=["own store", "torch's store"])
+def test_a_port_that_another_program_uses_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", address)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with (
+            pytest.raises(UserError, match=rf"MASTER_PORT {port}: another program .*; set another one for all"),
+            local_rendezvous(LaunchInfo(0, 2, 0, 0, "torchrun")),
+        ):
+            dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
 
 
 def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ torch's own listens on every interface of the machine, and whoever connects can 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from terakoya.errors import UserError
 from terakoya.training.distributed.topology import LaunchInfo
 
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -25,16 +27,26 @@ _stores: list[dist.TCPStore] = []
 @contextlib.contextmanager
 def local_rendezvous(launch: LaunchInfo) -> Iterator[None]:
     """While the context is open, processes that meet at a loopback address do so at a store that only this machine
-    reaches; rank 0 holds it. Does nothing for other addresses, and where torchrun holds the store.
+    reaches; rank 0 holds it. For other addresses torch's own store is used, and where torchrun holds it, that one.
 
     Raises:
-        OSError: the port is in use.
+        UserError: the port is in use.
     """
     address = os.environ.get("MASTER_ADDR", "")
     if launch.rank or launch.world_size == 1 or os.environ.get(AGENT_STORE_VARIABLE) == "True" or not _is_v4(address):
-        yield
+        try:
+            yield
+        except dist.DistNetworkError as error:  # torch's store
+            if errno.errorcode[errno.EADDRINUSE] not in str(error):
+                raise
+            raise _port_in_use() from error
         return
-    listener = socket.create_server((address, int(os.environ["MASTER_PORT"])))
+    try:
+        listener = socket.create_server((address, int(os.environ["MASTER_PORT"])))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _port_in_use() from error
     _stores.append(
         dist.TCPStore(
             address,
@@ -50,6 +62,14 @@ def local_rendezvous(launch: LaunchInfo) -> Iterator[None]:
         yield
     finally:
         del os.environ[AGENT_STORE_VARIABLE]
+
+
+def _port_in_use() -> UserError:
+    return UserError(
+        f"MASTER_PORT {os.environ['MASTER_PORT']}: another program of this machine uses the port at which the "
+        "processes of the run are to meet; set another one for all of them (`terakoya train --processes N` finds one "
+        "itself)"
+    )
 
 
 def _is_v4(address: str) -> bool:
