@@ -68,6 +68,23 @@ def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator
                     return
 
 
+def first_rows(file: Source, count: int) -> list[dict[str, str]]:
+    """Returns the texts of the first rows of `file`, at most `count` of them, by their columns: those of strings.
+
+    Raises:
+        UserError: the file is broken.
+    """
+    with _whole_parquet(file) as parquet:
+        pa = import_pyarrow(file)
+        names = [each.name for each in parquet.schema_arrow if _is_text(each.type, pa)]
+        batch = next(parquet.iter_batches(count, columns=names, use_threads=False), None) if names else None
+        columns = {name: _bytes(batch.column(place)) for place, name in enumerate(batch.schema.names)} if batch else {}
+    return [
+        {name: value.decode("utf-8", "replace") for name, value in zip(columns, row, strict=True) if value is not None}
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
 def _document(file: Source, row: int, value: bytes | None, limit: int) -> Document | Reject:
     if value is None:
         return Reject(file, row, "field is not a string", "null")
@@ -90,24 +107,35 @@ def _bytes(values: Any) -> list[bytes | None]:
 @contextmanager
 def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
     """Yields the open file and the index of the column `field`. UserError for a broken file or a wrong column."""
+    with _whole_parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        field = choose_field(field, names)
+        if field not in names:
+            raise UserError(
+                f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field'
+            )
+        kind = parquet.schema_arrow.field(field).type
+        if not _is_text(kind, import_pyarrow(file)):
+            raise UserError(f'{file}: column "{field}": expected strings, got {kind}; choose another with --field')
+        paths = [parquet.schema.column(index).path for index in range(len(parquet.schema))]
+        yield parquet, paths.index(field)
+
+
+def _is_text(kind: Any, pa: Any) -> bool:
+    """Returns whether a column of the type `kind` holds strings; `pa` is the package pyarrow."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value))
+
+
+@contextmanager
+def _whole_parquet(file: Source) -> Iterator[Any]:
+    """Yields the open file. UserError where it is broken, also in what is read of it while the context is open."""
     pa = import_pyarrow(file)
     import pyarrow.parquet as pq
 
     with file.open("rb") as stream:
         try:
-            parquet = pq.ParquetFile(stream, pre_buffer=False)
-            names = parquet.schema_arrow.names
-            field = choose_field(field, names)
-            if field not in names:
-                raise UserError(
-                    f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field'
-                )
-            kind = parquet.schema_arrow.field(field).type
-            value = kind.value_type if pa.types.is_dictionary(kind) else kind
-            if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
-                raise UserError(f'{file}: column "{field}": expected strings, got {kind}; choose another with --field')
-            paths = [parquet.schema.column(index).path for index in range(len(parquet.schema))]
-            yield parquet, paths.index(field)
+            yield pq.ParquetFile(stream, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise UserError(
                 f"{file}: expected a whole parquet file, got a broken one ({error}); get or make the file again"

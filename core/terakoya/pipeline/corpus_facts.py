@@ -14,7 +14,8 @@ from typing import Any, Literal
 import orjson
 
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.files import Source, find_files, format_of, import_pyarrow, open_decompressed
+from terakoya.corpus.files import Source, find_files, format_of, open_decompressed
+from terakoya.corpus.parquet import first_rows
 from terakoya.errors import UserError
 
 SAMPLED_FILES = 16
@@ -104,12 +105,7 @@ def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
     """Yields the first rows of `file`, as objects."""
     kind = format_of(file)
     if kind == "parquet":
-        import_pyarrow(file)
-        import pyarrow.parquet as pq
-
-        with file.open("rb") as stream:
-            batch = next(pq.ParquetFile(stream).iter_batches(50), None)
-        yield from batch.to_pylist() if batch is not None else ()
+        yield from first_rows(file, 50)
         return
     if kind == "txt":
         return

@@ -54,6 +54,17 @@ def test_what_it_sees_of_a_corpus_of_several_formats(tmp_path: Path) -> None:
     assert facts.characters == len(numbered(0)) * (3 * 40 + 2 * 20 + 10 + 30)
 
 
+def test_a_parquet_file_is_looked_at_in_bytes_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    texts = pa.array([JAPANESE.encode() * 9, JAPANESE.encode()[:20]], pa.binary())
+    bad = pa.Array.from_buffers(pa.string(), 2, texts.buffers())  # the end of the second is no UTF-8
+    pq.write_table(pa.table({"n": [1, 2], "body": bad, "words": [["x" * 999], ["y"]]}), whole)
+    assert look_at([str(whole)]).field == "body"
+    broken.write_bytes(whole.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"b\.parquet: expected a whole parquet file, got a broken one"):
+        look_at([str(broken)])
+
+
 def test_a_large_file_is_extrapolated_from_its_beginning(tmp_path: Path) -> None:
     (tmp_path / "e.txt").write_text((ENGLISH + "\n\n") * 50_000, encoding="utf-8")
     facts = look_at([str(tmp_path / "e.txt")])
