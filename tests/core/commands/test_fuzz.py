@@ -178,6 +178,73 @@ def option_cases() -> list[tuple[str, ...]]:
     return sorted({case for case in cases if case[0] not in LONG})
 
 
+def corpora_and_paths() -> list[tuple[str, ...]]:
+    """A command line for every option and argument that takes a file or a folder, with each of `ODD_FILES` there."""
+    cases = []
+    for words, command in commands(root_command()):
+        first = FIRST.get(words, tuple("missing" for each in command.params if is_argument(each) and each.required))
+        options = [each for each in command.params if not is_argument(each)]
+        needed = [(each.opts[0], NEEDED[each.opts[0]]) for each in options if each.required]
+        extra = ("--type", "mecab_wordpiece") if words[:1] == ("tokenizer",) and words[1:] != ("report",) else ()
+        for option in command.params:
+            if "Path" not in str(option.type_descriptor.annotation) and option.name not in TAKES_FILES:
+                continue
+            flag = "" if is_argument(option) else next(each for each in option.opts if each.startswith("--"))
+            others = [word for name, value in needed if name != flag for word in (name, value)]
+            for name in ODD_FILES:
+                given = (*first, f"{flag}={name}") if flag else (*first[:-1], name)
+                cases.append((*words, *given, *extra, *others))
+    return sorted({case for case in cases if case[0] not in LONG})
+
+
+def is_argument(parameter: Any) -> bool:
+    return parameter.param_type_name == "argument"
+
+
+TAKES_FILES = ("arguments", "corpus", "documents", "files", "model", "plugin", "sources", "template")
+"""The names of parameters that take a file without being of the type of paths: they may be addresses or names, too."""
+BINARY = bytes(range(256)) * 4
+ODD_FILES: dict[str, bytes | None] = {
+    "folder": None, "folder.json": None, "folder.jsonl": None, "folder.yaml": None, "folder.py": None, "empty": b"",
+    "empty.json": b"", "empty.jsonl": b"", "empty.parquet": b"", "empty.yaml": b"", "empty.py": b"", "binary": BINARY,
+    "binary.json": BINARY, "binary.jsonl": BINARY, "binary.jsonl.gz": BINARY, "binary.jsonl.zst": BINARY,
+    "binary.parquet": BINARY, "binary.csv": BINARY, "binary.yaml": BINARY, "binary.py": BINARY,
+    "latin.json": '{"é": 1}'.encode("latin-1"), "latin.txt": "é\n".encode("latin-1"), "sjis.csv": "表".encode("cp932"),
+    "deep.json": b"[" * 100_000, "number.json": b"1", "list.json": b"[1]", "null.yaml": b"null",
+    "null.jsonl": b"null\n", "model/config.json": b"{", "model/tokenizer.json": b"{", "store/store.json": b"{",
+    "store/tokens.bin": BINARY, "run/metrics.jsonl": BINARY, "run/parameters.json": b"[]", "dangling": None,
+    "loop": None,
+}  # fmt: skip
+"""Name -> content; None for what is no file. A named pipe is none of them: whoever reads it waits for a writer."""
+
+
+@pytest.fixture
+def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder with `ODD_FILES`, and with the folders of a model, a store and a run that hold broken files."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in ODD_FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        if content is not None:
+            Path(name).write_bytes(content)
+        elif name in ("dangling", "loop"):
+            Path(name).symlink_to("nowhere" if name == "dangling" else "loop")
+        else:
+            Path(name).mkdir()
+
+
+@pytest.mark.slow
+def test_a_sample_of_odd_files(odd_files: None, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [check_option(case, capsys) for case in random.Random(9).sample(corpora_and_paths(), 60)]
+    assert codes.count(2) > 40
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_every_odd_file_everywhere(odd_files: None, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [check_option(case, capsys) for case in corpora_and_paths()]
+    assert len(codes) > 1500
+
+
 LONG = ("demo",)
 """The verb that does its whole work without a file of the user's."""
 
