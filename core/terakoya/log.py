@@ -50,6 +50,11 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
+def plural(count: float) -> str:
+    """Returns the ending of a regular noun behind `count`: `f"{count:,} step{plural(count)}"`."""
+    return "" if count == 1 else "s"
+
+
 _translate: Callable[[str], str] = str
 _wrap: Callable[[str, int], Iterator[str]] | None = None
 

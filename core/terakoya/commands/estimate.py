@@ -111,15 +111,18 @@ def _add(table: Table, *cells: str, style: str | None = None) -> None:
 
 
 def _model_table(estimated: Estimate) -> Table:
+    from terakoya.log import plural
+
     sizes, share = estimated.sizes, estimated.share
     table = _table("model and work", "", "")
     _add(table, "parameters", f"{sizes.parameters:,}", f"{sizes.trained:,} trained, {sizes.embeddings:,} embeddings")
     _add(table, "FLOPs a token", f"{sizes.flops_per_token:.3e}", "forward and backward")
-    micro = f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}"
+    micro = f"{share.micro_steps} micro-step{plural(share.micro_steps)} of {share.micro_batch_size}"
     rows = f"{estimated.tokens_per_step:,.0f} tokens in {share.global_rows:,} rows; each process {micro}"
     _add(table, "FLOPs a step", f"{estimated.flops_per_step:.3e}", rows)
     if estimated.flops is not None:
-        _add(table, "FLOPs of the run", f"{estimated.flops:.3e}", f"{estimated.steps:,} steps")
+        steps = estimated.steps or 0
+        _add(table, "FLOPs of the run", f"{estimated.flops:.3e}", f"{steps:,} step{plural(steps)}")
     return table
 
 

@@ -138,7 +138,10 @@ def _run_datatrove(
 
 
 def _describe(out: Path, facts: StoreFacts) -> str:
+    from terakoya.log import plural
+
     return (
-        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens; "
-        f"{facts.rejected:,} documents rejected"
+        f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
+        f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens; "
+        f"{facts.rejected:,} document{plural(facts.rejected)} rejected"
     )

@@ -38,7 +38,7 @@ def command(
     from terakoya.atomic_files import check_writable
     from terakoya.errors import UserError
     from terakoya.folder_kinds import refuse_address
-    from terakoya.log import console
+    from terakoya.log import console, plural
     from terakoya.runs.report import RunReport, read_reports
     from terakoya.runs.report_page import live_scripts, render_main, render_page
 
@@ -85,7 +85,7 @@ def command(
     with server:
         address = f"http://{HOST}:{server.server_port}/"
         console().print(
-            f"follow the run{'s' if len(runs) > 1 else ''} at {address} until Ctrl-C; from another machine: "
+            f"follow the run{plural(len(runs))} at {address} until Ctrl-C; from another machine: "
             f"ssh -L {server.server_port}:{HOST}:{server.server_port} THIS_HOST",
             markup=False, soft_wrap=True,
         )  # fmt: skip

@@ -88,7 +88,7 @@ def details(status: RunStatus) -> Table:
     """Returns the facts of one run, one a line."""
     from rich.table import Table
 
-    from terakoya.log import translated
+    from terakoya.log import plural, translated
     from terakoya.runs.status import format_duration
 
     grid = Table(box=None, show_header=False, pad_edge=False)
@@ -133,7 +133,8 @@ def details(status: RunStatus) -> Table:
     for text in status.warnings[-SHOWN_WARNINGS:]:
         add("warning", text, "yellow")
     if len(status.warnings) > SHOWN_WARNINGS:
-        add("warning", f"and {len(status.warnings) - SHOWN_WARNINGS:,} earlier ones, in metrics.jsonl", "yellow")
+        earlier = len(status.warnings) - SHOWN_WARNINGS
+        add("warning", f"and {earlier:,} earlier one{plural(earlier)}, in metrics.jsonl", "yellow")
     for text in status.problems:
         add("files", text, "yellow")
     return grid
@@ -201,11 +202,14 @@ def _progress(status: RunStatus) -> str | None:
 
 
 def _loss(status: RunStatus) -> str | None:
+    from terakoya.log import plural
+
     if status.loss is None:
         return None
     if status.loss_change is None:
         return f"{status.loss:.4f}"
-    return f"{status.loss:.4f}, {status.loss_change:+.4f} in {status.loss_change_steps:,} steps"
+    steps = status.loss_change_steps or 0
+    return f"{status.loss:.4f}, {status.loss_change:+.4f} in {steps:,} step{plural(steps)}"
 
 
 def _remaining(status: RunStatus) -> str | None:

@@ -25,7 +25,7 @@ def command(
     from terakoya.conversion.verify import verify
     from terakoya.errors import UserError
     from terakoya.folder_kinds import kind_of
-    from terakoya.log import console
+    from terakoya.log import console, plural
     from terakoya.store.token_store import read_facts
 
     findings = verify(folder)
@@ -33,7 +33,7 @@ def command(
         console().print(line, markup=False, soft_wrap=True)
     if findings.problems:
         number = len(findings.problems)
-        text = f"{folder}: {number} problem{'s' if number > 1 else ''}, listed above"
+        text = f"{folder}: {number} problem{plural(number)}, listed above"
         raise UserError(f"{text}\n{next_command.after_damage(folder)}")
     kind = kind_of(folder)
     if kind == "run":

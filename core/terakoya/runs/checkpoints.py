@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from terakoya.atomic_files import FileFacts
 from terakoya.errors import TemporaryFailure, UserError
+from terakoya.log import plural
 
 FORMAT = 3
 FORMATS_WITHOUT_HASH = (1, 2)
@@ -141,7 +142,7 @@ def find_contradiction(name: str, manifest: Mapping[str, Any]) -> str | None:
         table, rows = manifest.get("parameters", {}).get("batch_size"), manifest.get("consumed_rows")
         largest = step * sum(table.values()) if table is not None else None
         if rows is not None and largest is not None and not step <= rows <= largest:
-            return f"{rows:,} rows in {step:,} steps, where the batch table gives {largest:,}"
+            return f"{rows:,} row{plural(rows)} in {step:,} step{plural(step)}, where the batch table gives {largest:,}"
     except (ValidationError, TypeError, ValueError, AttributeError) as error:
         return f"not a checkpoint's manifest: {' '.join(str(error).split())[:200]}"
     match = NAME.fullmatch(name)

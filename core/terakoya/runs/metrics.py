@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import found
+from terakoya.log import plural
 
 FILE = "metrics.jsonl"
 NON_METRIC_KEYS = frozenset({"kind", "step", "time", "tokens", "store"})
@@ -36,7 +37,8 @@ class Metrics:
         """Returns a sentence for each problem of the file."""
         sentences = [f"line {number} of {FILE} is damaged and skipped" for number in self.damaged[:3]]
         if len(self.damaged) > len(sentences):
-            sentences.append(f"{len(self.damaged) - len(sentences):,} more lines of {FILE} are damaged and skipped")
+            more = len(self.damaged) - len(sentences)
+            sentences.append(f"{more:,} more damaged line{plural(more)} of {FILE} skipped")
         return sentences + [f"the last line of {FILE} is truncated"] * self.unfinished
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:

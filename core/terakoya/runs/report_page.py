@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from terakoya.log import plural
 from terakoya.runs import live
 from terakoya.runs.charts import Against, Line, axis_position, chart
 from terakoya.runs.metrics import Curves
@@ -288,7 +289,7 @@ def _parameters(runs: Sequence[RunReport]) -> str:
         return _table(_heads(runs), [row(path, False) for path in equal])
     first = _table(_heads(runs), [row(path, True) for path in differ]) if differ else "<p>No differences.</p>"
     rest = _table(_heads(runs), [row(path, False) for path in equal])
-    return f"{first}<details><summary>{len(equal)} equal parameters</summary>{rest}</details>"
+    return f"{first}<details><summary>{len(equal)} equal parameter{plural(len(equal))}</summary>{rest}</details>"
 
 
 def _validations(runs: Sequence[RunReport]) -> str:

@@ -128,6 +128,12 @@ run/step-2 を out に書き出しました
 30 steps, about 61,324 tokens
 30 ステップ、およそ 61,324 トークン
 
+2.5000, -0.1000 in 1 step
+2.5000、1 ステップで -0.1000
+
+out: 1 document, 20 sequences, 300 tokens; 0 documents rejected
+out: 1 文書、20 系列、300 トークン。リジェクト 0 文書
+
 3 processes on gpu-1
 gpu-1 に 3 プロセス
 

@@ -53,6 +53,15 @@ def test_one_run_is_printed_as_lines(runs: tuple[Path, Path], capsys: pytest.Cap
     assert facts["last record"].strip() == "5 min ago"
 
 
+def test_one_of_a_thing_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [{"kind": "step", "step": step, "loss": 3.0 - step / 10} for step in (1, 2, 3, 4)]
+    warnings = [{"kind": "warning", "text": str(number)} for number in range(5)]
+    few = status_output(str(run_folder(tmp_path / "few", *steps[:2], *warnings[:4])), capsys=capsys)
+    assert ", -0.1000 in 1 step\n" in few and "and 1 earlier one, in metrics.jsonl" in few
+    more = status_output(str(run_folder(tmp_path / "more", *steps, *warnings)), capsys=capsys)
+    assert ", -0.2000 in 2 steps\n" in more and "and 2 earlier ones, in metrics.jsonl" in more
+
+
 @pytest.mark.slow
 def test_escape_sequences_of_files_and_names_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

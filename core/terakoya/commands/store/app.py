@@ -103,7 +103,7 @@ def verify_command(store: Store) -> None:
     """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 2 if it finds a
     fault."""
     from terakoya.errors import UserError
-    from terakoya.log import console
+    from terakoya.log import console, plural
     from terakoya.store.token_store import count_store, read_facts
     from terakoya.store.verify import verify
 
@@ -111,7 +111,7 @@ def verify_command(store: Store) -> None:
     for fault in faults:
         console().print(fault, markup=False, soft_wrap=True)
     if faults:
-        text = f"{store}: {len(faults)} problem{'s' if len(faults) > 1 else ''}, listed above"
+        text = f"{store}: {len(faults)} problem{plural(len(faults))}, listed above"
         raise UserError(f"{text}\n{next_command.after_damage(store)}")
     counted = count_store(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)

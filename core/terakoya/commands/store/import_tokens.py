@@ -40,7 +40,7 @@ def command(
     word_starts: Annotated[bool, typer.Option(help="Rebuild word starts if the tokenizer's pieces mark them.")] = True,
 ) -> None:
     """Make a store from token files of Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
-    from terakoya.log import console
+    from terakoya.log import console, plural
     from terakoya.preparation.import_tokens import make_store_from_megatron
 
     facts = make_store_from_megatron(
@@ -54,7 +54,8 @@ def command(
         word_starts=word_starts,
     )
     console().print(
-        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens; "
+        f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
+        f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens; "
         f"end of document {'not stored' if facts.eos is None else facts.eos}, word starts "
         f"{'rebuilt from the pieces' if facts.word_starts else 'not known'}",
         soft_wrap=True,

@@ -54,10 +54,11 @@ def split_command(
 
 
 def _print_facts(out: Path, facts: StoreFacts) -> None:
-    from terakoya.log import console
+    from terakoya.log import console, plural
 
     console().print(
-        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens",
+        f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
+        f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens",
         soft_wrap=True,
         markup=False,
     )
