@@ -28,6 +28,13 @@ def command(
         typer.Option(help="A file of `terakoya evaluate --out`, for the card; may be repeated.", metavar="FILE"),
     ] = None,
     license: Annotated[str | None, typer.Option(help="The licence for the card, such as apache-2.0.")] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="Where the text comes from: OWNER/NAME on the Hub, or words; may be repeated."),
+    ] = None,
+    dataset_license: Annotated[
+        str | None, typer.Option(help="The licence of the text for the card, such as cc-by-sa-4.0.")
+    ] = None,
     language: Annotated[list[str] | None, typer.Option(help="A language for the card; may be repeated.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
@@ -53,6 +60,8 @@ def command(
         run=run,
         evaluations=evaluation or (),
         license=license,
+        datasets=dataset or (),
+        dataset_license=dataset_license,
         languages=language or ["ja"],
         trust_remote_code=trust_remote_code,
         dry_run=dry_run,
@@ -62,6 +71,8 @@ def command(
     if done.folder is not None:
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
         options = ["--license", license] if license else []
+        options += [word for each in dataset or () for word in ("--dataset", each)]
+        options += ["--dataset-license", dataset_license] if dataset_license else []
         options += [word for each in languages for word in ("--language", each)] if (languages := language) else []
         options += [word for each in evaluation or () for word in ("--evaluation", str(each))]
         options += [*(["--run", str(run)] if run else []), *(["--only", only] if only else [])]

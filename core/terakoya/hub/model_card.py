@@ -6,17 +6,20 @@ The Hub defines the metadata block above the text (https://huggingface.co/docs/h
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from terakoya.errors import UserError
 from terakoya.hub import card_evaluation
 from terakoya.hub.card_evaluation import CardResult
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.runs.metrics import Metrics
+from terakoya.store.token_store import read_facts
 from terakoya.version import __version__
 
 CHART = "training.svg"
@@ -30,6 +33,8 @@ TASKS = (
     ("ForConditionalGeneration", "text2text-generation"),
 )
 """Ending of a model's class -> the Hub's name of its task."""
+DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""The name of a data set on the Hub, which may stand in the metadata: OWNER/NAME."""
 EVALUATED_TASKS = (*TASKS, ("ElectraForPreTraining", "token-classification"), ("ForPreTraining", "fill-mask"))
 """The same for the entries of the model index, which cannot be without a task: a discriminator classifies tokens."""
 
@@ -41,10 +46,12 @@ class TrainingFacts:
     Attributes:
         manifest: the manifest of its checkpoint.
         metrics: the metrics of the run up to that checkpoint.
+        cleaning: name of a store that was trained on -> the steps that cleaned its text, and what they dropped.
     """
 
     manifest: Mapping[str, Any]
     metrics: Metrics
+    cleaning: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, checkpoint: Path) -> TrainingFacts:
@@ -53,7 +60,7 @@ class TrainingFacts:
         run = checkpoint.parent.parent
         records = metrics.read(run).records if (run / metrics.FILE).is_file() else ()
         earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])
-        return cls(manifest, Metrics(earlier))
+        return cls(manifest, Metrics(earlier), _read_cleaning(manifest))
 
     def loss_chart(self) -> str | None:
         """The loss over the steps as an SVG; None if the metrics contain no loss."""
@@ -63,6 +70,33 @@ class TrainingFacts:
             for number, (name, points) in enumerate(sorted(curves.items(), key=lambda curve: curve[0] != "loss"))
         ]
         return standalone_chart(lines, title="loss over optimizer steps") if lines else None
+
+
+def _read_cleaning(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Returns `TrainingFacts.cleaning`, of the stores that are still what the run was trained on."""
+    data = manifest["parameters"]["data"]
+    found = {}
+    for each in [entry for stage in (data, *(data.get("stages") or ())) for entry in stage["train"]]:
+        try:
+            facts = read_facts(Path(each["store"]))
+        except UserError:
+            continue
+        told = _describe_cleaning(facts.options)
+        if told is not None and facts.fingerprint == manifest["stores"].get(each["store"]):
+            found[PurePath(each["store"]).name] = told
+    return found
+
+
+def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
+    """Returns the cleaning steps among the options of a store and what they dropped; None where there were none, or
+    several lists of steps, as in a merged store."""
+    try:
+        steps = ", ".join(step["type"] for step in json.loads(options.get("clean") or "")["steps"])
+    except ValueError:
+        return None
+    counts = {name: count for name, count in options.items() if name.startswith("clean: ") and isinstance(count, int)}
+    told = ", ".join(f"{count:,} {name.removeprefix('clean: ')}" for name, count in counts.items())
+    return f"cleaned with {steps}" + (f": {told}" if told else "")
 
 
 def _curve_label(name: str) -> str:
@@ -80,6 +114,8 @@ def write(
     languages: Sequence[str],
     sample: tuple[str, str] | None,
     tokenizer: Mapping[str, Any] | None = None,
+    datasets: Sequence[str] = (),
+    dataset_license: str | None = None,
     evaluations: Sequence[CardResult] = (),
     trust_remote_code: bool = False,
 ) -> str:
@@ -92,6 +128,8 @@ def write(
         languages: codes of the languages.
         sample: a prompt and the model's output for it.
         tokenizer: the settings in tokenizer_config.json; None if there is none.
+        datasets: where the text comes from: names of data sets on the Hub, or words.
+        dataset_license: the licence of the text, in words.
         evaluations: what was measured beside the run's own validation.
         trust_remote_code: whether the models contain code of their own.
     """
@@ -105,6 +143,7 @@ def write(
         language=list(languages) or None,
         license=license,
         library_name="transformers",
+        datasets=[each for each in datasets if DATASET_NAME.fullmatch(each)] or None,
         pipeline_tag=task,
         tags=["terakoya", *(["custom_code"] if trust_remote_code else [])],
         model_name=name.rpartition("/")[2],
@@ -115,7 +154,10 @@ def write(
         parts.append(_tokenizer(tokenizer))
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
-    parts.append(card_evaluation.table(results))
+    parts += [
+        _text(datasets, dataset_license, facts.cleaning if facts is not None else {}),
+        card_evaluation.table(results),
+    ]
     if facts is not None:
         parts += [_training(facts), _losses(facts), _parameters(facts.manifest)]
     parts.append(f"Made with terakoya {__version__}.")
@@ -159,6 +201,14 @@ def _tokenizer(settings: Mapping[str, Any]) -> str:
     return f"The tokenizer is a {kind}.{needs}"
 
 
+def _text(datasets: Sequence[str], license: str | None, cleaning: Mapping[str, str]) -> str:
+    """Returns the section about the origin, the cleaning and the licence of the text; "" if nothing is known."""
+    lines = [*(f"- {each}" for each in datasets), *(f"- store {name}: {each}" for name, each in cleaning.items())]
+    if license is not None:
+        lines += ["", f"Licence of the text: {license}"]
+    return "\n".join(["## Text", "", *lines]).replace("\n\n\n", "\n\n") if lines else ""
+
+
 def _trained_count(manifest: Mapping[str, Any]) -> str:
     """Number of trained parameters, and of all parameters if only some were trained."""
     total, lora = manifest["parameter_count"], manifest["parameters"].get("lora")
@@ -189,6 +239,7 @@ def _training(facts: TrainingFacts) -> str:
         f"| rows | {manifest['consumed_rows']:,} of {parameters['data']['sequence_length']:,} tokens |",
         f"| tokens | {manifest['consumed_tokens']:,} |",
         f"| processes | {world['processes']} on {world['device']}, {world['engine']}, {parameters['precision']} |",
+        *_hardware(facts.metrics),
         f"| versions | {versions} |",
         "",
         "| data | share of rows | fingerprint (SHA-256) |",
@@ -204,8 +255,22 @@ def _training(facts: TrainingFacts) -> str:
     return "\n".join(lines)
 
 
+def _hardware(written: Metrics) -> list[str]:
+    """Returns the rows of the table about devices and hours, as far as the metrics tell them."""
+    devices = [
+        ", ".join(f"{count} x {name}" for name, count in start["devices"].items())
+        for start in written.of_kind("start")
+        if start.get("devices")
+    ]
+    rows = [f"| hardware | {'; then '.join(dict.fromkeys(devices))} |"] if devices else []
+    points = metrics.curves(written, ["loss"]).points.get("loss")
+    hours = points[-1].hours if points else 0.0
+    return [*rows, *([f"| hours of training | {hours:,.2f} |"] if hours >= 0.005 else [])]
+
+
 def _losses(facts: TrainingFacts) -> str:
-    """A chart and a table of the losses: of training steps, and of the last validation before each of them."""
+    """A chart and a table of the losses: of training steps, and of the last validation up to each of them that no row
+    before has."""
     steps = metrics.kept_steps(facts.metrics)
     if not steps:
         return ""
@@ -215,8 +280,10 @@ def _losses(facts: TrainingFacts) -> str:
     header = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
     image = f"![loss of training and validation over the steps]({CHART})"
     lines = ["## Losses", "", image, "", f"| {' | '.join(header)} |", "|---:" * len(header) + "|"]
+    before = -1
     for entry in (steps[index] for index in chosen):
-        losses = {check["store"]: check["loss"] for check in validations if check["step"] <= entry["step"]}
+        losses = {check["store"]: check["loss"] for check in validations if before < check["step"] <= entry["step"]}
+        before = entry["step"]
         cells = [f"{losses[store]:.4f}" if store in losses else "" for store in stores]
         row = [f"{entry['step']:,}", f"{entry['tokens']:,}", f"{entry['loss']:.4f}", *cells]
         lines.append(f"| {' | '.join(row)} |")

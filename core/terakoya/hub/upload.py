@@ -57,6 +57,8 @@ def upload(
     run: Path | None = None,
     evaluations: Sequence[Path] = (),
     license: str | None = None,
+    datasets: Sequence[str] = (),
+    dataset_license: str | None = None,
     languages: Sequence[str] = ("ja",),
     trust_remote_code: bool = False,
     dry_run: Path | None = None,
@@ -74,6 +76,8 @@ def upload(
         run: the run or checkpoint that an exported folder comes from, for the card.
         evaluations: files that `terakoya evaluate --out` wrote, for the card and its metadata.
         license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
+        datasets: where the text comes from, names on the Hub or words, for the card.
+        dataset_license: the licence of the text, for the card.
         languages: codes of the languages, for the card.
         trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
         dry_run: a new folder to write instead of pushing.
@@ -116,7 +120,7 @@ def upload(
             card = model_card.write(
                 name, models, facts=facts, license=license, languages=languages, sample=sample,
                 tokenizer=json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8")),
-                evaluations=measured, trust_remote_code=custom_code,
+                datasets=datasets, dataset_license=dataset_license, evaluations=measured, trust_remote_code=custom_code,
             )  # fmt: skip
             (folder / CARD).write_text(card, encoding="utf-8")
             if facts is not None and (chart := facts.loss_chart()) is not None:

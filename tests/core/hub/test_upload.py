@@ -44,7 +44,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stores = [toy.make_store(root / name, documents=60, seed=seed) for seed, name in enumerate(("corpus", "held_out"))]
     size = json.loads((stores[0] / "store.json").read_text())["vocabulary"]["size"]
     save_tokenizer(stores[0] / "tokenizer", size)
-    rewrite_store_json(stores[0])
+    facts = json.loads((stores[0] / "store.json").read_text())
+    steps = [{"type": "nfkc"}, {"type": "length", "min_characters": 3}]
+    clean = {"clean": json.dumps({"steps": steps}), "clean: documents": 67, "clean: dropped by length": 7}
+    rewrite_store_json(stores[0], options={**facts["options"], **clean})
     settings = toy.parameters(
         *stores, max_steps=4, logging_steps=1, checkpoint={"save_steps": 2}, evaluation={"steps": 2, "batches": 2}
     )
@@ -86,10 +89,19 @@ def test_a_run_is_tried_pushed_and_loaded_back(
 
 
 def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
-    upload(run, "school/tiny", license="apache-2.0", dry_run=tmp_path / "pushed")
+    upload(
+        run, "school/tiny", license="apache-2.0", datasets=["wikimedia/wikipedia", "our own essays"],
+        dataset_license="cc-by-sa-4.0", dry_run=tmp_path / "pushed",
+    )  # fmt: skip
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     card = ModelCard(text)
     assert card.data.license == "apache-2.0" and card.data.language == ["ja"]
+    assert card.data.datasets == ["wikimedia/wikipedia"], "what the Hub knows"
+    cleaned = "- store store: cleaned with nfkc, length: 67 documents, 7 dropped by length"
+    assert (
+        f"## Text\n\n- wikimedia/wikipedia\n- our own essays\n{cleaned}\n\nLicence of the text: cc-by-sa-4.0\n" in text
+    )
+    assert "| hardware | 1 x cpu |" in text
     assert card.data.pipeline_tag == "fill-mask" and card.data.library_name == "transformers"
     manifest = json.loads((run / "checkpoints/step-00000004/manifest.json").read_text())
     for fingerprint in manifest["stores"].values():
@@ -113,7 +125,8 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     assert results["perplexity"].metric_value == pytest.approx(math.exp(validated["mlm_loss"]), abs=1e-5)
     assert results["loss"].dataset_name == "store" and results["loss"].metric_args == {"step": 4}
     assert "](training.svg)" in text
-    assert f"| {steps[3]:.4f} | {checks[2]:.4f} |" in text, "each loss with the last validation before it"
+    assert f"| {steps[2]:.4f} | {checks[2]:.4f} |" in text, "a loss with the last validation before it"
+    assert f"| {steps[3]:.4f} |  |" in text, "which stands in one row"
 
 
 def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path: Path) -> None:
@@ -218,6 +231,31 @@ def test_a_card_tells_later_stages_from_validation_and_says_how_long_inputs_may_
     assert "| math | in a later stage | `f` |" in card
     assert "| held | validation | `f` |" in card
     assert "| longest input | 32 tokens |" in card
+
+
+def test_a_card_tells_the_devices_and_the_hours() -> None:
+    def starts(name: str) -> dict[str, object]:
+        return {"kind": "start", "devices": {name: 8}}
+
+    def step(number: int) -> dict[str, object]:
+        return {"kind": "step", "step": number, "tokens": 3_600_000 * number, "tokens_per_second": 500.0, "loss": 2.0}
+
+    resume = {"kind": "resume", "step": 1}
+    written = Metrics((starts("H100"), step(1), starts("H200"), resume, step(2), starts("H200")))
+    assert model_card._hardware(written) == ["| hardware | 8 x H100; then 8 x H200 |", "| hours of training | 4.00 |"]
+    assert model_card._hardware(Metrics(())) == []
+
+
+def test_the_cleaning_of_a_store_that_was_made_again_is_not_told(run: Path, tmp_path: Path) -> None:
+    facts = model_card.TrainingFacts.read(run / "checkpoints/step-00000004")
+    assert len(facts.cleaning) == 1
+    others = dict.fromkeys(facts.manifest["stores"], "f" * 64)
+    assert model_card._read_cleaning({**facts.manifest, "stores": others}) == {}
+    settings = json.dumps({"steps": [{"type": "nfkc"}]})
+    merged = {"clean": settings, "clean: documents": "1, 2"}
+    assert model_card._describe_cleaning(merged) == "cleaned with nfkc"
+    assert model_card._describe_cleaning({**merged, "clean": f"{settings}, {settings}"}) is None
+    assert model_card._describe_cleaning({}) is None
 
 
 def test_the_longest_input_of_a_roberta_is_tried(tmp_path: Path) -> None:
