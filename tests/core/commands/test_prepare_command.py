@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def register_tokenizers():
 """
 
 
-def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
+def terakoya(*arguments: object, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
     code = "from terakoya.commands.main import main; main()"
     environment = {
         **os.environ,
@@ -40,7 +41,7 @@ def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
     }
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    command = [python, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -56,8 +57,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path) -> None:
+def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path, warm_python: Path) -> None:
     store = folder / "store"
+    inspect = partial(terakoya, "store", python=warm_python)
     prepare = ["--plugin", folder / "plugin_words.py", "prepare", folder / "a.jsonl", "--out", store]
     prepare += ["--tokenizer", folder / "tokenizer", "--field", "body", "--unit", "line", "--append-eos"]
     failed = terakoya(*prepare, "--processes", 2, "--max-rejects", "0")
@@ -74,25 +76,25 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     assert facts.eos == 5 and facts.unit == "line" and facts.options["field"] == "body"
     assert not (store / "tokenizer" / "model.safetensors").exists()
     assert count_store(store) == (99, 198, facts.tokens)
-    shown = terakoya("store", "info", store)
+    shown = inspect("info", store)
     assert f"{facts.tokens:,} uint16" in shown.stdout and "literal [MASK]" in shown.stdout
-    assert json.loads(terakoya("store", "info", store, "--json").stdout)["tokens"] == facts.tokens
-    assert terakoya("store", "count", store).stdout.split() == [
+    assert json.loads(inspect("info", store, "--json").stdout)["tokens"] == facts.tokens
+    assert inspect("count", store).stdout.split() == [
         "documents", "99", "sequences", "198", "tokens", str(facts.tokens),
     ]  # fmt: skip
-    table = terakoya("store", "count", store, store).stdout.splitlines()
+    table = inspect("count", store, store).stdout.splitlines()
     assert table[0].split() == ["store", "documents", "sequences", "tokens"]
     assert [line.split()[1:] for line in table[1:]] == [["99", "198", f"{facts.tokens:,}"]] * 2
-    assert verify(store) == [] and "sound" in terakoya("store", "verify", store).stdout
+    assert verify(store) == [] and "sound" in inspect("verify", store).stdout
 
     content = bytearray((store / "tokens.bin").read_bytes())
     content[1] = 0xFF
     (store / "tokens.bin").write_bytes(content)
-    damaged = terakoya("store", "verify", store)
+    damaged = inspect("verify", store)
     assert damaged.returncode == 2 and "content changed" in damaged.stdout
     assert "listed above" in damaged.stderr and "sound" not in damaged.stdout
     (store / "tokens.bin").write_bytes(content[:-2])
-    short = terakoya("store", "count", store)
+    short = inspect("count", store)
     assert short.returncode == 2 and "tokens.bin: expected" in short.stderr and not short.stdout
 
 

@@ -25,15 +25,17 @@ size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 28), size + (3 << 28)))
 main(sys.argv[1:])
 """
-"""The command line, with 0.75 GiB more than the interpreter uses."""
+"""The command line, with 0.75 GiB more than its process uses."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space are Linux's")
-def test_a_run_that_runs_out_of_memory_suggests_settings_and_their_savings(store: Path, tmp_path: Path) -> None:
+def test_a_run_that_runs_out_of_memory_suggests_settings_and_their_savings(
+    store: Path, tmp_path: Path, warm_python: Path
+) -> None:
     raw = toy.parameters(store, batch_size={"-1": 65536}, micro_batch_size=None)
     (tmp_path / "run.json").write_text(json.dumps(raw))
-    command = [sys.executable, "-c", PROGRAM, "train", str(tmp_path / "run.json"), "--out", str(tmp_path / "run")]
+    command = [warm_python, "-c", PROGRAM, "train", str(tmp_path / "run.json"), "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
