@@ -48,9 +48,12 @@ def stages() -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "name"), stages())
 def test_a_stage_runs_at_toy_size(part: str, name: str, hour: ModuleType, tmp_path: Path) -> None:
-    settings = hour.Settings(tmp_path, tmp_path / "work", True)
-    hour.run_stage(part, name, settings)
-    found = [json.loads(line) for line in (tmp_path / "hour.jsonl").read_text().splitlines()]
+    out = tmp_path / "results" / "toy"
+    out.mkdir(parents=True)
+    hour.run_stage(part, name, hour.Settings(out, tmp_path / "work", True))
+    found = [json.loads(line) for line in (out / "hour.jsonl").read_text().splitlines()]
+    page = importlib.import_module("measured").section(out.parent, "en")
+    assert page.count(f"\n| {part} | {name} | ") == len(found)  # each has a line in docs/explanation/measured.md
     assert found and not any(each.get("error") for each in found)
     assert all(each["stage"] == name and each["torch"] and each["device"] == "cpu" for each in found)
     if name == "parity":  # the device is the CPU itself
