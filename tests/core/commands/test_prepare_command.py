@@ -67,7 +67,7 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     assert "expected at most 0 rejected documents (--max-rejects 0), got 1 of 100 documents" in failed.stderr
     done = terakoya(*prepare, "--processes", 2, "--max-rejects", "1%")
     assert done.returncode == 0, done.stderr
-    assert "99 documents, 198 sequences" in done.stdout and "1 documents rejected" in done.stdout
+    assert "99 documents, 198 sequences" in done.stdout and "1 document rejected" in done.stdout
     assert "disk needed" in done.stderr and "[MASK] 99 times" in done.stderr
     again = terakoya(*prepare)
     assert again.returncode == 0 and "nothing to do" in again.stderr
