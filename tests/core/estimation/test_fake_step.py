@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import toy
 from torch import nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.fake_step import BACKWARD, LATE_BACKWARD, fake_tensors, model_sizes, simulate_step
 from terakoya.estimation.memory_tracker import SCRATCH
-from terakoya.estimation.synthetic_rows import synthetic_vocabulary
+from terakoya.estimation.synthetic_rows import row_statistics, synthetic_vocabulary
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
 VOCABULARY = synthetic_vocabulary(100, 32)
@@ -72,3 +76,17 @@ def test_what_flash_allocates_in_its_backward_is_counted_where_it_runs(
         ).windows
         seen = [found[window].get(SCRATCH, 0) for window in (BACKWARD, LATE_BACKWARD)]
         assert seen == ([expected, expected] if gpu else [0, 0])
+
+
+def test_the_documents_of_a_row_are_counted_in_the_store(store: Path) -> None:
+    opened, length = TokenStore.open(store), 64
+    for layout, padding in ({}, 1.0), ({"layout": "stream"}, 0.0):
+        settings = {"type": "masked_lm", **layout}
+        parameters = Parameters.from_dict(toy.parameters(store, objective=settings), source="toy")
+        kind = parameters.objective.row_layout()
+        source = RowSource(opened, kind, sequence_length=length, seed=1)
+        rows = source.load(0, np.arange(len(source)))
+        real = sum(len(set(row[row >= 0].tolist())) for row in rows.document_ids) / len(source)
+        data = parameters.data.model_copy(update={"sequence_length": length})
+        found = row_statistics(data, kind, None).documents_per_row
+        assert found == pytest.approx(real + padding, rel=0.1), layout
