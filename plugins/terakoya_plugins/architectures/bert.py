@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import PositiveInt
-
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionDropout,
-    HiddenDropout,
-    HiddenSize,
-    InitializerRange,
-    IntermediateSize,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +21,17 @@ class Bert(EncoderArchitecture):
     model_classes: ClassVar = {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"}
     vocabulary_head = ("cls.predictions",)
 
-    hidden_size: HiddenSize = 768
-    num_hidden_layers: NumHiddenLayers = 12
-    num_attention_heads: NumAttentionHeads = 12
-    intermediate_size: IntermediateSize = 3072
-    hidden_act: Activation = "gelu"
-    hidden_dropout_prob: HiddenDropout = 0.1
-    attention_probs_dropout_prob: AttentionDropout = 0.1
-    max_position_embeddings: MaxPositionEmbeddings = 512
-    type_vocab_size: PositiveInt = 2
-    """Number of segment types, each with an embedding."""
-    initializer_range: InitializerRange = 0.02
-    layer_norm_eps: NormEps = 1e-12
+    hidden_size: shared.HiddenSize = 768
+    num_hidden_layers: shared.NumHiddenLayers = 12
+    num_attention_heads: shared.NumAttentionHeads = 12
+    intermediate_size: shared.IntermediateSize = 3072
+    hidden_act: shared.Activation = "gelu"
+    hidden_dropout_prob: shared.HiddenDropout = 0.1
+    attention_probs_dropout_prob: shared.AttentionDropout = 0.1
+    max_position_embeddings: shared.MaxPositionEmbeddings = 512
+    type_vocab_size: shared.TypeVocabSize = 2
+    initializer_range: shared.InitializerRange = 0.02
+    layer_norm_eps: shared.NormEps = 1e-12
 
     def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the logits (B, 2) over {is next, is random}, of the pooled first position of `hidden` (B, T, H)."""

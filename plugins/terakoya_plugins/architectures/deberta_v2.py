@@ -9,16 +9,11 @@ token classifier.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head, Vocabulary
+from terakoya.components import Architecture
 from terakoya.toolkit.architectures.disentangled import DisentangledEncoder
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
 
 
 class DebertaV2(DisentangledEncoder):
@@ -40,53 +35,6 @@ class DebertaV2(DisentangledEncoder):
     """Whether content and position use the same projections."""
     norm_rel_ebd: Literal["layer_norm", "none"] = "layer_norm"
     """Whether the embeddings of distances have a layer norm."""
-
-    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """Returns a randomly initialised model that computes distances without waiting for a GPU."""
-        from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
-
-        model = super().build(vocabulary, head)
-        for part in model.modules():
-            if isinstance(part, DebertaV2Encoder):
-                part.__class__ = _encoder_without_waiting()
-        return model
-
-
-@cache
-def _encoder_without_waiting() -> type[torch.nn.Module]:
-    """Returns Transformers' encoder, but for a number that Transformers copies to the device in each forward: the host
-    waits for such a copy."""
-    import torch
-    from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
-
-    class EncoderWithoutWaiting(DebertaV2Encoder):
-        def get_rel_pos(
-            self,
-            hidden_states: torch.Tensor,
-            query_states: torch.Tensor | None = None,
-            relative_pos: torch.Tensor | None = None,
-        ) -> torch.Tensor | None:
-            if not self.relative_attention or relative_pos is not None or query_states is not None:
-                return super().get_rel_pos(hidden_states, query_states, relative_pos)
-            position = torch.arange(hidden_states.size(-2), device=hidden_states.device)
-            distances = position[:, None] - position
-            if self.position_buckets > 0 and self.max_relative_positions > 0:
-                distances = distance_buckets(distances, self.position_buckets, self.max_relative_positions)
-            return distances[None]
-
-    return EncoderWithoutWaiting
-
-
-def distance_buckets(distances: torch.Tensor, buckets: int, largest: int) -> torch.Tensor:
-    """Returns the bucket of each of `distances` (T, T) int64: beyond half of the `buckets` they grow with the logarithm
-    of the distance, up to `largest`. The numbers are those of Transformers' `make_log_bucket_position`."""
-    import torch
-
-    middle = buckets // 2
-    width = torch.log(torch.tensor((largest - 1) / middle))  # () float32 on the host
-    size = torch.where(distances.abs() < middle, middle - 1, distances.abs())
-    far = torch.ceil(torch.log(size / middle) / width * (middle - 1)) + middle
-    return torch.where(size <= middle, distances.to(far.dtype), far * distances.sign()).long()
 
 
 @hookimpl

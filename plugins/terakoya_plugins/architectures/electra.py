@@ -8,19 +8,8 @@ from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionDropout,
-    HiddenDropout,
-    HiddenSize,
-    InitializerRange,
-    IntermediateSize,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -42,18 +31,17 @@ class Electra(EncoderArchitecture):
 
     embedding_size: PositiveInt = 128
     """The width of the embeddings, which are projected to `hidden_size` where it differs."""
-    hidden_size: HiddenSize = 256
-    num_hidden_layers: NumHiddenLayers = 12
-    num_attention_heads: NumAttentionHeads = 4
-    intermediate_size: IntermediateSize = 1024
-    hidden_act: Activation = "gelu"
-    hidden_dropout_prob: HiddenDropout = 0.1
-    attention_probs_dropout_prob: AttentionDropout = 0.1
-    max_position_embeddings: MaxPositionEmbeddings = 512
-    type_vocab_size: PositiveInt = 2
-    """Number of segment types, each with an embedding."""
-    initializer_range: InitializerRange = 0.02
-    layer_norm_eps: NormEps = 1e-12
+    hidden_size: shared.HiddenSize = 256
+    num_hidden_layers: shared.NumHiddenLayers = 12
+    num_attention_heads: shared.NumAttentionHeads = 4
+    intermediate_size: shared.IntermediateSize = 1024
+    hidden_act: shared.Activation = "gelu"
+    hidden_dropout_prob: shared.HiddenDropout = 0.1
+    attention_probs_dropout_prob: shared.AttentionDropout = 0.1
+    max_position_embeddings: shared.MaxPositionEmbeddings = 512
+    type_vocab_size: shared.TypeVocabSize = 2
+    initializer_range: shared.InitializerRange = 0.02
+    layer_norm_eps: shared.NormEps = 1e-12
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""

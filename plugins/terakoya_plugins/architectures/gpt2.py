@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import PositiveInt
-
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.decoder import DecoderArchitecture
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionDropout,
-    EmbeddingDropout,
-    HiddenSize,
-    InitializerRange,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-    ResidualDropout,
-    TieWordEmbeddings,
-)
 
 
 class GPT2(DecoderArchitecture):
@@ -33,21 +19,19 @@ class GPT2(DecoderArchitecture):
     output_layers, scales_output_layers = ("c_proj",), True
     fuses_gelu = True
 
-    hidden_size: HiddenSize = 768
-    num_hidden_layers: NumHiddenLayers = 12
-    num_attention_heads: NumAttentionHeads = 12
-    n_inner: PositiveInt | None = None
-    """The width of the feed-forward layers; null is four times `hidden_size`."""
-    activation_function: Activation = "gelu_new"
-    max_position_embeddings: MaxPositionEmbeddings = 1024
-    resid_pdrop: ResidualDropout = 0.1
-    embd_pdrop: EmbeddingDropout = 0.1
-    attn_pdrop: AttentionDropout = 0.1
-    layer_norm_epsilon: NormEps = 1e-5
-    initializer_range: InitializerRange = 0.02
-    tie_word_embeddings: TieWordEmbeddings = True
-    scaled_init: bool = True
-    """Whether output layers are initialised smaller by sqrt(2 x layers), as in GPT-2."""
+    hidden_size: shared.HiddenSize = 768
+    num_hidden_layers: shared.NumHiddenLayers = 12
+    num_attention_heads: shared.NumAttentionHeads = 12
+    n_inner: shared.InnerSize = None
+    activation_function: shared.Activation = "gelu_new"
+    max_position_embeddings: shared.MaxPositionEmbeddings = 1024
+    resid_pdrop: shared.ResidualDropout = 0.1
+    embd_pdrop: shared.EmbeddingDropout = 0.1
+    attn_pdrop: shared.AttentionDropout = 0.1
+    layer_norm_epsilon: shared.NormEps = 1e-5
+    initializer_range: shared.InitializerRange = 0.02
+    tie_word_embeddings: shared.TieWordEmbeddings = True
+    scaled_init: shared.ScaledInit = True
 
     def tensor_partition(self) -> TensorPartition:
         """Divides heads, whose queries, keys and values come from one layer, and the middle of the feed-forward."""

@@ -11,20 +11,8 @@ from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.decoder import DecoderArchitecture
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionDropout,
-    EmbeddingDropout,
-    HiddenSize,
-    InitializerRange,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-    ResidualDropout,
-    TieWordEmbeddings,
-)
 
 
 class GPTJ(DecoderArchitecture):
@@ -37,23 +25,21 @@ class GPTJ(DecoderArchitecture):
     fuses_gelu = True
     test_settings: ClassVar = {"rotary_dim": 2}
 
-    hidden_size: HiddenSize = 4096
-    num_hidden_layers: NumHiddenLayers = 28
-    num_attention_heads: NumAttentionHeads = 16
+    hidden_size: shared.HiddenSize = 4096
+    num_hidden_layers: shared.NumHiddenLayers = 28
+    num_attention_heads: shared.NumAttentionHeads = 16
     rotary_dim: PositiveInt = 64
     """Number of dimensions of each head with rotary positions."""
-    n_inner: PositiveInt | None = None
-    """The width of the feed-forward layers; null is four times `hidden_size`."""
-    activation_function: Activation = "gelu_new"
-    max_position_embeddings: MaxPositionEmbeddings = 2048
-    resid_pdrop: ResidualDropout = 0.0
-    embd_pdrop: EmbeddingDropout = 0.0
-    attn_pdrop: AttentionDropout = 0.0
-    layer_norm_epsilon: NormEps = 1e-5
-    initializer_range: InitializerRange = 0.02
-    tie_word_embeddings: TieWordEmbeddings = False
-    scaled_init: bool = False
-    """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
+    n_inner: shared.InnerSize = None
+    activation_function: shared.Activation = "gelu_new"
+    max_position_embeddings: shared.MaxPositionEmbeddings = 2048
+    resid_pdrop: shared.ResidualDropout = 0.0
+    embd_pdrop: shared.EmbeddingDropout = 0.0
+    attn_pdrop: shared.AttentionDropout = 0.0
+    layer_norm_epsilon: shared.NormEps = 1e-5
+    initializer_range: shared.InitializerRange = 0.02
+    tie_word_embeddings: shared.TieWordEmbeddings = False
+    scaled_init: shared.ScaledInit = False
 
     def tensor_partition(self) -> TensorPartition:
         """Divides heads and the middle of the feed-forward."""

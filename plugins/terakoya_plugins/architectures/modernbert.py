@@ -11,20 +11,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionBias,
-    AttentionDropout,
-    EmbeddingDropout,
-    HiddenSize,
-    InitializerRange,
-    IntermediateSize,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-)
 
 
 class ModernBert(EncoderArchitecture):
@@ -39,22 +27,21 @@ class ModernBert(EncoderArchitecture):
     vocabulary_head, block_list, calls_whole_body = ("head", "decoder"), "layers", True
     test_settings: ClassVar = {"local_attention": 8}
 
-    hidden_size: HiddenSize = 768
-    num_hidden_layers: NumHiddenLayers = 22
-    num_attention_heads: NumAttentionHeads = 12
-    intermediate_size: IntermediateSize = 1152
-    hidden_activation: Activation = "gelu"
-    max_position_embeddings: MaxPositionEmbeddings = 8192
-    initializer_range: InitializerRange = 0.02
+    hidden_size: shared.HiddenSize = 768
+    num_hidden_layers: shared.NumHiddenLayers = 22
+    num_attention_heads: shared.NumAttentionHeads = 12
+    intermediate_size: shared.IntermediateSize = 1152
+    hidden_activation: shared.Activation = "gelu"
+    max_position_embeddings: shared.MaxPositionEmbeddings = 8192
+    initializer_range: shared.InitializerRange = 0.02
     initializer_cutoff_factor: PositiveFloat = 2.0
     """Initial weights are cut off at this many standard deviations."""
-    norm_eps: NormEps = 1e-5
+    norm_eps: shared.NormEps = 1e-5
     norm_bias: bool = False
     """Whether layer norms have biases."""
-    attention_bias: AttentionBias = False
-    attention_dropout: AttentionDropout = 0.0
-    embedding_dropout: EmbeddingDropout = 0.0
-    """The dropout probability of the embeddings."""
+    attention_bias: shared.AttentionBias = False
+    attention_dropout: shared.AttentionDropout = 0.0
+    embedding_dropout: shared.EmbeddingDropout = 0.0
     mlp_bias: bool = False
     """Whether the linear layers of the feed-forward have biases."""
     mlp_dropout: NonNegativeFloat = 0.0

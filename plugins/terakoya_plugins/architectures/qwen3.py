@@ -9,21 +9,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.decoder import GatedDecoderArchitecture
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionBias,
-    AttentionDropout,
-    HiddenSize,
-    InitializerRange,
-    IntermediateSize,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-    RopeTheta,
-    TieWordEmbeddings,
-)
 
 
 class Qwen3(GatedDecoderArchitecture):
@@ -34,30 +21,28 @@ class Qwen3(GatedDecoderArchitecture):
     per_head_modules = ("self_attn.q_norm", "self_attn.k_norm")
     test_settings: ClassVar = {"num_key_value_heads": 2, "head_dim": 8}
 
-    hidden_size: HiddenSize = 1024
-    intermediate_size: IntermediateSize = 3072
-    num_hidden_layers: NumHiddenLayers = 28
-    num_attention_heads: NumAttentionHeads = 16
-    num_key_value_heads: PositiveInt | None = 8
-    """Heads of keys and values, each shared by equally many neighbouring query heads; null is one for each."""
+    hidden_size: shared.HiddenSize = 1024
+    intermediate_size: shared.IntermediateSize = 3072
+    num_hidden_layers: shared.NumHiddenLayers = 28
+    num_attention_heads: shared.NumAttentionHeads = 16
+    num_key_value_heads: shared.NumKeyValueHeads = 8
     head_dim: PositiveInt = 128
     """The width of an attention head."""
-    hidden_act: Activation = "silu"
-    max_position_embeddings: MaxPositionEmbeddings = 32_768
-    initializer_range: InitializerRange = 0.02
-    rms_norm_eps: NormEps = 1e-6
-    rope_theta: RopeTheta = 1_000_000.0
-    attention_bias: AttentionBias = False
-    attention_dropout: AttentionDropout = 0.0
-    tie_word_embeddings: TieWordEmbeddings = True
+    hidden_act: shared.Activation = "silu"
+    max_position_embeddings: shared.MaxPositionEmbeddings = 32_768
+    initializer_range: shared.InitializerRange = 0.02
+    rms_norm_eps: shared.NormEps = 1e-6
+    rope_theta: shared.RopeTheta = 1_000_000.0
+    attention_bias: shared.AttentionBias = False
+    attention_dropout: shared.AttentionDropout = 0.0
+    tie_word_embeddings: shared.TieWordEmbeddings = True
     use_sliding_window: bool = False
     """Whether the layers from number `max_window_layers` on see only the last `sliding_window` positions."""
     sliding_window: PositiveInt = 4096
     """Positions that a layer with a sliding window sees. Unit: tokens."""
     max_window_layers: NonNegativeInt = 28
     """The number of the first layer with a sliding window, where `use_sliding_window` is true."""
-    scaled_init: bool = False
-    """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
+    scaled_init: shared.ScaledInit = False
 
 
 @hookimpl

@@ -12,18 +12,8 @@ from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionDropout,
-    HiddenDropout,
-    HiddenSize,
-    InitializerRange,
-    IntermediateSize,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-)
 
 
 class Roberta(EncoderArchitecture):
@@ -35,20 +25,19 @@ class Roberta(EncoderArchitecture):
     vocabulary_head = ("lm_head",)
     positions_follow_padding = True
 
-    hidden_size: HiddenSize = 768
-    num_hidden_layers: NumHiddenLayers = 12
-    num_attention_heads: NumAttentionHeads = 12
-    intermediate_size: IntermediateSize = 3072
-    hidden_act: Activation = "gelu"
-    hidden_dropout_prob: HiddenDropout = 0.1
-    attention_probs_dropout_prob: AttentionDropout = 0.1
+    hidden_size: shared.HiddenSize = 768
+    num_hidden_layers: shared.NumHiddenLayers = 12
+    num_attention_heads: shared.NumAttentionHeads = 12
+    intermediate_size: shared.IntermediateSize = 3072
+    hidden_act: shared.Activation = "gelu"
+    hidden_dropout_prob: shared.HiddenDropout = 0.1
+    attention_probs_dropout_prob: shared.AttentionDropout = 0.1
     max_position_embeddings: PositiveInt = 512
     """The longest row that the model can read. The config's own number is larger by padding id + 1, where
     RoBERTa's positions start: 514 in the published models. Unit: tokens."""
-    type_vocab_size: PositiveInt = 1
-    """Number of segment types, each with an embedding."""
-    initializer_range: InitializerRange = 0.02
-    layer_norm_eps: NormEps = 1e-5
+    type_vocab_size: shared.TypeVocabSize = 1
+    initializer_range: shared.InitializerRange = 0.02
+    layer_norm_eps: shared.NormEps = 1e-5
 
     def tensor_partition(self) -> TensorPartition:
         """Divides heads and the middle of the feed-forward."""

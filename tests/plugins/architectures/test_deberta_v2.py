@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
-from terakoya_plugins.architectures.deberta_v2 import distance_buckets
+from terakoya.toolkit.architectures.disentangled import distance_buckets
 
 
 @pytest.mark.parametrize(("buckets", "largest"), [(8, 32), (32, 512), (256, 512), (3, 5)])

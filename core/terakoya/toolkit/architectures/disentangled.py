@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import NonNegativeInt
 
 from terakoya.components import DocumentMasking, Head, Vocabulary
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
-from terakoya.toolkit.architectures.shared_settings import (
-    Activation,
-    AttentionDropout,
-    HiddenDropout,
-    HiddenSize,
-    InitializerRange,
-    IntermediateSize,
-    MaxPositionEmbeddings,
-    NormEps,
-    NumAttentionHeads,
-    NumHiddenLayers,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -37,18 +26,18 @@ class DisentangledEncoder(EncoderArchitecture):
     vocabulary_head = ("cls",)
     document_masking: ClassVar[DocumentMasking] = "mask_4d"
 
-    hidden_size: HiddenSize = 768
-    num_hidden_layers: NumHiddenLayers = 12
-    num_attention_heads: NumAttentionHeads = 12
-    intermediate_size: IntermediateSize = 3072
-    hidden_act: Activation = "gelu"
-    hidden_dropout_prob: HiddenDropout = 0.1
-    attention_probs_dropout_prob: AttentionDropout = 0.1
-    max_position_embeddings: MaxPositionEmbeddings = 512
+    hidden_size: shared.HiddenSize = 768
+    num_hidden_layers: shared.NumHiddenLayers = 12
+    num_attention_heads: shared.NumAttentionHeads = 12
+    intermediate_size: shared.IntermediateSize = 3072
+    hidden_act: shared.Activation = "gelu"
+    hidden_dropout_prob: shared.HiddenDropout = 0.1
+    attention_probs_dropout_prob: shared.AttentionDropout = 0.1
+    max_position_embeddings: shared.MaxPositionEmbeddings = 512
     type_vocab_size: NonNegativeInt = 0
     """Number of segment types, each with an embedding; 0 is none."""
-    initializer_range: InitializerRange = 0.02
-    layer_norm_eps: NormEps = 1e-7
+    initializer_range: shared.InitializerRange = 0.02
+    layer_norm_eps: shared.NormEps = 1e-7
     relative_attention: bool = True
     """Whether attention uses the distance between positions, besides content."""
     pos_att_type: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
@@ -59,11 +48,14 @@ class DisentangledEncoder(EncoderArchitecture):
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
         """Returns a randomly initialised model; the config of a discriminator names its two labels."""
         from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
+        from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
         model = super().build(vocabulary, head)
         for part in model.modules():
             if isinstance(part, DisentangledSelfAttention):
                 part.__class__ = _autocast_attention()
+            elif isinstance(part, DebertaV2Encoder):
+                part.__class__ = _encoder_without_waiting()
         if head == "discriminator":
             model.config.id2label = {0: "original", 1: "replaced"}
             model.config.label2id = {"original": 0, "replaced": 1}
@@ -93,3 +85,40 @@ def _autocast_attention() -> type[torch.nn.Module]:
             return super().transpose_for_scores(states.to(low))
 
     return AutocastAttention
+
+
+@cache
+def _encoder_without_waiting() -> type[torch.nn.Module]:
+    """Returns Transformers' encoder, but for a number that Transformers copies to the device in each forward: the host
+    waits for such a copy."""
+    import torch
+    from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
+
+    class EncoderWithoutWaiting(DebertaV2Encoder):
+        def get_rel_pos(
+            self,
+            hidden_states: torch.Tensor,
+            query_states: torch.Tensor | None = None,
+            relative_pos: torch.Tensor | None = None,
+        ) -> torch.Tensor | None:
+            if not self.relative_attention or relative_pos is not None or query_states is not None:
+                return super().get_rel_pos(hidden_states, query_states, relative_pos)
+            position = torch.arange(hidden_states.size(-2), device=hidden_states.device)
+            distances = position[:, None] - position
+            if self.position_buckets > 0 and self.max_relative_positions > 0:
+                distances = distance_buckets(distances, self.position_buckets, self.max_relative_positions)
+            return distances[None]
+
+    return EncoderWithoutWaiting
+
+
+def distance_buckets(distances: torch.Tensor, buckets: int, largest: int) -> torch.Tensor:
+    """Returns the bucket of each of `distances` (T, T) int64: beyond half of the `buckets` they grow with the logarithm
+    of the distance, up to `largest`. The numbers are those of Transformers' `make_log_bucket_position`."""
+    import torch
+
+    middle = buckets // 2
+    width = torch.log(torch.tensor((largest - 1) / middle))  # () float32 on the host
+    size = torch.where(distances.abs() < middle, middle - 1, distances.abs())
+    far = torch.ceil(torch.log(size / middle) / width * (middle - 1)) + middle
+    return torch.where(size <= middle, distances.to(far.dtype), far * distances.sign()).long()

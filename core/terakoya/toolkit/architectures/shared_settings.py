@@ -30,4 +30,22 @@ EmbeddingDropout = Annotated[NonNegativeFloat, Field(description="The dropout pr
 ResidualDropout = Annotated[NonNegativeFloat, Field(description="The dropout probability of each layer's output.")]
 TieWordEmbeddings = Annotated[bool, Field(description="Whether the vocabulary head has the weights of the embeddings.")]
 RopeTheta = Annotated[PositiveFloat, Field(description="The base of the rotary positions.")]
+NumKeyValueHeads = Annotated[
+    PositiveInt | None,
+    Field(
+        description="Heads of keys and values, each shared by equally many neighbouring query heads; null is one for "
+        "each."
+    ),
+]
+InnerSize = Annotated[
+    PositiveInt | None,
+    Field(description="The width of the feed-forward layers; null is four times `hidden_size`."),
+]
+TypeVocabSize = Annotated[PositiveInt, Field(description="Number of segment types, each with an embedding.")]
+ScaledInit = Annotated[
+    bool,
+    Field(
+        description="Whether output layers are initialised smaller by sqrt(2 x layers), as in GPT-2 and Megatron-LM."
+    ),
+]
 AttentionBias = Annotated[bool, Field(description="Whether the linear layers of attention have biases.")]
