@@ -10,8 +10,8 @@ TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # Tests start processes of their own: one thread each keeps them from fighting over the cores, bytecode is kept.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
-# Workers take whole files, the longest first (tests/conftest.py); one more than cores, as many tests wait for a timeout.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
+# Workers take whole files, the longest first (tests/conftest.py); two more than cores, as many tests wait for something.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 2)")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick one check format cluster bench nightly docs docs-serve

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # nohup ignores the first, a script's background job the second, and so would every process that a test starts
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         fork_server.use(*config.workerinput["fork_server"])
 

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import pytest
 import toy
 
@@ -80,3 +81,14 @@ def test_a_worker_forks_from_the_server_of_pytest_itself(request: pytest.Fixture
     _, starter = (tmp_path / "parents").read_text().split()
     is_worker = hasattr(request.config, "workerinput")
     assert int(starter) == (os.getppid() if is_worker else os.getpid())
+
+
+def test_the_environment_is_as_before_when_the_server_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(fork_server.forkserver, "ensure_running", lambda: seen.update(os.environ))
+    monkeypatch.setenv("KEPT", "before")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    before = dict(os.environ)
+    fork_server.start(KEPT="the server's", NEW="the server's")
+    assert seen["KEPT"] == seen["NEW"] == "the server's" and seen["PYTHONPATH"]
+    assert dict(os.environ) == before

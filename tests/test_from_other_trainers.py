@@ -140,7 +140,7 @@ def test_every_option_of_the_llama_is_in_the_table() -> None:
 
 
 UNSUPPORTED = {
-    "log_optimizer_state", "wall_clock_breakdown", "offload_activations", "logits_output", "--input_model_max_length",
+    "log_optimizer_state", "offload_activations", "logits_output", "--input_model_max_length",
     "--load_in_8bit", "--load_in_4bit", "--fp8-amax-compute-algo", "--fp8-amax-history-len", "--no-fp8-wgrad",
     "--context-parallel-size",
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Compares the Japanese catalogue with the texts in the code: `python tools/catalogue.py` lists what it lacks.
 
 `--check` fails where an entry has no text in the code any more, where its placeholders differ from the translation's,
-or where a help text has no entry; `--update` removes the entries without a text and writes the names of files again.
+or where a help text or the meaning of a key has no entry; `--update` removes the entries without a text, adds an empty
+one for each help text and meaning that lacks its own, and writes the names of files again.
 `docs/design/languages.md` says what a text, a placeholder and an entry are.
 """
 
@@ -13,16 +14,18 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE / "core")]
 
 from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
+from terakoya.pipeline.keys import all_groups  # noqa: E402
+from terakoya.plugins import load  # noqa: E402
 
-SOURCES = ("core/terakoya", "plugins/terakoya_plugins")
+SOURCES = ("core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins")
 CATALOGUE = HERE / "core/terakoya/commands/language/ja.po"
 SHOWN = (
     "UserError", "FileError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "print", "warn", "warning",
@@ -40,7 +43,7 @@ class Text:
     Attributes:
         text: the words; paragraphs of help in one line.
         file: where it is, relative to the repository.
-        kind: "help", "shown" (given to one of `SHOWN`) or "other".
+        kind: "help", "meaning" (of a key), "shown" (given to one of `SHOWN`) or "other".
     """
 
     text: str
@@ -59,7 +62,11 @@ def shape_of(text: str) -> str:
 
 
 def texts() -> Iterator[Text]:
-    """Yields every text of the code, also the parts of longer ones, and what each preset is for."""
+    """Yields every text of the code, also the parts of longer ones, the meaning and the unit of every key of a
+    settings file, and what each preset is for."""
+    for group in all_groups(load((), ("third-party",))):
+        for setting in group.settings:
+            yield from (Text(each, "docs/reference/keys.md", "meaning") for each in (setting.meaning, setting.unit))
     for file in sorted((HERE / "parameters").glob("*.json")):
         purpose = json.loads(file.read_text(encoding="utf-8")).get("_comment", "").partition(" parameters: ")[2]
         if purpose:
@@ -182,9 +189,34 @@ def _name(value: ast.expr) -> str:
     return "value"
 
 
+def files_by_shape(code: Iterable[Text]) -> dict[str, tuple[str, ...]]:
+    """Returns the first three files of each shape; a name is also shown with spaces for its underscores."""
+    files: dict[str, set[str]] = {}
+    for text in code:
+        files.setdefault(text.shape, set()).add(text.file)
+    for shape in list(files):
+        files.setdefault(shape.replace("_", " "), files[shape])
+    return {shape: tuple(sorted(each)[:3]) for shape, each in files.items()}
+
+
+def update(entries: list[Entry], code: list[Text]) -> list[Entry]:
+    """Returns `entries` in their order, with the files of today and without those that have no text any more.
+
+    Help and meanings without an entry are added without a translation, each after the last entry of its file, or at the
+    end.
+    """
+    files = files_by_shape(code)
+    updated = [replace(each, files=files[shape_of(each.source)]) for each in entries if shape_of(each.source) in files]
+    lacking = missing(entries, code)
+    for text in (*lacking["help"], *lacking["meaning"]):
+        neighbours = [number for number, each in enumerate(updated, 1) if text.file in each.files[:1]]
+        updated.insert(max(neighbours, default=len(updated)), Entry(text.text, "", files[text.shape]))
+    return updated
+
+
 def faults(entries: list[Entry], code: list[Text]) -> list[str]:
     """Returns what is wrong with the catalogue, one line each."""
-    shapes = {each for text in code for each in (text.shape, text.shape.replace("_", " "))}
+    shapes = files_by_shape(code)
     found = []
     for entry in entries:
         if shape_of(entry.source) not in shapes:
@@ -203,7 +235,7 @@ def faults(entries: list[Entry], code: list[Text]) -> list[str]:
 def missing(entries: list[Entry], code: list[Text]) -> dict[str, list[Text]]:
     """Returns the texts without an entry, by kind, each once; of the kind "other" none are known to be shown."""
     known = {shape_of(entry.source) for entry in entries}
-    lacking: dict[str, dict[str, Text]] = {"help": {}, "shown": {}}
+    lacking: dict[str, dict[str, Text]] = {"help": {}, "meaning": {}, "shown": {}}
     for text in code:
         if text.kind in lacking and re.search("[a-z]{2}", text.shape.replace("{}", "")) and text.shape not in known:
             lacking[text.kind].setdefault(text.shape, text)
@@ -214,26 +246,28 @@ def main() -> None:
     """Prints what the catalogue lacks and exits with 1 where `--check` fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="print what is wrong only, and fail if anything is")
-    parser.add_argument("--update", action="store_true", help="write the catalogue again, sorted, without old entries")
+    parser.add_argument(
+        "--update", action="store_true", help="remove old entries, add empty ones for new help and meanings"
+    )
     options = parser.parse_args()
     code, entries = list(texts()), read_catalogue(CATALOGUE)
     if options.update:
-        files: dict[str, list[str]] = {}
-        for text in code:
-            files.setdefault(text.shape, []).append(text.file)
-        kept = [Entry(each.source, each.translation, tuple(sorted(set(files[shape_of(each.source)]))[:3]))
-                for each in entries if shape_of(each.source) in files]  # fmt: skip
-        write_catalogue(CATALOGUE, sorted(kept, key=lambda entry: (entry.files, entry.source)))
-        print(f"{CATALOGUE}: {len(kept)} entries, {len(entries) - len(kept)} removed")
+        updated = update(entries, code)
+        write_catalogue(CATALOGUE, updated)
+        added, removed = (len({each.source for each in one} - {each.source for each in other})
+                          for one, other in ((updated, entries), (entries, updated)))  # fmt: skip
+        print(f"{CATALOGUE}: {len(updated)} entries, {added} added without a translation, {removed} removed")
         return
     wrong, lacking = faults(entries, code), missing(entries, code)
-    wrong += [f"help without a translation, {each.file}: {each.text!r}" for each in lacking["help"]]
+    for kind in ("help", "meaning"):
+        wrong += [f"{kind} without a translation, {each.file}: {each.text!r}" for each in lacking[kind]]
     for line in wrong:
         print(line)
     if not options.check:
         for each in lacking["shown"]:
             print(f"{each.file}: {each.text!r}")
-    print(f"{len(entries)} entries; missing: {len(lacking['help'])} of help, {len(lacking['shown'])} other messages")
+    counts = [f"{len(lacking[kind])} of {name}" for kind, name in (("help", "help"), ("meaning", "keys"))]
+    print(f"{len(entries)} entries; missing: {', '.join(counts)}, {len(lacking['shown'])} other messages")
     sys.exit(bool(options.check and wrong))
 
 

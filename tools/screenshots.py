@@ -32,6 +32,8 @@ from terakoya.process_pool import start_child
 
 COLUMNS, ROWS = 92, 30
 """Size of the terminal."""
+TALL = 4000
+"""The height of a window in which no page scrolls, in CSS pixels."""
 LARGEST = 150_000
 """The most bytes that a picture may have."""
 COLOURS = 250
@@ -91,9 +93,9 @@ def make_pictures(work: Path, out: Path, *, steps: int) -> None:
         shutil.rmtree(work / "card", ignore_errors=True)
         upload = ("upload", "run", "--name", "my-lab/tiny-japanese-bert", "--license", "apache-2.0")
         run_command(work, *upload, "--prompt", "東京は日本の[MASK]です。", "--dry-run", "card")
-        browser.resize(860, 960)
+        browser.resize(860, TALL)
         browser.open(render_card(work / "card"))
-        save(out / "card.png", browser.picture())
+        save(out / "card.png", picture_down_to(browser, "table", width=860))
 
 
 def run_command(work: Path, *words: str) -> None:
@@ -106,7 +108,7 @@ def run_command(work: Path, *words: str) -> None:
 @contextlib.contextmanager
 def serving(work: Path) -> Iterator[str]:
     """Runs `terakoya report run --live` while the block runs; yields the page's address."""
-    command = [sys.executable, "-m", "terakoya", "report", "run", "--live", "--port", "0", "--every", "0.5"]
+    command = [sys.executable, "-m", "terakoya", "report", "run", "--live", "--port", "0", "--every", "2"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     server = start_child(command, cwd=work, stdout=subprocess.PIPE, text=True, env=environment)
     assert server.stdout is not None
@@ -154,14 +156,13 @@ def train_in_a_terminal(work: Path, browser: Browser, live: Path, *, steps: int)
     if training.poll() not in (None, 0):
         raise RuntimeError(received.decode(errors="replace"))
     with serving(work) as address:
-        browser.resize(1200, 580)
+        browser.resize(1200, TALL)
         browser.open(address)
         browser.wait_for("document.querySelector('svg.chart')")
         browser.wait_for("seen")
         left, top, width, height = browser.box("svg.chart")
         browser.mouse("moved", left + 0.3 * width, top + 0.5 * height)
-        browser.run("window.scrollTo(0, 0)")
-        save(live, browser.picture())
+        save(live, picture_down_to(browser, "svg.chart", width=1200))
     training.wait()
     reader.join()
     os.close(master)
@@ -189,6 +190,13 @@ def draw_terminal(browser: Browser, received: str, work: Path, picture: Path) ->
     browser.open(drawing)
     left, top, width, height = browser.box("svg")
     save(picture, browser.picture(clip=(left, top, width, height)))
+
+
+def picture_down_to(browser: Browser, selector: str, *, width: int) -> bytes:
+    """Returns a picture of the page from its top to the end of the first element of `selector`. The page does not
+    scroll: the window is TALL."""
+    _, top, _, height = browser.box(selector)
+    return browser.picture(clip=(0, 0, width, round(top + height) + 16))
 
 
 def render_card(folder: Path) -> Path:

@@ -47,6 +47,10 @@ CHAPTERS: dict[File, tuple[str, str]] = {
     "launcher": ("Launchers", "Options and the file `--settings` of `terakoya launch NAME`."),
     "exporter": ("Export formats", "Options of `terakoya export --format NAME`."),
     "importer": ("Import formats", "Options of `terakoya import NAME`."),
+    "word_finder": (
+        "Word finders",
+        "The key `words` of a pipeline and `terakoya prepare --words`, beside the name as `type`.",
+    ),
     "datatrove": (
         "Executors of datatrove",
         "`--set` and the file `--executor-settings` of `terakoya prepare --engine datatrove --executor NAME`.",

@@ -28,7 +28,7 @@ class Diverged(UserError):  # noqa: N818 - a state of the training
 
 
 class RollingBack(Exception):  # noqa: N818 - no failure
-    """A run goes back to a checkpoint from before a spike of its loss, and goes on from there."""
+    """A run goes back to a checkpoint from before a spike of its loss, and continues from there."""
 
 
 class TemporaryFailure(UserError):  # noqa: N818 - named for what it says of the failure
@@ -39,7 +39,7 @@ class TemporaryFailure(UserError):  # noqa: N818 - named for what it says of the
 
 
 class FileError(UserError):
-    """A file could not be read or written, for a reason that lies with the disk and not with what was asked for.
+    """A file could not be read or written, because of the disk and not of what was asked for.
 
     Attributes:
         happened: the message without the advice at its end.

@@ -78,7 +78,7 @@ def kind_of(path: Path) -> Kind | None:
     return next((kind for kind, has_signs in _SIGNS.items() if has_signs(path)), None)
 
 
-def found(path: Path, expected: str) -> str:
+def describe_found(path: Path, expected: str) -> str:
     """Returns what is at `path`, where `expected` (a kind) was to be, and what to do: the end of a message, such as
     `a run; export a model from it: terakoya export work/run --out MODEL`."""
     if is_address(path):

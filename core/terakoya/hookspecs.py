@@ -54,6 +54,12 @@ def register_tokenizers() -> Mapping[str, type[components.Tokenizer]]:
 
 
 @hookspec
+def register_word_finders() -> Mapping[str, type[components.WordFinder]]:
+    """Called when plugins load, in every process. Returns word finders by their name for `terakoya prepare --words`."""
+    return {}
+
+
+@hookspec
 def register_architectures() -> Mapping[str, type[components.Architecture]]:
     """Called when plugins load, in every process. Returns architectures by their `architecture.type`."""
     return {}
@@ -104,6 +110,12 @@ def register_events() -> Mapping[str, type[components.EventPlugin]]:
 @hookspec
 def register_launchers() -> Mapping[str, type[components.Launcher]]:
     """Called when plugins load, in every process. Returns launchers by their name for `terakoya launch`."""
+    return {}
+
+
+@hookspec
+def register_initializers() -> Mapping[str, type[components.Initializer]]:
+    """Called when plugins load, in every process. Returns initializers by their name in `start_from.initializer`."""
     return {}
 
 

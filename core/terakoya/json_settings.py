@@ -139,7 +139,7 @@ def _given_twice(where: str, key: str, first: Any, second: Any) -> str:
 def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
     """Returns where `text`, the content of `path`, is not JSON, what is there, and what to write instead."""
     if not text.strip():
-        return ": is empty; expected a JSON object, {...}"
+        return ": is empty; expected a JSON object"
     if looks_like_yaml(text):
         return f": is YAML; give it a name that ends in .yaml, such as {path.with_suffix('.yaml').name}"
     at = error.pos

@@ -75,16 +75,23 @@ def lines_of(text: str, width: int) -> list[str]:
     return list(_wrap(text, width))
 
 
+_COMMAND = re.compile(r"\s*(\S+: )?terakoya ")
+
+
 def _in_lines(text: str, width: int) -> str:
-    """Returns `text` broken into lines of at most `width` columns where its language has no spaces to break it at."""
-    if _wrap is None or text.isascii():
+    """Returns `text` in lines of at most `width` columns, broken between words. A line that is a command to copy
+    (`next: terakoya ...`) stays one line, and so does JSON."""
+    if _wrap is None or text.startswith(("{", "[")):
         return text
-    return "\n".join(part for line in text.split("\n") for part in ([*_wrap(line, width)] or [""]))
+    lines = text.split("\n")
+    return "\n".join(
+        part for line in lines for part in ([line] if _COMMAND.match(line) else [*_wrap(line, width)] or [""])
+    )
 
 
 def translated(text: str) -> str:
     """Returns a finished text of the program in the user's language. Consoles do this with the strings and the titles
-    of tables that they print; other code does it where it measures a text, or puts it beside others. What a model, a
+    of tables that they print; other code does it where it measures a text, or puts it next to others. What a model, a
     file or a user has written is printed as rich's `Text`, which stays as it is."""
     return _translate(text)
 
@@ -95,13 +102,14 @@ def _console_class() -> type[Console]:
 
     class SafeConsole(Console):
         """Shows the control characters of what it prints; only rich itself sends a terminal any. Prints strings and the
-        titles of tables in the user's language."""
+        titles of tables in the user's language. `soft_wrap` keeps a string in one line in a pipe or a file; in a
+        terminal it is broken between words."""
 
         def print(self, *objects: Any, **options: Any) -> None:
             for each in objects:
                 _translate_titles(each)
             shown = [translated(each) if isinstance(each, str) else each for each in objects]
-            if not options.get("soft_wrap"):
+            if self.is_terminal or not options.get("soft_wrap"):
                 shown = [_in_lines(each, self.width) if isinstance(each, str) else each for each in shown]
             super().print(*shown, **options)
 
@@ -188,7 +196,7 @@ class StatusLine:
                 sys.stderr.flush()
 
     @contextmanager
-    def hidden(self) -> Iterator[None]:
+    def hide(self) -> Iterator[None]:
         """Takes the line away while the block prints."""
         with self._lock:
             text = self._text
@@ -268,21 +276,27 @@ def _short_duration(seconds: float) -> str:
 STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 
 
+def print_labelled(label: str, text: str, *, style: str) -> None:
+    """Prints `text` on the error console, without secrets, behind a `label` in the given style; "" is no label."""
+    from rich.text import Text
+
+    console = error_console()
+    label = f"{translated(label.removesuffix(':'))}: " if label else ""
+    shown = label + translated(hide_secrets(text))
+    if console.is_terminal:
+        shown = _in_lines(shown, console.width)
+    console.print(Text(label, style=style) + Text(shown[len(label) :]), soft_wrap=True)
+
+
 class ConsoleHandler(logging.Handler):
     """Prints records on the error console, above a progress bar if there is one; prefixes warnings and errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one record."""
-        from rich.text import Text
-
-        style = STYLES.get(record.levelname)
-        level = Text(f"{translated(record.levelname.lower())}: ", style=style) if style else Text()
-        console = error_console()
-        with suppress(OSError), status_line.hidden():  # an OSError: the terminal was closed
-            # a terminal gets whole words
-            text = level.plain + translated(hide_secrets(self.format(record)))
-            text = _in_lines(text, console.width) if console.is_terminal else text
-            console.print(level + Text(text[len(level) :]), soft_wrap=not console.is_terminal)
+        style = STYLES.get(record.levelname, "")
+        label = f"{record.levelname.lower()}:" if style else ""
+        with suppress(OSError), status_line.hide():  # an OSError: the terminal was closed
+            print_labelled(label, self.format(record), style=style)
 
 
 def configure(level: int = logging.INFO) -> None:

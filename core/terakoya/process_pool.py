@@ -147,7 +147,7 @@ def _explain_death(pool: ProcessPoolExecutor, processes: int) -> str:
             "a worker process ended with an error, which is printed above. A script that calls terakoya does so below "
             '`if __name__ == "__main__":`, as workers import it.'
         )
-    return f"a worker process died, most likely killed for want of memory; use fewer than --processes {processes}."
+    return f"a worker process died, most likely killed because memory ran out; use fewer than --processes {processes}."
 
 
 def _context() -> Any:

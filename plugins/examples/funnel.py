@@ -36,10 +36,14 @@ class Funnel(TransformersArchitecture):
     d_model: PositiveInt = 768
     n_head: PositiveInt = 12
     d_head: PositiveInt = 64
+    """Width of an attention head."""
     d_inner: PositiveInt = 3072
     hidden_dropout: NonNegativeFloat = 0.1
+    """The share of hidden values that dropout sets to zero."""
     attention_dropout: NonNegativeFloat = 0.1
+    """The share of attention weights that dropout sets to zero."""
     activation_dropout: NonNegativeFloat = 0.0
+    """The share of values inside a feed-forward layer that dropout sets to zero."""
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the last hidden states (B, T, H). Positions are relative, so those of the batch are not needed."""

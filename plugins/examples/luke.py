@@ -33,12 +33,15 @@ class Luke(EncoderArchitecture):
     num_attention_heads: PositiveInt = 12
     intermediate_size: PositiveInt = 3072
     hidden_dropout_prob: NonNegativeFloat = 0.1
+    """The share of hidden values that dropout sets to zero."""
     attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    """The share of attention weights that dropout sets to zero."""
     max_position_embeddings: PositiveInt = 512
     """The longest row. The config's number is larger by padding id + 1, where positions start, as in RoBERTa."""
     entity_vocab_size: PositiveInt = 2
     """Number of entities, which are not trained here. Raise it later, and fine-tune them."""
     entity_emb_size: PositiveInt = 256
+    """Width of an entity's embedding."""
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the usual arguments, without the attention queries that only entities use."""

@@ -2,8 +2,7 @@
 
 A command that was killed goes on, or starts again, with the same result. One that meets an error says so and ends, or
 copes with it; what has its final name is whole, and the same command then gives the same result. `make nightly` tries
-every call where that takes 20 minutes a command at most, and else as many, others each night; the normal run tries a
-few.
+every call with every fault, one of those that are equal; the normal run tries a few.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import file_faults
 import pytest
-from faulty_commands import EVERY, ONE_RANK, World, instants, make_world, try_calls
+from every_fault import WORKERS, Try, different, try_all
+from faulty_commands import EVERY, ONE_RANK, World, instants, make_world, workers
 from file_faults import ACTIONS, FULL
 
 pytestmark = pytest.mark.slow
@@ -76,6 +76,17 @@ def test_a_command_that_met_a_fault_goes_on_to_the_same_result(
     world.check(name, action, calls[int(share * len(calls))])
 
 
+def test_equal_faults_are_tried_once(world: World) -> None:
+    tries = different(world, [("store merge", 0)])["store merge", 0]
+    calls = world.calls("store merge")
+    tried = {action: {each.call for each in tries if each.action == action} for action in ACTIONS}
+    after = {kind: {number + 1 for number, each in enumerate(calls[:-1], 1) if each == kind} for kind in set(calls)}
+    assert not tried["kill"] & after["fsync"], "a flush changes nothing that a killed process leaves"
+    assert tried["kill"] >= after["rename"] | after["create"] | {1}
+    assert tried["EIO"] == tried["ESTALE"] >= {number - 1 for number in after["rename"] | after["create"]}
+    assert len(tried["torn write"]) < len(tried["EIO"]) < len(calls), "what is written in a row to a draft is one"
+
+
 def test_a_disk_that_stays_full_ends_a_run_with_what_to_do(world: World) -> None:
     """From the second save on; the third attempt at the last one ends it."""
     calls = world.calls("train bert")
@@ -90,11 +101,23 @@ def test_a_disk_that_stays_full_ends_a_run_with_what_to_do(world: World) -> None
     assert world.content("train bert", case) == world.content("train bert", world.straight("train bert"))
 
 
+@pytest.fixture(scope="module")
+def tries(world: World) -> dict[tuple[str, int], list[Try]]:
+    return different(world)
+
+
+@pytest.fixture(scope="module")
+def places(world: World) -> Iterator[list[World]]:
+    with workers(world, WORKERS) as made:
+        yield made
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize(("name", "rank"), EVERY)
-def test_every_call_of_every_command(name: str, rank: int, action: str, world: World) -> None:
-    """Of what takes more than 20 minutes, see `one_in`, each night another part."""
-    problems = try_calls(world, name, rank, action)
-    assert not problems, f"{len(problems)} calls:\n" + "\n\n".join(problems)
+def test_every_call_of_every_command(
+    name: str, rank: int, tries: dict[tuple[str, int], list[Try]], places: list[World]
+) -> None:
+    seen = try_all(places, tries[name, rank])
+    problems = [text for text in seen.values() if text.startswith("wrong")]
+    assert len(seen) == len(tries[name, rank]) and not problems, f"{len(problems)} calls:\n" + "\n\n".join(problems)

@@ -10,7 +10,7 @@ import pytest
 from terakoya.atomic_files import check_new_folder
 from terakoya.config.file_kinds import PIPELINE, refuse_other_kind
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found, is_address, kind_of, missing_file, refuse_address
+from terakoya.folder_kinds import describe_found, is_address, kind_of, missing_file, refuse_address
 
 
 def make(folder: Path, *files: str) -> Path:
@@ -37,7 +37,7 @@ def test_each_kind_of_folder_is_known_by_its_files(folders: dict[str, Path], tmp
     assert kind_of(make(tmp_path / "electra", "generator/config.json")) == "Transformers model"
     assert kind_of(make(tmp_path / "other", "x.bin")) is None and kind_of(tmp_path / "none") is None
     assert kind_of(folders["corpus"] / "a.jsonl") == "corpus" and kind_of(Path("/dev/null")) is None
-    assert found(Path("/dev/null"), "run") == "a file"
+    assert describe_found(Path("/dev/null"), "run") == "a file"
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,19 @@ def test_each_kind_of_folder_is_known_by_its_files(folders: dict[str, Path], tmp
     ],
 )  # fmt: skip
 def test_what_is_there_is_said_with_what_to_do(folders: dict[str, Path], expected: str, kind: str, said: str) -> None:
-    assert found(folders[kind], expected).startswith(said.format(path=folders[kind]))
+    assert describe_found(folders[kind], expected).startswith(said.format(path=folders[kind]))
 
 
 def test_a_missing_path_is_answered_with_the_nearest_name(folders: dict[str, Path], tmp_path: Path) -> None:
-    assert found(tmp_path / "stroe", "token store") == f"no such folder (did you mean {tmp_path / 'store'}?)"
-    assert found(tmp_path / "zzz", "token store") == "no such folder"
-    assert found(tmp_path / "no" / "store", "token store") == f"no such folder; there is no folder {tmp_path / 'no'}"
+    assert describe_found(tmp_path / "stroe", "token store") == f"no such folder (did you mean {tmp_path / 'store'}?)"
+    assert describe_found(tmp_path / "zzz", "token store") == "no such folder"
+    assert (
+        describe_found(tmp_path / "no" / "store", "token store")
+        == f"no such folder; there is no folder {tmp_path / 'no'}"
+    )
     assert missing_file(tmp_path / "text" / "a.json") == f"no such file (did you mean {tmp_path / 'text' / 'a.jsonl'}?)"
     assert missing_file(folders["run"]) == f"expected a file, got a run; did you mean {folders['run']}/parameters.json?"
-    assert found(folders["tokenizer"] / "vocab.txt", "run") == "a file"
+    assert describe_found(folders["tokenizer"] / "vocab.txt", "run") == "a file"
 
 
 @pytest.mark.parametrize("address", ["s3://b/run", "gs://b/x.html", "hf://datasets/x", "https://host/x", "file:///x"])
@@ -118,7 +121,7 @@ def test_a_run_does_not_go_into_a_folder_of_something_else(folders: dict[str, Pa
 def test_a_path_in_the_command_to_give_next_is_quoted(tmp_path: Path) -> None:
     hostile = tmp_path / "a`touch x` $(id)"
     quoted = f"'{hostile}'"
-    assert f"terakoya export {quoted} --out" in found(make(hostile, "metrics.jsonl"), "Transformers model")
+    assert f"terakoya export {quoted} --out" in describe_found(make(hostile, "metrics.jsonl"), "Transformers model")
     file = make(tmp_path / "b; id", "p.json") / "p.json"
     parameters = {"data": {}, "architecture": {}, "objective": {}}
     with pytest.raises(UserError) as refused:

@@ -29,7 +29,9 @@ REGISTER_HOOKS = {
     "register_exporters": "Exporter",
     "register_importers": "Importer",
     "register_trackers": "Tracker",
+    "register_word_finders": "WordFinder",
     "register_launchers": "Launcher",
+    "register_initializers": "Initializer",
     "register_events": "EventPlugin",
 }
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from terakoya import log
+from terakoya.commands.language.lines import wrap
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,34 @@ def test_everything_prints_through_these_consoles() -> None:
     sources = Path(log.__file__).parent.rglob("*.py")
     direct = [file for file in sources if re.search(r"(?<!def )\bConsole\(", file.read_text(encoding="utf-8"))]
     assert direct == []
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_gets_whole_words_and_whole_commands(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_wrap", wrap)
+    terminal = log.new_console(force_terminal=True, width=width, color_system=None)
+    prose = "    planned 16,029 rows of 128 tokens, as `terakoya store info work/store` says, " + "from documents " * 12
+    as_it_is = [
+        "next: terakoya prepare " + " ".join(f"corpus-{number}.jsonl.gz" for number in range(9)),
+        '{"a": "' + "b c " * 60 + '"}',
+    ]
+    for text in (prose, *as_it_is):
+        terminal.print(text, markup=False, soft_wrap=True)
+    *lines, command, json = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert [command, json] == as_it_is
+    assert " ".join(line.strip() for line in lines) == prose.strip()
+    assert all(len(line) <= width and line.startswith("    ") for line in lines)
+    assert any("`terakoya store info work/store`" in line for line in lines)
+
+
+def test_an_error_begins_behind_its_label_and_hides_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_wrap", wrap)
+    console = log.new_console(stderr=True, force_terminal=True, width=40, color_system=None)
+    monkeypatch.setattr(log, "error_console", lambda: console)
+    log.print_labelled("error:", "the token hf_" + "a" * 30 + " " + "is refused by the server " * 3, style="bold red")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: the token *** is refused") and max(map(len, lines)) <= 40 and len(lines) > 2

@@ -1,8 +1,8 @@
 """A machine with one CUDA device without data, on which a torch without CUDA trains, in a process of its own.
 
-Tensors are FakeTensors on "cuda:0", so shapes, dtypes and devices are those of a GPU, and an operation that mixes
-devices fails. Values do not exist: a question about one gets an answer like that of a healthy run, and is recorded,
-since a GPU would wait there. Kernels and the bytes that they read and write are counted.
+Tensors are FakeTensors on "cuda:0", so shapes, dtypes and devices are those of a GPU, and an operation fails that mixes
+devices, or dtypes where its kernel takes one. Values do not exist: a question about one gets an answer like that of a
+healthy run, and is recorded, since a GPU would wait there. Kernels and the bytes that they read and write are counted.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ NO_KERNEL = frozenset(
     }
 )  # fmt: skip
 """Operations that change how a tensor is seen, or allocate one, and start no kernel."""
+ONE_DTYPE = frozenset(
+    {
+        "mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "convolution",
+        "native_layer_norm", "index_put", "index_put_", "index_add", "index_add_", "index_copy", "index_copy_",
+        "scatter_add", "scatter_add_", "lerp", "lerp_",
+        "_varlen_attn", "_flash_attention_forward", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "_fused_adam_", "_fused_adamw_", "_foreach_lerp_",
+    }
+)  # fmt: skip
+"""Operations whose kernels on a GPU take values of one dtype and refuse others; without data torch would promote them,
+or not look."""
 TENSORS_OF_A_LAUNCH = 48
 """About how many tensors one launch of a `_foreach` operation takes: torch's limit is 30 to 110, by their number."""
 
@@ -72,10 +84,20 @@ class _Generator:
 class _Event:
     """An event after which a copy that nobody waited for has arrived: at once."""
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         pass
 
     def synchronize(self) -> None:
+        pass
+
+
+class _Stream:
+    """A stream on which everything has happened at once."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        pass
+
+    def wait_event(self, event: _Event) -> None:
         pass
 
 
@@ -86,6 +108,7 @@ class Work(TorchDispatchMode):
         places: the line of terakoya, torch.optim or Transformers that asked, by question.
         kernels: launches, about.
         bytes: what kernels read and write, if each reads its inputs and writes its outputs once.
+        unrecordable: what a CUDA graph cannot record: operations with a tensor of the host, and those that torch marks.
     """
 
     def __init__(self) -> None:
@@ -95,6 +118,7 @@ class Work(TorchDispatchMode):
     def clear(self) -> None:
         """Forgets everything."""
         self.places: list[str] = []
+        self.unrecordable: list[str] = []
         self.kernels = self.bytes = 0
 
     def __torch_dispatch__(
@@ -103,11 +127,14 @@ class Work(TorchDispatchMode):
         """Runs `func`; a truth value is True, another scalar 1.0 or 0, and every index of a mask is one of a value."""
         name, named = func._schema.name.split("::")[1], kwargs or {}
         given = [each for each in tree_leaves((args, named)) if isinstance(each, torch.Tensor)]
+        if name in ONE_DTYPE:
+            refuse_mixed_dtypes(name, args, named)
         if asks(func, name, args, named, given):
             parts = ("terakoya", "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
             lines = [each for each in traceback.extract_stack() if any(part in each.filename for part in parts)]
             self.places.append(f"{name}: {Path(lines[-1].filename).name}: {lines[-1].line}" if lines else name)
         if name == "_local_scalar_dense":
+            self.unrecordable.append(name)
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 0
         if name == "equal":
@@ -117,6 +144,8 @@ class Work(TorchDispatchMode):
         except DynamicOutputShapeException:
             raise AssertionError(f"the shape of a result depends on values: {self.places[-1:]}") from None
         made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if torch.Tag.cudagraph_unsafe in func.tags or any(each.device.type == "cpu" for each in given + made):
+            self.unrecordable.append(name)
         if name not in NO_KERNEL and any(each.device.type == "cuda" for each in given + made):
             self._count(func, args, given, made)
         return result
@@ -136,6 +165,15 @@ class Work(TorchDispatchMode):
             made = [each for each, is_written in zip(args, written, strict=False) if is_written]
         self.bytes += sum(each.numel() * each.element_size() for each in made)
         self.bytes += sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in given)
+
+
+def refuse_mixed_dtypes(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raises RuntimeError where values on the device that are operands of `name` have several dtypes. Numbers without a
+    dimension, such as counts of steps, are no operands."""
+    operands = [each for each in tree_leaves((args, named)) if isinstance(each, torch.Tensor) and each.ndim]
+    dtypes = sorted({str(each.dtype) for each in operands if each.is_floating_point() and each.device.type == "cuda"})
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{name} takes one dtype on a GPU, got {' and '.join(dtypes)}")
 
 
 def asks(func: Any, name: str, args: tuple[Any, ...], named: Mapping[str, Any], given: list[torch.Tensor]) -> bool:
@@ -221,14 +259,17 @@ def _attention(
     """torch's fused attention as its memory-efficient kernel, which takes masks and dropout; a torch without CUDA would
     compute the scores."""
     if torch.is_autocast_enabled("cuda"):
-        query, key, value = (each.to(torch.get_autocast_dtype("cuda")) for each in (query, key, value))
+        low = torch.get_autocast_dtype("cuda")
+        query, key, value = (each.to(low) for each in (query, key, value))
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(low)
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, float("-inf"))
-        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+            attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+        attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
     attended: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
     )[0]
@@ -241,7 +282,8 @@ def machine() -> Iterator[Work]:
     answers = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
         "get_device_name": lambda *_: "fake", "is_bf16_supported": lambda *_, **__: True,
-        "default_generators": (_Generator(),), "Event": _Event,
+        "default_generators": (_Generator(),), "Event": _Event, "Stream": _Stream,
+        "current_stream": _Stream, "device": contextlib.nullcontext, "stream": contextlib.nullcontext,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
@@ -250,6 +292,7 @@ def machine() -> Iterator[Work]:
         stack.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention))
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(FakeTensor, "numpy", lambda tensor: np.ones(tensor.shape)))
         stack.enter_context(mock.patch.object(nn.Module, "to", _move))
         # some models repeat their initialisation until all values fit

@@ -2,6 +2,7 @@
 
 A case has `parameters`; `optimizers`, of which each takes an update with the same gradients; and may ask for a
 `dry_run` before the step, for a `vocabulary` of so many ids, and for an `.item()` in every module (`item_in_modules`).
+Nothing is compiled; with `cuda_graphs` all else happens as for a recording.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fake_cuda
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
@@ -26,6 +29,7 @@ from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.dry_run import dry_run
 from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.model import compilation
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores
@@ -71,7 +75,7 @@ def summary(machine: fake_cuda.Work) -> dict[str, Any]:
 def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
     """A step that is not logged."""
     parameters = Parameters.from_dict(case["parameters"], source=name)
-    with fake_cuda.machine() as machine:
+    with fake_cuda.machine() as machine, uncompiled(parameters) as asked:
         if case.get("dry_run"):
             dry_run(parameters, out)
         context = connect(LaunchInfo.from_environment())
@@ -86,6 +90,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             read_in_every_module(engine.module)
         updates = engine.step = Updates(engine, machine, case["optimizers"])  # type: ignore[method-assign,assignment]
         trainer.run.step = 1  # the first step is logged
+        unrecordable = watch_micro_steps(engine, machine)
         machine.clear()
         trainer.one_step()
         assert updates.forward["kernels"] > 0
@@ -94,11 +99,48 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             "device": str(context.device),
             "flash": trainer.flash,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "unrecordable": unrecordable,
+            "micro_steps": trainer.batches.rank_batch.micro_steps,
+            **asked,
             "waits": updates.forward["waits"] + rest["waits"],
             "kernels": updates.forward["kernels"] + rest["kernels"],
             "bytes": updates.forward["bytes"] + rest["bytes"],
             "updates": updates.seen,
         }
+
+
+@contextlib.contextmanager
+def uncompiled(parameters: Parameters) -> Iterator[dict[str, Any]]:
+    """While open, a run of `parameters` compiles nothing; yields what was to be, and what CUDA graphs were told."""
+    asked: dict[str, Any] = {"compile": None, "marks": 0}
+
+    def compile_module(module: nn.Module, *arguments: Any, **named: Any) -> None:
+        asked["compile"] = [arguments[-1], named["cuda_graphs"]]
+
+    def mark() -> None:
+        asked["marks"] += 1
+
+    with (
+        mock.patch.object(compilation, "compile_module", compile_module),
+        mock.patch.object(compilation, "_missing_tools", lambda device: None if parameters.cuda_graphs else "none"),
+        mock.patch.object(torch.compiler, "cudagraph_mark_step_begin", mark),
+    ):
+        yield asked
+
+
+def watch_micro_steps(engine: DDPEngine, machine: fake_cuda.Work) -> list[str]:
+    """Returns a list that gets what forward and backward do that a CUDA graph cannot record."""
+    found: list[str] = []
+    micro_step = engine.micro_step
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        machine.unrecordable.clear()
+        sums = micro_step(*arguments, **named)
+        found.extend(machine.unrecordable)
+        return sums
+
+    engine.micro_step = watched  # type: ignore[method-assign]
+    return found
 
 
 def read_in_every_module(module: nn.Module) -> None:
@@ -157,6 +199,39 @@ def probe() -> dict[str, list[str]]:
     return found
 
 
+def refusals() -> dict[str, list[str | None]]:
+    """Whether the machine takes operands of one dtype, bf16, and what it says to float32 among them, by operation."""
+    found: dict[str, list[str | None]] = {}
+    with fake_cuda.machine():
+        low = torch.empty(2, 16, 8, dtype=torch.bfloat16, device="cuda")
+        bounds = torch.tensor([0, 8, 16], dtype=torch.int32, device="cuda")
+        functional = nn.functional
+        ways: dict[str, Callable[[Tensor, Tensor], Any]] = {
+            "product": lambda one, other: one[0] @ other[0].t(),
+            "product with a bias": lambda one, other: functional.linear(one, one[0, :8], other[0, 0]),
+            "products of stacks": lambda one, other: one @ other.transpose(1, 2),
+            "norm": lambda one, other: functional.layer_norm(one, (8,), other[0, 0], other[0, 1]),
+            "attention": lambda one, other: functional.scaled_dot_product_attention(one[None], one[None], other[None]),
+            "attention with a bias": lambda one, other: functional.scaled_dot_product_attention(
+                one[None], one[None], one[None], attn_mask=other[None, :, :, :1].expand(1, 2, 16, 16)
+            ),
+            "flash": lambda one, other: varlen_attn(
+                *(each.transpose(0, 1) for each in (one, one, other)), bounds, bounds, 8, 8
+            ),
+            "assignment": lambda one, other: one.index_put_((bounds.long(),), other[:1]),
+            "interpolation": lambda one, other: one.lerp(other, 0.5),
+        }
+        for name, way in ways.items():
+            found[name] = []
+            for other in (low, low.float()):
+                try:
+                    way(low, other)
+                    found[name].append(None)
+                except RuntimeError as error:
+                    found[name].append(str(error))
+    return found
+
+
 def bytes_a_logit() -> dict[str, float]:
     """What the loss reads and writes a logit, forward and backward, for logits in bf16 and in float32."""
     found = {}
@@ -177,5 +252,5 @@ if __name__ == "__main__":
     cases = json.loads(sys.argv[2])
     with contextlib.redirect_stdout(sys.stderr):
         seen = {name: take_step(name, case, Path(sys.argv[1])) for name, case in cases.items()}
-        seen |= {"ways": probe(), "bytes a logit": bytes_a_logit()}
+        seen |= {"ways": probe(), "bytes a logit": bytes_a_logit(), "refusals": refusals()}
     sys.stdout.write(json.dumps(seen))

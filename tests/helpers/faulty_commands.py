@@ -1,32 +1,26 @@
 """The commands that write, each with one of its file calls gone wrong and then given again.
 
-`python tests/helpers/faulty_commands.py MINUTES [SEED [NAME...]]` tries calls of the commands (all of them) for so
-long, in an order that the seed decides and in which every command and fault has its turn, and prints a table.
+`every_fault.py` tries all that differ, or as many as there is time for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
 import os
-import random
 import shutil
 import signal
-import sys
-import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import file_faults
+import file_moments
 import toy
 from file_faults import ACTIONS, Command, Ended, FileFaults
+from file_moments import DRAFT, Moment
 
 from terakoya.runs.checkpoints import find_problems
 
@@ -51,10 +45,6 @@ READS = {
 }  # fmt: skip
 """The command whose result, without a fault, another command reads."""
 TWO = {"batch_size": {"0": 2, "1": 2}, "micro_batch_size": 2}
-SECONDS = 1200.0
-"""What trying one command may take in a night on a machine that does nothing else: calls are left out beyond."""
-SECONDS_EACH = {"run": 6.0}
-"""What it takes to let a call of a command go wrong and to give the command again; of others 2 for each rank."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +57,12 @@ class Verb:
 
 @dataclass(eq=False)
 class World:
-    """The server, the inputs of all commands, and what each gives without a fault."""
+    """The server, the inputs of all commands, what each gives without a fault, and where this world tries them."""
 
     faults: FileFaults
     folder: Path
     verbs: Mapping[str, Verb]
+    place: Path
 
     def run(self, name: str, case: Path, **fault: Any) -> Ended:
         verb = self.verbs[name]
@@ -82,7 +73,7 @@ class World:
         case.mkdir(exist_ok=True)
         arguments = [text.replace("CASE", str(case)) for text in verb.arguments]
         if name == "run":
-            arguments = ["run", str(pipeline(self.folder, case))]
+            arguments = ["run", str(pipeline(self.folder, self.place, case))]
         variables = toy.launched((1,) * verb.ranks)
         return self.faults.run(Command(arguments, str(case), variables=variables, **fault))
 
@@ -105,6 +96,11 @@ class World:
         """The kind of each call of `rank`, in order."""
         lines = Path(f"{self.straight(name, rank)}.log").read_text().splitlines()
         return [line.split("\t")[1] for line in lines if not line.startswith("0\t")]
+
+    def moments(self, name: str, rank: int = 0) -> list[Moment]:
+        """What `rank` finds and does at each call, in order."""
+        straight = self.straight(name, rank)
+        return file_moments.read(Path(f"{straight}.log"), straight)
 
     def content(self, name: str, case: Path) -> dict[str, str]:
         """What the command is to give: files with their hashes, and of a run its losses and its last checkpoint."""
@@ -138,8 +134,8 @@ class World:
         """Lets `call` of `rank` go wrong and the same command go on; returns what was seen: "killed", "ended with an
         error" or "coped"."""
         straight = self.straight(name)
-        case = self.folder / "case"
-        for each in self.folder.glob("case*"):
+        case = self.place / "case"
+        for each in self.place.glob("case*"):
             shutil.rmtree(each) if each.is_dir() else each.unlink()
         ended = self.run(name, case, call=call, action=ACTIONS[action], rank=rank)
         place = f"{name}, {action} at call {call} of rank {rank}: {ended.codes}\n{ended.printed}"
@@ -155,6 +151,8 @@ class World:
                 told = [line for line in ended.printed.splitlines() if line.startswith("error: ")]
                 assert any(os.strerror(ACTIONS[action][1]) in line for line in told), place
         self.assert_whole(name, case)
+        if action == "kill" and seen == "killed":
+            spoil_drafts(case)
         if seen != "coped":
             again = self.run(name, case)
             made = seen == "killed" and "already exists and is not empty" in again.printed  # before it could say so
@@ -166,15 +164,22 @@ class World:
         return seen
 
 
+def spoil_drafts(case: Path) -> None:
+    """Overwrites what a killed process has left under other than final names: nothing may depend on it."""
+    for file in case.rglob("*"):
+        if file.is_file() and DRAFT.search(file.relative_to(case).as_posix()):
+            file.write_bytes(b"spoilt")
+
+
 def losses(file: Path) -> dict[int, tuple[float, float]]:
     """Loss and gradient norm by step, in the lines of `metrics.jsonl` that are whole; the later one stands."""
     lines = [json.loads(line) for line in file.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return {line["step"]: (line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "step"}
 
 
-def pipeline(folder: Path, case: Path) -> Path:
-    """A pipeline from text to an exported GPT in the folder `case`."""
-    file = folder / "pipeline.json"
+def pipeline(folder: Path, place: Path, case: Path) -> Path:
+    """Writes into `place` a pipeline from text to an exported GPT in the folder `case`."""
+    file = place / "pipeline.json"
     settings = json.loads((folder / "gpt.json").read_text())
     del settings["data"]["train"]
     keys = {
@@ -223,7 +228,19 @@ def make_world(folder: Path) -> Iterator[World]:
         "run": Verb(()),
     }  # fmt: skip
     with file_faults.start(folder) as faults:
-        yield World(faults, folder, verbs)
+        yield World(faults, folder, verbs, folder)
+
+
+@contextmanager
+def workers(world: World, count: int) -> Iterator[list[World]]:
+    """Worlds that try commands at the same time: each has a server and a place of its own."""
+    with ExitStack() as stack:
+        made = []
+        for number in range(count):
+            place = world.folder / f"worker{number}"
+            place.mkdir()
+            made.append(replace(world, faults=stack.enter_context(file_faults.start(place)), place=place))
+        yield made
 
 
 ONE_RANK = (
@@ -249,65 +266,3 @@ def instants(world: World, name: str, action: str, rank: int = 0) -> list[int]:
     """The calls that can go wrong in this way, from 1."""
     kinds = world.calls(name, rank)
     return [number for number, kind in enumerate(kinds, 1) if action != "torn write" or kind == "write"]
-
-
-def one_in(world: World, name: str, rank: int) -> int:
-    """Of how many calls of a command one goes wrong in a night, so that all of it takes at most `SECONDS`; 1 is all."""
-    tries = sum(len(instants(world, name, action, rank)) for action in ACTIONS)
-    seconds = SECONDS_EACH.get(name, 2.0 * world.verbs[name].ranks)
-    return math.ceil(tries * seconds / SECONDS)
-
-
-def try_calls(world: World, name: str, rank: int, action: str) -> Sequence[str]:
-    """Lets the calls of a night go wrong, each in a start of its own; returns what was wrong. Nights follow each other,
-    so that `one_in` of them try all."""
-    problems = []
-    every = one_in(world, name, rank)
-    for call in instants(world, name, action, rank)[int(time.time() // 86_400) % every :: every]:
-        try:
-            world.check(name, action, call, rank)
-        except AssertionError as error:
-            problems.append(str(error))
-    return problems
-
-
-def in_turn(queues: Mapping[tuple[str, int, str], list[int]]) -> Iterator[tuple[str, int, str, int]]:
-    """Every call of `queues` once: one of each, then the next of each, until all are empty."""
-    for number in range(max(map(len, queues.values()))):
-        for key, calls in queues.items():
-            if number < len(calls):
-                yield *key, calls[number]
-
-
-def main(minutes: float, seed: int, names: Sequence[str]) -> None:
-    """Tries calls for `minutes` and prints what went wrong, and a row for each command and rank: how many calls there
-    are, how many were tried of how many (each call with each fault is one), and what was seen."""
-    deadline = time.monotonic() + 60 * minutes
-    chosen = [(name, rank) for name, rank in EVERY if not names or name in names]
-    with tempfile.TemporaryDirectory() as folder, make_world(Path(folder)) as world:
-        queues = {}
-        for (name, rank), action in itertools.product(chosen, ACTIONS):
-            calls = instants(world, name, action, rank)
-            queues[name, rank, action] = random.Random(f"{seed} {name} {rank} {action}").sample(calls, len(calls))
-        seen: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in chosen}
-        for name, rank, action, call in in_turn(queues):
-            if time.monotonic() > deadline:
-                break
-            try:
-                outcome = world.check(name, action, call, rank)
-            except AssertionError as error:
-                outcome = "wrong"
-                sys.stdout.write(f"{error}\n\n")
-            seen[name, rank][action] += 1
-            seen[name, rank][outcome] += 1
-            sys.stderr.write(f"{name}\t{rank}\t{action}\t{call}\t{outcome}\n")
-        for (name, rank), counts in seen.items():
-            tried = sum(counts[action] for action in ACTIONS)
-            every = sum(len(calls) for (*key, _), calls in queues.items() if tuple(key) == (name, rank))
-            row = [f"`{name}`", str(rank), str(len(world.calls(name, rank))), f"{tried} of {every}"]
-            row += [str(counts[each]) for each in (*ACTIONS, "killed", "ended with an error", "coped", "wrong")]
-            sys.stdout.write(f"| {' | '.join(row)} |\n")
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), int((sys.argv[2:3] or ["0"])[0]), sys.argv[3:])

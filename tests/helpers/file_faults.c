@@ -6,8 +6,9 @@
  *   'e'  fails with `error`,
  *   'f'  fails with `error`, as do all later calls that need space, after half of the first one is written.
  * Each call becomes a line of the file `log`: number, kind, inode, path (and second path), separated by tabs. A rename
- * of a folder is preceded by a line "tree" for each file and folder in it. Programs that are started in turn are armed
- * by the variables FILE_FAULTS_FOLDER, _CALL, _ACTION, _ERROR and _LOG.
+ * of a folder is preceded by a line "tree" for each file and folder in it. Before each call that is logged, the function
+ * given to file_faults_observe is called with its number. Programs that are started in turn are armed by the variables
+ * FILE_FAULTS_FOLDER, _CALL, _ACTION, _ERROR and _LOG.
  *
  * Not seen: what a program does without the C library (safetensors renames its drafts so).
  */
@@ -36,11 +37,14 @@ static long target;
 static char action;
 static int failure, log_file = -1;
 static atomic_long calls;
+static void (*observer)(long);
 
 #define REAL(name) ((__typeof__(&name))real(#name))
 static void *real(const char *name) { return dlsym(RTLD_NEXT, name); }
 
 long file_faults_count(void) { return atomic_load(&calls); }
+
+void file_faults_observe(void (*each)(long)) { observer = each; }
 
 void file_faults_arm(const char *where, long call, char what, int error, const char *log)
 {
@@ -125,6 +129,11 @@ static int fault(const char *kind, unsigned long inode, const char *path, const 
 {
     long number = atomic_fetch_add(&calls, 1) + 1;
     note(number, kind, inode, path, second);
+    if (log_file >= 0 && observer) {
+        int saved = errno;
+        observer(number);
+        errno = saved;
+    }
     int writes = !strcmp(kind, "write");
     if (!target || number < target)
         return 0;

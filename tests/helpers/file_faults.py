@@ -1,6 +1,6 @@
 """Commands whose file calls go wrong, one at a time, and what a power cut would leave of them.
 
-`start` starts one process that has everything imported and `file_faults.c` preloaded. It forks for each command, so
+`start` starts one process that has imported `warm` and has `file_faults.c` preloaded. It forks for each command, so
 that a command costs no imports.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib
 import json
 import os
 import shutil
@@ -23,10 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import file_moments
 import pytest
-
-from terakoya.plugins import registry
-from terakoya.training import trainer
 
 FULL = ("f", errno.ENOSPC)
 KILL, TORN = ("k", 0), ("t", 0)
@@ -36,13 +33,6 @@ ACTIONS = {"kill": KILL, "torn write": TORN, "full disk": FULL, **ONCE}
 NAMES = ("rename", "create", "mkdir", "unlink")
 """Calls that change the names in a folder."""
 SECONDS = 120
-IMPORTS = (
-    "terakoya.commands.main", "terakoya.training.setup", "terakoya.conversion.import_checkpoint",
-    "terakoya.pipeline.run", "terakoya.preparation.prepare", "terakoya.preparation.local", "terakoya.store.merge",
-    "terakoya.runs.report_page", "terakoya.tokenization.train", "tokenizers", "torch.utils.tensorboard",
-    "transformers.models.bert", "transformers.models.electra", "transformers.models.gpt2",
-)  # fmt: skip
-"""What the server imports."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,8 @@ class Ended:
 class Command:
     """`terakoya ARGUMENTS` on a rank for each of `variables`, with a fault in a call of `rank` below `folder`.
 
-    What rank r prints goes to the file `FOLDER.r.txt`.
+    What rank r prints goes to the file `FOLDER.r.txt`. With `log`, the calls of `rank` are its lines, and LOG.moments
+    has a line of `file_moments` for each.
     """
 
     arguments: Sequence[str]
@@ -155,8 +146,11 @@ def power_cut_problems(log: Path) -> list[str]:
 
 def serve(library: Path) -> None:
     """Runs the commands that arrive as lines on standard input."""
-    for name in IMPORTS:
-        importlib.import_module(name)
+    import warm  # noqa: F401  what commands need not import
+
+    from terakoya.plugins import registry
+    from terakoya.training import trainer
+
     registry()
     trainer.RETRY_SECONDS = 0.05
     arm = ctypes.CDLL(str(library))
@@ -186,6 +180,9 @@ def _fork(arm: Any, command: Command, rank: int, output: Path) -> int:
         chosen = rank == command.rank
         letter, error = command.action
         if chosen:
+            if command.log:
+                observer = file_moments.observer(Path(command.folder), Path(f"{command.log}.moments"))
+                arm.file_faults_observe(observer)
             arm.file_faults_arm(
                 command.folder.encode(), ctypes.c_long(command.call), ctypes.c_char(letter.encode() or b"\0"), error,
                 command.log.encode(),

@@ -13,7 +13,7 @@ import worlds
 from deepspeed_worker import poison
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from worlds import Job
 
 from terakoya.training.distributed.context import DistributedContext
@@ -45,11 +45,18 @@ def train(job: Job, context: DistributedContext) -> None:
 
 def gradients(job: Job, context: DistributedContext) -> None:
     """Writes of the first step `gradients.safetensors`, by name and whole, and `held.json`: the loss, the norm, and by
-    rank how many numbers of weights it held and after each micro-step how many of summed gradients."""
+    rank how many numbers of weights it held and after each micro-step how many of summed gradients. Of another engine
+    the gradients alone."""
     out, trainer = Path(job["out"]), worlds.trainer(job, context)
     engine: Any = trainer.engine
     if hasattr(engine.module, "sample"):
         engine.module.sample = fixed_sample
+    if not hasattr(engine, "shards"):
+        whole = watch_whole(engine)
+        trainer.one_step()
+        if context.is_main:
+            save_file(whole, out / "gradients.safetensors")
+        return
     whole, reduced = watch(trainer)
     values = trainer.one_step().values
     assert values is not None
@@ -58,6 +65,20 @@ def gradients(job: Job, context: DistributedContext) -> None:
         save_file(whole, out / "gradients.safetensors")
         facts = {"loss": values["loss"], "grad_norm": values["grad_norm"], "groups": len(engine.groups), "held": held}
         (out / "held.json").write_text(json.dumps(facts))
+
+
+def watch_whole(engine: Any) -> dict[str, Tensor]:
+    """What fills, as DDP's `engine` takes a step, with its gradients before they are clipped."""
+    whole: dict[str, Tensor] = {}
+    clip = engine.clip
+
+    def copied() -> Tensor:
+        whole.update({name: value.grad.clone() for name, value in engine.module.named_parameters()})
+        norm: Tensor = clip()
+        return norm
+
+    engine.clip = copied
+    return whole
 
 
 def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[int]]:
@@ -70,10 +91,11 @@ def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[int]]:
 
     def gathered() -> Tensor:
         shapes = {name: value.shape for name, value in engine.module.named_parameters()}
+        placements = [*[Replicate()] * (engine.mesh.ndim - 1), Shard(0)]
         for name, shard in engine.shards.items():
             assert shard.grad is not None, name
             of = {"shape": shapes[name], "stride": shard.grad.new_empty(shapes[name], device="meta").stride()}
-            whole[name] = DTensor.from_local(shard.grad, engine.mesh, [Shard(0)], run_check=False, **of).full_tensor()
+            whole[name] = DTensor.from_local(shard.grad, engine.mesh, placements, run_check=False, **of).full_tensor()
         norm: Tensor = clip()
         return norm
 

@@ -35,6 +35,8 @@ from terakoya.training.trainer import Trainer
 
 MARK = 7_919
 """Bytes that are given out to mark a moment, and never else."""
+GLOO_THREAD = "pt_gloo"
+"""How torch's names of the threads begin in which gloo works."""
 UPDATED = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 """What DeepSpeed names the weights that it updates."""
 
@@ -85,11 +87,12 @@ def most_at_once(profiler: profile) -> list[int]:
 
 
 def collecting(trainer: Trainer) -> None:
-    """Has Python look for what nobody holds any more before each micro-step, so that chance does not say what lies
-    around at the peak."""
+    """Has gloo's threads let go of their tensors and Python look for what nobody holds any more before each micro-step,
+    so that chance does not say what lies around at the peak."""
     micro_step = trainer.engine.micro_step
 
     def after_collecting(*arguments: Any, **named: Any) -> Any:
+        wait_for_gloo()
         gc.collect()
         return micro_step(*arguments, **named)
 
@@ -142,12 +145,21 @@ def let_go() -> None:
 
     def wait_and_let_go(*arguments: Any, **named: Any) -> Any:
         done = wait(*arguments, **named)
-        time.sleep(0.01)
+        wait_for_gloo()
         return done
 
     Work.wait = wait_and_let_go  # type: ignore[method-assign]
     assert hasattr(torch.nn.parallel.distributed, "_sync_module_states")
     torch.nn.parallel.distributed._sync_module_states = lambda **_: None
+
+
+def wait_for_gloo() -> None:
+    """Waits until the threads in which gloo works sleep. One that has just finished a collective still runs until it
+    has let go of the tensors."""
+    tasks = Path("/proc/self/task").iterdir()
+    gloo = [each / "stat" for each in tasks if (each / "comm").read_text().startswith(GLOO_THREAD)]
+    while any(each.read_text().rpartition(")")[2].split()[0] != "S" for each in gloo):
+        time.sleep(0.001)
 
 
 def weights(engine: Any) -> Iterable[Tensor]:

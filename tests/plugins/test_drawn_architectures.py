@@ -119,6 +119,13 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
 
 
 @pytest.mark.usefixtures("_alone")
+def test_the_ends_of_a_text_are_the_vocabularys_where_the_config_class_has_others() -> None:
+    luke = plugins.load([str(EXAMPLES / "luke.py")]).component("architectures", "luke")
+    config = luke(**TOY["luke"][0]).config(Vocabulary(size=64, pad=0, cls=7, sep=8, special=(0, 7, 8)))
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 7, 8)
+
+
+@pytest.mark.usefixtures("_alone")
 def test_funnel_refuses_rows_of_several_documents_by_name() -> None:
     funnel = plugins.load([str(EXAMPLES / "funnel.py")]).component("architectures", "funnel")
     assert funnel.document_masking == "none"

@@ -318,7 +318,7 @@ def test_without_restarts_a_disconnected_cable_ends_the_run_and_the_same_command
     cluster.link("a03", "down")
     run.until_noticed(HOSTS, time.monotonic(), seconds=SILENCE + NOTICE)
     cluster.link("a03", "up")
-    run.finish(code=1)
+    run.finish(code=76)
     HostsLaunch(cluster, settings_of(store), out, "--submit", plugin=slow).finish()
     assert toy.losses(out) == toy.losses(undisturbed)
 

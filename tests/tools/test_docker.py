@@ -4,10 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,3 +41,13 @@ def test_the_image_takes_the_torch_of_the_makefile() -> None:
     pinned = re.search(r"^TORCH \?= (torch==\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert pinned is not None
     assert f'ARG TORCH="{pinned[1]} ' in (ROOT / "tools/docker/Dockerfile").read_text()
+
+
+def test_the_image_installs_extras_that_exist_with_a_python_that_is_supported() -> None:
+    dockerfile = (ROOT / "tools/docker/Dockerfile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', dockerfile)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    (python,) = re.findall(r"^FROM python:([\d.]+)-slim$", dockerfile, re.M)
+    assert SpecifierSet(project["requires-python"]).contains(python)
+    assert re.search(r'^ENTRYPOINT \["(\w+)"\]$', dockerfile, re.M)[1] in project["scripts"]  # type: ignore[index]

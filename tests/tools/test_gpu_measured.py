@@ -56,5 +56,12 @@ def test_measurements_become_a_table(tools: ModuleType, tmp_path: Path) -> None:
 
 
 def test_a_page_without_its_markers_is_refused(tools: ModuleType) -> None:
-    with pytest.raises(ValueError, match="gpu: begin"):
-        tools.replaced("# Measured\n", "")
+    begin, end = tools.BEGIN, tools.END
+    for page in (
+        "# Measured\n",
+        f"{begin}\nthe rest of the page",
+        f"{end}\n{begin}\n{end}",
+        f"{begin}\n{begin}\n{end}",
+    ):
+        with pytest.raises(ValueError, match="gpu: begin"):
+            tools.replaced(page, "")

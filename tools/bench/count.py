@@ -29,6 +29,7 @@ from prepare_turns import plain
 from terakoya.atomic_files import dump_hashed_json
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.preparation.prepare import prepare
+from terakoya.store.document_sizes import FILE, SIZES
 from terakoya.store.token_store import CHECKSUMS, IDX_HEADER, IDX_MAGIC, StoreCounts, TokenStore, count_store
 
 GOAL = 1e-3
@@ -105,7 +106,8 @@ def enlarge(store: Path, folder: Path, small: StoreCounts) -> Path:
         stream.write(np.array([(tokens - 1) * itemsize], "<i8").tobytes())
         stream.seek(IDX_HEADER.size + 12 * sequences + 8 * documents)
         stream.write(np.array([sequences], "<i8").tobytes())
-    for name, size in (("tokens.bin", tokens * itemsize), ("tokens.words", (tokens + 7) // 8)):
+    sizes = {"tokens.bin": tokens * itemsize, "tokens.words": (tokens + 7) // 8, FILE: documents * 2 * SIZES.itemsize}
+    for name, size in sizes.items():
         with (folder / name).open("wb") as stream:
             stream.truncate(size)
     return folder

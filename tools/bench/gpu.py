@@ -2,7 +2,7 @@
 
     python tools/bench/gpu.py --model bert_base [--corpus LINES.jsonl.gz --tokenizer TOKENIZER_FOLDER]
 
-Sequence length 512, bfloat16 autocast, no attention dropout. Ours trains on packed documents, the peer on documents
+Sequence length 512, bfloat16, no attention dropout. Ours trains on packed documents, the peer on documents
 joined and cut into blocks (nothing padded) and on documents padded to the longest of their batch. For ELECTRA, which
 `Trainer` does not know, the peer is the plain loop of electra.py. Our steps run with
 `torch.cuda.set_sync_debug_mode("error")`: a step that waits for the device, other than a logged one, ends the run.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,14 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import weighted_loss
+from terakoya.training.model.bf16_stream import WeightCopies
 from terakoya.training.model.build import build_module
 
 PRESETS = ("bert_base", "electra_small", "modernbert_base", "t5_base", "gpt2_125m", "llama_1b")
 """One of each architecture that differs in its attention, its positions or its losses."""
 TWO_LAYERS = {"num_hidden_layers": 2}
+STRAIGHT = "straight"
+"""The folder of the run that is not stopped."""
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"type": "adamw", "learning_rate": 1e-4},
     "adamw, uncorrected": {"type": "adamw", "learning_rate": 1e-4, "bias_correction": False},
@@ -42,18 +46,6 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 
 def facts(settings: Settings) -> Iterator[Measurement]:
     """The machine: what it is, how fast it copies and multiplies. These are the ceilings of all rates."""
-    for name, command in (
-        ("nvidia-smi", ["nvidia-smi"]),
-        ("packages", [sys.executable, "-m", "pip", "list"]),
-        ("doctor", [sys.executable, "-m", "terakoya", "doctor", "--json"]),
-    ):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        except OSError as error:
-            yield {"command": name, "error": str(error)}
-            continue
-        (settings.out / f"{name}.txt").write_text(done.stdout + done.stderr)
-        yield {"command": name, "exit_code": done.returncode}
     device, size = settings.device, 2**20 if settings.tiny else 2**31
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -66,48 +58,93 @@ def facts(settings: Settings) -> Iterator[Measurement]:
         yield {
             "what": "product", "shape": [rows, inner, columns], "tflops": 2 * rows * inner * columns / seconds / 1e12,
         }  # fmt: skip
+    for name, command in (
+        ("nvidia-smi", ["nvidia-smi"]),
+        ("packages", [sys.executable, "-m", "pip", "list"]),
+        ("doctor", [sys.executable, "-m", "terakoya", "doctor", "--json"]),
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            yield {"command": name, "error": str(error)}
+            continue
+        (settings.out / f"{name}.txt").write_text(done.stdout + done.stderr)
+        yield {"command": name, "exit_code": done.returncode}
 
 
 def command(settings: Settings) -> Iterator[Measurement]:
     """`terakoya train` as a user starts it: a run of 20 steps; the same stopped by SIGTERM and resumed, to the bit."""
     raw = {**preset("bert_base", settings, rows=8, **TWO_LAYERS), "max_steps": 20, "logging_steps": 5}
-    raw["checkpoint"] = {"save_steps": 10, "keep": 3}
     raw["architecture"] |= {"attention_probs_dropout_prob": 0.0}  # flash attention, where there is a GPU
-    file = settings.work / "run.json"
-    file.write_text(json.dumps(raw))
+    yield from resumed_run(settings, raw)
 
-    def start(name: str, *options: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(settings.work / name), *options]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
 
+def graphs(settings: Settings) -> Iterator[Measurement]:
+    """The same with CUDA graphs, and whether they compute what the compiled model computes without them."""
+    raw = {**preset("electra_small", settings, rows=8, **TWO_LAYERS), "max_steps": 20, "logging_steps": 5}
+    settings = replace(settings, work=settings.work / "graphs")  # beside the runs of `command`
+    settings.work.mkdir()
+    yield from resumed_run(settings, raw if settings.tiny else {**raw, "cuda_graphs": True})
+    compiled = start_command(settings, raw if settings.tiny else {**raw, "compile": "whole"}, "compiled")
+    output = compiled.communicate()[0]
+    yield {
+        "what": "without graphs", "exit_code": compiled.returncode, "same_bits": same_state(settings, "compiled"),
+        "said": output[-2000:] if compiled.returncode else "",
+    }  # fmt: skip
+
+
+def resumed_run(settings: Settings, raw: Mapping[str, Any]) -> Iterator[Measurement]:
+    """A run of `raw`, and the same stopped by SIGTERM in its first steps and resumed: are the last weights the same?"""
     begun = time.monotonic()
-    straight = start("straight")
+    straight = start_command(settings, raw, STRAIGHT)
     output = straight.communicate()[0]
     yield {
         "what": "20 steps", "exit_code": straight.returncode, "seconds": time.monotonic() - begun,
         "said": output[-2000:] if straight.returncode else "",
     }  # fmt: skip
-    stopped = start("resumed")
+    stopped = start_command(settings, raw, "resumed")
     metrics = settings.work / "resumed" / "metrics.jsonl"
     while stopped.poll() is None and not (metrics.exists() and '"step": 1,' in metrics.read_text()):
         time.sleep(0.01)
     stopped.send_signal(signal.SIGTERM)
     output = stopped.communicate()[0]
     yield {"what": "SIGTERM", "exit_code": stopped.returncode, "said": output[-300:]}
-    resumed = start("resumed")
+    resumed = start_command(settings, raw, "resumed")
     output = resumed.communicate()[0]
-    same = state_hashes(settings.work / "straight") == state_hashes(settings.work / "resumed")
     yield {
-        "what": "resumed", "exit_code": resumed.returncode, "same_bits": same,
+        "what": "resumed", "exit_code": resumed.returncode, "same_bits": same_state(settings, "resumed"),
         "said": output[-2000:] if resumed.returncode else "",
     }  # fmt: skip
 
 
+def start_command(settings: Settings, raw: Mapping[str, Any], name: str) -> subprocess.Popen[str]:
+    """Starts `terakoya train` with `raw` in the folder `name`."""
+    file = settings.work / f"{name}.json"
+    file.write_text(json.dumps({**raw, "checkpoint": {"save_steps": 10, "keep": 3}}))
+    words = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(settings.work / name)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+def same_state(settings: Settings, name: str) -> bool:
+    """Whether the run in the folder `name` ended with the state of the one that was not stopped."""
+    straight = state_hashes(settings.work / STRAIGHT)
+    return bool(straight) and straight == state_hashes(settings.work / name)
+
+
 def state_hashes(run: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each file of weights and optimizer state in the last checkpoint of `run`."""
+    """Returns a SHA-256 of the tensors of each file of weights and optimizer state in the last checkpoint of `run`:
+    without the file's other entries, which are in any order."""
     checkpoints = sorted((run / "checkpoints").glob("step-*"))
     files = sorted(checkpoints[-1].rglob("*.safetensors")) if checkpoints else []
-    return {str(each.relative_to(run)): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+    hashes = {}
+    for each in files:
+        content = each.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")  # safetensors: the header's length, the header, the data
+        header = json.loads(content[8:end])
+        header.pop("__metadata__", None)
+        tensors = json.dumps(header, sort_keys=True).encode() + content[end:]
+        hashes[str(each.relative_to(run))] = hashlib.sha256(tensors).hexdigest()
+    return hashes
 
 
 def parity(settings: Settings) -> Iterator[Measurement]:
@@ -143,6 +180,8 @@ def loss_and_gradient(
     module = build_module(parameters, opened.facts.vocabulary)
     attention.use(module, backend)
     module.to(device).eval()
+    if precision == "bf16":
+        WeightCopies(module)
     autocast_forward(module, device, precision)
     sums = module(to_device(batch, device, flash=backend == "flash"))
     loss = weighted_loss(sums, parameters.objective.terms(), batch.counts)
@@ -288,11 +327,12 @@ def time_of(call: Callable[[], Any], device: torch.device, *, seconds: float = 0
 
 
 STAGES: Mapping[str, Stage] = {
-    "facts": Stage(facts, 60.0),
+    "facts": Stage(facts, 100.0),
     "command": Stage(command, 120.0),
     "parity": Stage(parity, 120.0),
     "waits": Stage(waits, 90.0),
     "boundaries": Stage(boundaries, 90.0),
     "fp16": Stage(fp16, 60.0),
     "memory": Stage(memory, 90.0),
+    "graphs": Stage(graphs, 150.0),
 }

@@ -70,10 +70,11 @@ def run_part(arguments: argparse.Namespace, work: Path) -> list[str]:
             continue
         command = [sys.executable, __file__, *sys.argv[1:], "--stage", name, "--work", str(work)]
         start = time.monotonic()
+        limit = left if arguments.tiny else min(stage.seconds, left)  # a stage's own is for a GPU
         with (arguments.out / f"{arguments.part}-{name}.log").open("w") as log:
             try:
                 code = subprocess.run(
-                    command, stdout=log, stderr=subprocess.STDOUT, timeout=min(stage.seconds, left), check=False
+                    command, stdout=log, stderr=subprocess.STDOUT, timeout=limit, check=False
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = -1

@@ -50,12 +50,14 @@ def rate(
     *,
     attention: str = "auto",
     compile: str = "auto",
+    cuda_graphs: bool = False,
     **architecture: Any,
 ) -> Measurement:
-    """Returns the rate of the preset `name` with `rows` rows in a micro-step."""
+    """Returns the rate of the preset `name` with `rows` rows in a micro-step. A toy has no graphs."""
     import ours
 
     raw = {**preset(name, settings, rows=rows, **architecture), "attention": attention, "compile": compile}
+    raw["cuda_graphs"] = cuda_graphs and not settings.tiny
     clock = WindowClock(tiny=settings.tiny)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -83,6 +85,14 @@ def encoder(settings: Settings, *, name: str, sizes: Sequence[int]) -> Iterator[
             yield rate(settings, name, rows, "no attention dropout, sdpa", attention="sdpa", **exact)
         yield rate(settings, name, rows, "no attention dropout", **exact)
     yield from profile(settings, name, sizes[0], exact)
+
+
+def small(settings: Settings, *, name: str, sizes: Sequence[int]) -> Iterator[Measurement]:
+    """The preset compiled whole, with CUDA graphs and without: the fewer rows, the more the host holds the GPU up."""
+    whole = "off" if settings.tiny else "whole"  # compilation takes minutes of a test
+    for rows in sizes:
+        yield rate(settings, name, rows, "CUDA graphs", compile=whole, cuda_graphs=True)
+        yield rate(settings, name, rows, "compiled whole", compile=whole)
 
 
 def decoder(settings: Settings, *, name: str, sizes: Sequence[int], **architecture: Any) -> Iterator[Measurement]:
@@ -166,6 +176,7 @@ ENCODERS: Mapping[str, Stage] = {
     "bert_base": Stage(partial(encoder, name="bert_base", sizes=(32, 64, 96)), 120.0),
     "trainer": Stage(partial(peer, rows=32), 150.0),
     "electra_small": Stage(partial(encoder, name="electra_small", sizes=(128, 512)), 80.0),
+    "graphs": Stage(partial(small, name="electra_small", sizes=(32, 128, 512)), 110.0),
     "bert_large": Stage(partial(encoder, name="bert_large", sizes=(16, 32)), 110.0),
     "electra_base": Stage(partial(encoder, name="electra_base", sizes=(32, 64)), 90.0),
     "modernbert_base": Stage(partial(decoder, name="modernbert_base", sizes=(32,)), 60.0),

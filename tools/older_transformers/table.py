@@ -34,6 +34,7 @@ def make_environment(folder: Path, version: str) -> Path:
         venv.create(folder, with_pip=True)
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         subprocess.run([*pip, f"transformers=={version}", *FURTHER], check=True)
+        subprocess.run([*pip, "--no-deps", HERE.parents[1] / "core" / "terakoya_tokenizer"], check=True)
         site = next(folder.glob("lib/python*/site-packages"))
         own = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
         (site / "borrowed.pth").write_text("\n".join(dict.fromkeys(own)) + "\n", encoding="utf-8")

@@ -25,6 +25,7 @@ from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import model_folder
+from terakoya_tokenizer import BertJapaneseTokenizerFast
 
 CORPUS = Path(__file__).resolve().parents[2] / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"
 TEXTS = (
@@ -76,16 +77,18 @@ def main(out: Path) -> None:
             model = _build(built, kind.encoder(source).vocabulary, head)
             loaded = kind.load(source)
             ids = [list(map(int, loaded(text)["input_ids"])) for text in TEXTS]
+            pair = loaded(TEXTS[0], TEXTS[1], return_token_type_ids=True)  # 5 leaves them out for some classes
             logits = _logits(built, model, head, ids[5])
             exporter.export({"": model}, source, folder)
             expected = {
-                "pair": {name: list(map(int, values)) for name, values in loaded(TEXTS[0], TEXTS[1]).items()},
+                "pair": {name: list(map(int, values)) for name, values in pair.items()},
                 "texts": TEXTS,
                 "ids": ids,
                 "plain": [kind.encoder(source).encode([text]).ids.tolist() for text in TEXTS],
                 "class": type(model).__name__,
                 "input": ids[5],
                 "logits": logits.tolist(),
+                **(_spans(source) if kind.load(source).__class__.__name__ == "BertJapaneseTokenizer" else {}),
             }
             (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False), encoding="utf-8")
 
@@ -94,6 +97,14 @@ def _train(kind: str, settings: Mapping[str, Any], folder: Path) -> tuple[Path, 
     tokenizer = create_component("tokenizers", kind, settings, where=f"tokenizer {kind}")
     tokenizer.train(Corpus([CORPUS]), folder)
     return folder, tokenizer
+
+
+def _spans(folder: Path) -> Mapping[str, Any]:
+    """What the fast tokenizer of `terakoya_tokenizer` says of each text: where its tokens are, and the words they are
+    in."""
+    tokenizer = BertJapaneseTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+    encoded = tokenizer(list(TEXTS), return_offsets_mapping=True)
+    return {"offsets": encoded["offset_mapping"], "words": [encoded.word_ids(row) for row in range(len(TEXTS))]}
 
 
 def _save_again(folder: Path, out: Path) -> tuple[Path, Any]:

@@ -37,7 +37,9 @@ def main() -> int:
     arguments = parser.parse_args()
     parameters = Parameters.load(arguments.parameters)
     statistics = row_statistics(parameters.data, parameters.objective.row_layout(), arguments.vocab_size)
-    model, state = measure_transformer(parameters, statistics.vocabulary, context=statistics.context)
+    model, state = measure_transformer(
+        parameters, statistics.vocabulary, context=statistics.context, documents_per_row=statistics.documents_per_row
+    )
     print("Estimated by formulas, not validated on hardware.\n")
     print(f"| {arguments.gpu} | layout | micro-batch | recomputed | memory | a step | tokens/s | MFU | 10^12 tokens |")
     print("|---:|---|---:|---|---:|---:|---:|---:|---:|")

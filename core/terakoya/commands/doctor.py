@@ -18,10 +18,11 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
     Checks versions, GPU, memory, disk, ports, build locks, text encoding and more. Exits with 2 if there is an error.
     """
     from rich.cells import set_cell_size
+    from rich.text import Text
 
     from terakoya.doctor.diagnose import diagnose
     from terakoya.errors import UserError
-    from terakoya.log import console, translated
+    from terakoya.log import console, lines_of, translated
 
     findings = diagnose(Path.cwd())
     if as_json:
@@ -31,8 +32,10 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         for finding in findings:
             colour = colours[finding.status]
             status, check = set_cell_size(translated(finding.status), 8), set_cell_size(translated(finding.check), 15)
+            beside = console().width - 23
+            lines = lines_of(translated(finding.message), beside) or [""]
             console().print(f"[{colour}]{status}[/{colour}]{check}", end="")
-            console().print(finding.message, markup=False, soft_wrap=True)
+            console().print(Text(("\n" + " " * 23).join(lines)), soft_wrap=True)
             if finding.remedy:
                 console().print(" " * 23 + finding.remedy, markup=False, soft_wrap=True, style="dim")
     if any(finding.status == "error" for finding in findings):

@@ -159,8 +159,11 @@ def _other_lines(estimated: Estimate, *, of_layout: bool) -> list[str]:
     devices = f"{estimated.processes} x {estimated.device.name}"
     if estimated.hours is not None:
         speed = f"an MFU of {estimated.mfu:.2g}" if estimated.mfu is not None else "the TFLOP/s given"
-        layout = " in the fastest supported layout below" if of_layout else ""
-        lines.append(f"time: {_duration(estimated.hours)} on {devices}, with {speed}{layout}")
+        time = _duration(estimated.hours)
+        if of_layout:
+            lines.append(f"time: {time} on {devices}, with {speed} in the fastest supported layout below")
+        else:
+            lines.append(f"time: {time} on {devices}, with {speed}")
     elif estimated.flops is not None:
         lines.append(f"time: unknown for {devices}; give its speed: --tflops 0.05, or another --device")
     stages = estimated.pipeline_stages

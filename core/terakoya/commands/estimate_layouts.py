@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 def print_layouts(layouts: Layouts, steps: int | None) -> None:
     """Prints a table, and the JSON of the fastest supported layout."""
     from rich.table import Table
+    from rich.text import Text
 
     from terakoya.estimation.layouts.find_layouts import NOT_VALIDATED
     from terakoya.log import console
@@ -44,20 +45,21 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     supported = layouts.fastest_supported
     if supported is not None:
         console().print("the fastest supported layout, to write into the parameters:")
-        console().print(json.dumps(layouts.as_parameters(supported))[1:-1], markup=False, soft_wrap=True)
+        console().print(Text(json.dumps(layouts.as_parameters(supported))[1:-1]), soft_wrap=True)
 
 
 def _cells(suggestion: Suggestion, steps: int | None) -> tuple[str, ...]:
     """Returns a row of the table."""
     from terakoya.estimation.layouts.find_layouts import describe_parallel
+    from terakoya.log import translated
 
     time = suggestion.time
-    hours = "" if steps is None else _duration(suggestion.hours(steps))
+    hours = "" if steps is None else translated(_duration(suggestion.hours(steps)))
     micro = f"{suggestion.micro_batch_size} x {suggestion.layout.micro_steps}"
     return (
-        describe_parallel(suggestion.parallel), micro, suggestion.activation_checkpointing or "nothing",
+        describe_parallel(suggestion.parallel), micro, suggestion.activation_checkpointing or translated("nothing"),
         f"{suggestion.bytes / 1e9:.1f} GB", f"{time.seconds:.2f} s", f"{time.tokens_per_second:,.0f}",
-        f"{time.mfu:.2f}", hours, "yes" if suggestion.refused is None else f"no: {suggestion.refused}",
+        f"{time.mfu:.2f}", hours, translated("yes") if suggestion.refused is None else f"no: {suggestion.refused}",
     )  # fmt: skip
 
 

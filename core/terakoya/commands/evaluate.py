@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from terakoya.evaluation.evaluate import Evaluation
 
-COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "bytes")
+COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters")
+IN_JSON = ("bits_per_byte", "masked_bits_per_byte", "bytes")
+"""What a table of 80 columns has no space for."""
 """Names of the numbers that are counts; they are shown last."""
 
 
@@ -110,7 +112,9 @@ def command(
     given = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
     settings = ", ".join(f"{translated(name)} {value}" for name, value in given.items())
     console().print(
-        f"{evaluation.model}{f': {evaluation.measure}' if evaluation.measure else ''}", markup=False, soft_wrap=True
+        f"{evaluation.model}{f': {translated(evaluation.measure)}' if evaluation.measure else ''}",
+        markup=False,
+        soft_wrap=True,
     )
     if settings:
         console().print(settings, markup=False, soft_wrap=True, style="dim")
@@ -131,7 +135,7 @@ def table(evaluation: Evaluation) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    names = dict.fromkeys(name for numbers in evaluation.results.values() for name in numbers)
+    names = dict.fromkeys(name for numbers in evaluation.results.values() for name in numbers if name not in IN_JSON)
     columns = [name for name in names if name not in COUNTS] + [name for name in names if name in COUNTS]
     grid = Table("data" if evaluation.measure else "task", box=None, header_style="bold", pad_edge=False)
     for name in columns:

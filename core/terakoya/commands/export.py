@@ -21,7 +21,9 @@ def command(
         ),
     ],
     out: Annotated[Path, typer.Option(help="The new folder.")],
-    format: Annotated[str, typer.Option(help="The exporter's name: huggingface, megatron, ...")] = "huggingface",
+    format: Annotated[
+        str, typer.Option(help="The exporter's name: huggingface, onnx, gguf, sentence_transformers, megatron, ...")
+    ] = "huggingface",
     only: Annotated[
         str | None,
         typer.Option(help="Export only this one of several models, generator or discriminator, into OUT itself."),
@@ -32,8 +34,11 @@ def command(
 ) -> None:
     """Write the models of a run or checkpoint as folders that Transformers loads.
 
-    Other formats have settings, such as --tp and --pp of megatron.
+    Other formats have settings, such as --tp and --pp of megatron, or --pooling of sentence_transformers; `terakoya
+    plugins show NAME` lists them.
     """
+    from rich.text import Text
+
     from terakoya.conversion.export import export
     from terakoya.log import console
     from terakoya.plugins import registry
@@ -44,6 +49,8 @@ def command(
     done = export(Path(rest[0]), out, format=format, only=only, settings=gather({}, overrides or [], flags))
     step = "" if done.step is None else f" (step {done.step:,})"
     console().print(f"exported {done.checkpoint}{step} to {done.out}", soft_wrap=True)
+    for sentence in done.compared:
+        console().print(Text(f"  {sentence}"), soft_wrap=True)
     for name, model in done.models.items():
         folder = done.out / name
         trust = ", trust_remote_code=True" if name in done.custom_code else ""
@@ -52,6 +59,8 @@ def command(
             f'model = {model}.from_pretrained("{folder}"{trust})',
             f'tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust})',
         ):
-            console().print(f"  {line}", markup=False, soft_wrap=True)
+            console().print(Text(f"  {line}"), soft_wrap=True)
+    if not done.models and (readme := done.out / "README.md").is_file():
+        console().print(f"how to use it: {readme}", soft_wrap=True)
     if done.models:
         next_command.after_model(done.out)

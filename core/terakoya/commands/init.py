@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -14,13 +16,14 @@ from terakoya.errors import UserError, nearest
 
 Family = Literal["bert", "electra", "roberta", "deberta", "modernbert", "t5", "gpt2", "llama"]
 Goal = Literal["try", "model"]
+T = TypeVar("T")
 
 
 def command(
     corpus: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CORPUS]...",
+            metavar="CORPUS...",
             help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",
         ),
     ] = None,
@@ -48,7 +51,8 @@ def command(
 ) -> None:
     """Write a pipeline file for a corpus and a machine, with the reason for each number.
 
-    Asks in a terminal for what is not given: corpus, family, goal, GPU and hours. Reads samples of the corpus.
+    Asks in a terminal for what is not given: corpus, family, goal and hours; for the GPU only where goal or hours are
+    left open. Reads samples of the corpus.
     """
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.log import console, error_console, translated
@@ -60,18 +64,26 @@ def command(
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; choose another name with --out, or overwrite it with --force")
     check_writable(out)
-    corpus = corpus or shlex.split(_ask("corpus: files or folders of text", None, "CORPUS: expected files of text"))
-    facts = look_at(corpus)
+    if corpus:
+        facts = look_at(corpus)
+    else:
+        question = "corpus: files or folders of text"
+        corpus, facts = _ask(
+            question, None, lambda text: (_paths(text), look_at(_paths(text))), missing="CORPUS: expected files of text"
+        )
     family = family or _choice(
         "family: bert, electra, roberta, deberta, modernbert (encoders), t5, gpt2, llama", Family, "bert"
     )
+    is_told = goal == "try" or (goal is not None and hours is not None)
     goal = goal or _choice("goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model")
-    if gpu is None and _asks():
-        gpu = _ask("GPU that trains, such as h100; empty: this machine's", "") or None
-    machine = find_machine(gpu, gpus)
+    if gpu is None and not is_told and _asks():
+        question = "GPU that trains, such as h100; empty: this machine's"
+        gpu, machine = _ask(question, "", lambda text: (text or None, find_machine(text or None, gpus)))
+    else:
+        machine = find_machine(gpu, gpus)
     if hours is None:
         default = 24.0 if machine.device.gpu else 2.0
-        hours = default if goal == "try" else _number("hours of training", default)
+        hours = default if goal == "try" else _ask("hours of training", f"{default:g}", _number)
     vocabulary = vocab_size or choose_vocabulary(facts.characters)
     tokens = count_tokens(facts.characters, facts.language)
     with error_console().status(translated("choosing"), spinner="dots"):
@@ -94,31 +106,52 @@ def _asks() -> bool:
     return sys.stdin.isatty()
 
 
-def _ask(question: str, default: str | None, missing: str = "") -> str:
-    """Asks; without a terminal returns `default`. Raises UserError `missing` if there is none."""
-    if _asks():
-        from terakoya.log import translated
+def _ask(question: str, default: str | None, read: Callable[[str], T], *, missing: str = "") -> T:
+    """Returns what `read` makes of the answer. Asks again, and says why, where `read` raises UserError. Without a
+    terminal the answer is `default`.
 
-        return str(typer.prompt(translated(question), default=default, err=True, show_default=bool(default)))
-    if default is None:
-        raise UserError(missing)
-    return default
+    Raises:
+        UserError: there is no terminal, and no default (`missing`) or one that `read` refuses.
+    """
+    if not _asks():
+        if default is None:
+            raise UserError(missing)
+        return read(default)
+    from terakoya.log import error_console, lines_of, print_labelled, translated
+
+    shown = f"{translated(question)} [{default}]:" if default else f"{translated(question)}:"
+    prompt = "\n".join(lines_of(shown, error_console().width - 1))
+    while True:
+        answer = typer.prompt(prompt, default=default, err=True, show_default=False, prompt_suffix=" ")
+        try:
+            return read(str(answer))
+        except UserError as error:
+            print_labelled("error:", str(error), style="bold red")
+
+
+def _paths(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{text}: {error}; quote a name with a space or a quote in it") from None
 
 
 def _choice(question: str, kind: Any, default: str) -> Any:
-    """Asks for one of the strings of the literal type `kind`. Raises UserError for another answer."""
-    answer = _ask(question, default)
-    if answer not in get_args(kind):
-        raise UserError(f'"{answer}": expected one of {", ".join(get_args(kind))}{nearest(answer, get_args(kind))}')
-    return answer
+    """Asks for one of the strings of the literal type `kind`."""
+
+    def read(answer: str) -> str:
+        if answer not in get_args(kind):
+            raise UserError(f'"{answer}": expected one of {", ".join(get_args(kind))}{nearest(answer, get_args(kind))}')
+        return answer
+
+    return _ask(question, default, read)
 
 
-def _number(question: str, default: float) -> float:
-    text = _ask(question, f"{default:g}")
+def _number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
-    if value <= 0:
-        raise UserError(f'{question}: expected a number above 0, got "{text}"')
+    if not 0 < value < math.inf:
+        raise UserError(f'hours: expected a number above 0, got "{text}"')
     return value

@@ -11,7 +11,7 @@ import typer
 from terakoya.commands import launch_jobs
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import ParametersSet
+from terakoya.commands.shared_options import ParametersSet, plugin_options
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,13 +72,8 @@ def command(
     if watch and not submit:
         raise UserError(f"--watch needs --submit; to follow a job later: launch {launcher} status {out} --watch")
     file = read_settings(settings) if settings is not None else {}
-    root_options = context.find_root().params
-    global_options = [
-        word
-        for option in ("plugin", "without")
-        for value in root_options[option] or ()
-        for word in (f"--{option}", value)
-    ]
+    given = context.find_root().params
+    global_options = [word for pair in plugin_options(given["plugin"], given["without"]) for word in pair]
     planned = plan_launch(
         launcher, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
         allow_change=allow_change or (), global_options=global_options,
@@ -96,18 +91,20 @@ def command(
 
 
 def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
-    """Prints the plan."""
+    """Prints the plan; its files and commands as they are."""
+    from rich.text import Text
+
     from terakoya.log import console
 
     output = console()
     for file_name, text in planned.plan.files.items():
         output.print(f"--- {planned.folder / file_name}", markup=False, soft_wrap=True)
-        output.print(text, markup=False, soft_wrap=True)
+        output.print(Text(text), soft_wrap=True)
     for note in planned.plan.notes:
         output.print(note, markup=False, soft_wrap=True)
     output.print("started with:" if submitted else "start it with these commands, or add --submit to yours:")
     for line in planned.plan.commands:
-        output.print(f"  {line}", markup=False, soft_wrap=True)
+        output.print(Text(f"  {line}"), soft_wrap=True)
     detached = planned.launcher.detached
     run = shlex.quote(str(planned.job.run))
     watching = f"launch {launcher} status {run}" if detached else f"status {run}"

@@ -82,11 +82,13 @@ def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:
 
 
 def _print_output(job: SubmittedJob, every: float | None) -> None:
+    from rich.text import Text
+
     from terakoya.log import console
 
     for _ in _states(job, every):
         for line in job.output():
-            console().print(line, markup=False, soft_wrap=True)
+            console().print(Text(line), soft_wrap=True)
 
 
 def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float | None) -> JobState:

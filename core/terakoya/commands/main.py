@@ -33,14 +33,16 @@ from terakoya.commands import (
     verify,
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
-from terakoya.commands.guidance.examples import add_examples
+from terakoya.commands.guidance import next_command
+from terakoya.commands.guidance.examples import add_examples, complete_overview
 from terakoya.commands.language.lines import wrap
 from terakoya.commands.language.translate import chosen_translator
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.plugins import app as plugins
+from terakoya.commands.shared_options import plugin_options
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
-from terakoya.errors import Stopped, UserError, describe_os_error, os_error_exit_code
+from terakoya.errors import RankLostError, Stopped, UserError, describe_os_error, os_error_exit_code
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
@@ -124,6 +126,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     plugin: Annotated[
         list[str] | None, typer.Option(metavar="FILE_OR_MODULE", help="Load this plugin too; may be repeated.")
     ] = None,
@@ -144,12 +147,15 @@ def options(
         from terakoya.plugins import load
 
         load(plugin or (), without or ())
+    context.with_resource(next_command.carrying(plugin_options(plugin, without)))
 
 
 @cache
 def command_line() -> Callable[..., Any]:
     """Returns the command line that typer builds from `app`, once a process: it reads the options of every command."""
-    return typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    complete_overview(command)
+    return command
 
 
 @cache
@@ -176,8 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise
-        if not isinstance(error, Stopped):
-            log.error_console().print("[bold red]error:[/bold red]", end=" ")
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        log.error_console().print(log.hide_secrets(text), markup=False, soft_wrap=True)
+        log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")
+        if isinstance(error, RankLostError):  # threads of torch still wait for that rank: Python's own end would abort
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(error.exit_code)
         sys.exit(os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code)

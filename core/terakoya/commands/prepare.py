@@ -12,7 +12,7 @@ import typer
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import CleanFolderOption, CleanOption
 from terakoya.errors import UserError
-from terakoya.preparation.options import Documents, PrepareOptions, Specials, Unit, parse_max_rejects
+from terakoya.preparation.options import Documents, PrepareOptions, Specials, Unit, parse_max_rejects, parse_words
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
@@ -25,7 +25,7 @@ def command(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="CORPUS",
+            metavar="CORPUS...",
             help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",
         ),
     ],
@@ -72,6 +72,15 @@ def command(
             show_default=False,
         ),
     ] = None,
+    words: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|JSON",
+            help="Whose words to store, for whole-word masking: mecab, spaces, or a plugin's. Default: the tokenizer's "
+            "own, if it knows words.",
+            show_default=False,
+        ),
+    ] = None,
     engine: Annotated[
         Engine, typer.Option(help="What runs the work: terakoya's own processes, or datatrove.")
     ] = "processes",
@@ -90,7 +99,7 @@ def command(
 ) -> None:
     """Encode text into a token store. After an interruption, the same command finishes the rest."""
     # the first statement: locals() holds the arguments and nothing else
-    arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects)}
+    arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects), "words": parse_words(words)}
     options = PrepareOptions(**{option.name: arguments[option.name] for option in dataclasses.fields(PrepareOptions)})
 
     from terakoya.log import announce, console, progress_bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.commands.language.translate import VARIABLE
 
 
 def command(
@@ -53,9 +55,10 @@ def command(
     def read() -> tuple[list[RunReport], str]:
         return read_reports(runs, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
+    language = os.environ.get(VARIABLE) or "en"
     reports, created = read()
     if out is not None:
-        _write(out, render_page(reports, created=created, against=against))
+        _write(out, render_page(reports, created=created, against=against, language=language))
         subject = f"{len(reports)} runs" if len(reports) > 1 else reports[0].label
         size = out.stat().st_size / 1e3 if out.is_file() else 0
         console().print(f"wrote {out}: {subject}, {size:,.0f} kB", markup=False, soft_wrap=True)
@@ -71,12 +74,12 @@ def command(
     def main() -> str:
         found, now = read()
         if out is not None:
-            _write(out, render_page(found, created=now, against=against))
+            _write(out, render_page(found, created=now, against=against, language=language))
         return render_main(found, created=now, against=against)
 
     def whole() -> str:
         found, now = read()
-        return render_page(found, created=now, against=against, live_every=every)
+        return render_page(found, created=now, against=against, live_every=every, language=language)
 
     try:
         server = create_server(LivePage(whole, main, every=every), port=port, scripts=live_scripts())

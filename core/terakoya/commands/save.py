@@ -17,7 +17,7 @@ def command(
 ) -> None:
     """Save a checkpoint of a running training now: after the step under way, on all its processes.
 
-    Training goes on. The checkpoint is one of those that `checkpoint.keep` counts.
+    Training continues. The checkpoint is one of those that `checkpoint.keep` counts.
     """
     from terakoya.atomic_files import write_text
     from terakoya.components.run import SAVE_REQUEST
@@ -50,11 +50,11 @@ def command(
 def _refuse_unless_training(run: Path) -> None:
     """Raises UserError unless a process trains in `run` and listens to requests."""
     from terakoya.errors import UserError
-    from terakoya.folder_kinds import found, kind_of
+    from terakoya.folder_kinds import describe_found, kind_of
     from terakoya.runs import files
 
     if kind_of(run) != "run" and not (run / "run.lock").is_file():
-        raise UserError(f"{run}: expected the folder of a run, got {found(run, 'run')}")
+        raise UserError(f"{run}: expected the folder of a run, got {describe_found(run, 'run')}")
     if not files.read_lock(run).held:
         saved = files.find_checkpoints(run)
         last = f"its last checkpoint is {saved[-1].folder.name}" if saved else "it has no checkpoint"

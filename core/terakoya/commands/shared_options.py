@@ -1,10 +1,11 @@
-"""Options that several commands share: --set, with what a shell completes after it, --clean and --clean-folder."""
+"""Options that several commands share: those of terakoya itself, --set, with what a shell completes after it, --clean
+and --clean-folder."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,11 @@ import typer
 
 if TYPE_CHECKING:
     from terakoya.config.meanings import Setting
+
+
+def plugin_options(plugins: Sequence[str] | None, without: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Returns the options of terakoya itself, and their values, that load `plugins` and exclude those of `without`."""
+    return [*(("--plugin", each) for each in plugins or ()), *(("--without", each) for each in without or ())]
 
 
 def complete_parameters(incomplete: str) -> list[tuple[str, str]]:

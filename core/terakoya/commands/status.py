@@ -99,7 +99,7 @@ def details(status: RunStatus) -> Table:
         if text:
             grid.add_row(translated(name), _plain(translated(text), style))
 
-    add("run", str(status.folder))
+    grid.add_row(translated("run"), _plain(str(status.folder)))
     add("state", status.told, COLOURS.get(status.state, "bold red"))
     add("step", _progress(status))
     add("loss", _loss(status))

@@ -24,7 +24,7 @@ NO_TEMPLATE = "; the tokenizer has no chat template: the model continues the who
 def command(
     folder: Annotated[Path, typer.Argument(help="An exported model, a run or a checkpoint.", metavar="DIR")],
     texts: Annotated[
-        list[str] | None, typer.Argument(help='For example "東京は日本の[MASK]です。"', metavar="[TEXT]...")
+        list[str] | None, typer.Argument(help='For example "東京は日本の[MASK]です。"', metavar="TEXT...")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of words to show for each mask.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens to generate.")] = 64,
@@ -53,7 +53,8 @@ def command(
     if (folder / "checkpoints").is_dir():
         next_command.show(*next_command.export_words(folder))
     elif not chat:
-        next_command.show(*next_command.upload_words(folder))
+        prompt = ("--prompt", texts[0]) if texts else ()
+        next_command.show(*next_command.upload_words(folder, *prompt))
 
 
 def try_texts(

@@ -148,10 +148,11 @@ def _as_set(name: str, value: str | None) -> str | None:
     from terakoya.config.other_names import VALUES
 
     found, sentence = _find(name)
-    return "give " + " or ".join(_set(path, VALUES.get(name, value)) for path in found) if found else sentence
+    options = " or ".join(_format_set(path, VALUES.get(name, value)) for path in found)
+    return f"give {options} instead" if found else sentence
 
 
-def _set(path: str, value: str | None) -> str:
+def _format_set(path: str, value: str | None) -> str:
     shown: Any = value or "VALUE"
     if path == "batch_size":
         shown = f'{{"-1": {shown}}}'

@@ -15,6 +15,7 @@ from terakoya.components.architecture import WIDTHS, Architecture, DocumentMaski
 from terakoya.components.base import Component
 from terakoya.components.event import EventListener, EventPlugin, Validations
 from terakoya.components.formats import ConvertedConfig, Exporter, Importer
+from terakoya.components.initializer import Initializer, VocabularyChange
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
 from terakoya.components.objective import Batch, LossTerm, Objective
 from terakoya.components.optimization import Optimizer, Schedule
@@ -22,6 +23,7 @@ from terakoya.components.progress import Progress
 from terakoya.components.tokenizer import EncodedDocuments, Encoder, Tokenizer
 from terakoya.components.tracker import Tracker, TrackerRun
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.components.word_finder import FindWords, WordFinder
 
 __all__ = [
     "KINDS",
@@ -36,8 +38,10 @@ __all__ = [
     "EventListener",
     "EventPlugin",
     "Exporter",
+    "FindWords",
     "Head",
     "Importer",
+    "Initializer",
     "Job",
     "JobState",
     "LaunchPlan",
@@ -54,10 +58,13 @@ __all__ = [
     "TrackerRun",
     "Validations",
     "Vocabulary",
+    "VocabularyChange",
+    "WordFinder",
 ]
 
 KINDS: Mapping[str, type[Component]] = {
     "tokenizers": Tokenizer,
+    "word_finders": WordFinder,
     "architectures": Architecture,
     "objectives": Objective,
     "optimizers": Optimizer,
@@ -67,5 +74,6 @@ KINDS: Mapping[str, type[Component]] = {
     "trackers": Tracker,
     "events": EventPlugin,
     "launchers": Launcher,
+    "initializers": Initializer,
 }
 """Plural -> base class, for every kind of component. A plugin registers components in the hook `register_<plural>`."""

@@ -66,6 +66,11 @@ class Architecture(Component):
     """Why torch.compile cannot compile the family's blocks, as the end of a sentence: "its experts are chosen by token
     counts". `"compile": "auto"` then compiles nothing, and "blocks" is refused. None where it can."""
 
+    bf16_stream: ClassVar[bool] = False
+    """Whether the family trains in `"precision": "bf16"` with hidden states in bf16 from its embeddings to its head and
+    weights that are rounded once an optimizer step. Its linear layers, norms and embeddings must be those of torch, or
+    of the families that come with terakoya; everything else runs under autocast. False is autocast for everything."""
+
     partition_obstacle: ClassVar[str | None] = None
     """Why `tensor_partition` returns None for a family that cannot have one, as the end of a sentence: "its experts are
     chosen by token counts". The message that refuses `parallel.tp_size` repeats it."""

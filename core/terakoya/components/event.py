@@ -41,18 +41,18 @@ class EventListener:
 
     def run_finished(self, run: Run, error: BaseException | None) -> None:
         """Called once when the run ends; `error` ended it early, else None. With a `RollingBack` the run goes back to a
-        checkpoint, and another listener goes on."""
+        checkpoint, and another listener continues."""
 
     def state(self) -> Any:
-        """Returns what the checkpoint of this moment must hold so that a resumed run goes on exactly as this one, as a
-        JSON value; None where there is nothing. That of rank 0 is saved."""
+        """Returns what the checkpoint of this moment must hold so that a resumed run continues exactly as this one, as
+        a JSON value; None where there is nothing. That of rank 0 is saved."""
 
     def load(self, state: Any) -> None:
         """Restores, on every rank, what `state` returned on rank 0."""
 
 
 class EventPlugin(Component):
-    """Something that happens at the events of a run, beside training: the settings of an `EventListener`.
+    """Something that happens at the events of a run, next to training: the settings of an `EventListener`.
 
     It never changes what is learned: a run takes the same steps, bit for bit, with and without it. It may end the run
     (`run.request_end`) and have it saved (`run.request_save`).

@@ -18,11 +18,24 @@ class Exporter(Component):
     """A format in which finished models are written."""
 
     for_transformers: ClassVar[bool] = True
-    """Whether Transformers loads the written folder."""
+    """Whether the written folder is `models` as Transformers loads them; else its README.md may say how to use it."""
+
+    def check(self) -> None:
+        """Raises UserError if this format cannot be written here, for example without its library. It is called before
+        the model is loaded."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes `models` (by sub-folder) with their tokenizer into the new folder `out`."""
         raise NotImplementedError
+
+    def compare(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> Sequence[str]:
+        """Runs what `export` has written into `out` in the program that it is for. Returns what was compared with
+        `models` and `tokenizer_folder`, a sentence each; nothing where Transformers is that program.
+
+        Raises:
+            UserError: the program computes something else; `out` is then removed.
+        """
+        return ()
 
 
 @dataclass(frozen=True)

@@ -40,12 +40,15 @@ class LossTerm:
 
     A term with a `weight` is a loss, which is added to the objective with that weight; a term without one is a metric.
     With `bins` the module returns that many sums, (bins,), which are not reported themselves:
-    `Objective.derive_metrics` reads them.
+    `Objective.derive_metrics` reads them. `bits` is for a term that is -log p of a token of the text, in nats: where
+    the size of the text is known, its mean is also reported in bits for each character and byte of text, under the
+    names `{bits}_per_character` and `{bits}_per_byte`, so that models with different tokenizers compare.
     """
 
     count: str
     weight: float | None = None
     bins: int | None = None
+    bits: str | None = None
 
 
 class Objective(Component):

@@ -44,7 +44,7 @@ def check(folder: Path) -> None:
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):
-        return  # whoever loads the tokenizer says what is wrong with it
+        return  # loading the tokenizer raises what is wrong with it
     if not isinstance(content, dict):
         return
     parts = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Encoded = TypeVar("Encoded")
 
+RECORD = "terakoya.json"
+"""The file of a trained tokenizer's folder that names its kind, as "type", and its "settings"."""
+
 SHOWN_CHARACTERS = 60
 """The characters of a text that an error shows."""
 
@@ -94,6 +97,10 @@ class EncodedDocuments:
         document_lines: the number of these lines in each document, (D,) int32, including zeros.
         word_starts: (T,) bool, True where a word starts; None where the tokenizer does not know words.
         literals: special token -> how often it occurred literally in the text, for example {"[MASK]": 2}.
+        spans: (T, 2) int64, the position of each token's first character in the text of its document, and the position
+            after its last one; None unless asked for. Several tokens may be of one character. A character that the
+            tokenizer leaves out, such as white space, belongs to no token or to a neighbour.
+        notes: other counts, by name, of which the store keeps the sums.
     """
 
     ids: np.ndarray
@@ -101,10 +108,16 @@ class EncodedDocuments:
     document_lines: np.ndarray
     word_starts: np.ndarray | None
     literals: Mapping[str, int] = field(default_factory=dict)
+    spans: np.ndarray | None = None
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Encoder(Protocol):
-    """The fast path from text to ids. An encoder has caches and belongs to one process."""
+    """The fast path from text to ids. An encoder has caches and belongs to one process.
+
+    An encoder that has `gives_spans = True` also takes `encode(documents, spans=True)`, which adds
+    `EncodedDocuments.spans`; `terakoya prepare --words` needs them.
+    """
 
     vocabulary: Vocabulary
 

@@ -14,6 +14,9 @@ from terakoya.config import deepspeed as deepspeed_settings
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
 
+VARYING_WIDTH = ("lines", "pairs")
+"""Layouts whose rows are as long as the longest of their batch."""
+
 
 def check_conflicts(parameters: ParameterFields) -> None:
     """Raises ValueError with the first conflict."""
@@ -24,10 +27,13 @@ def check_conflicts(parameters: ParameterFields) -> None:
 def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """Yields each conflict in `parameters`: where, what was expected, what was given, what to do."""
     yield from _data_conflicts(parameters)
+    yield from _start_conflicts(parameters)
     yield from _precision_conflicts(parameters)
     yield from _architecture_conflicts(parameters)
     yield from _engine_conflicts(parameters)
     yield from _compile_conflicts(parameters)
+    if parameters.cuda_graphs:
+        yield from _cuda_graph_conflicts(parameters)
     if parameters.parallel.tp_size > 1:
         yield from _tensor_parallel_conflicts(parameters)
     if parameters.parallel.pp_size > 1:
@@ -53,6 +59,15 @@ def _data_conflicts(parameters: ParameterFields) -> Iterator[str]:
         )
 
 
+def _start_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    start = parameters.start_from
+    if start is not None and start.vocabulary is not None and parameters.frozen_layers >= 0:
+        yield (
+            f"frozen_layers: {parameters.frozen_layers} freezes the embeddings, and start_from.vocabulary "
+            f'"{start.vocabulary}" makes new ones, which would never be trained; set it to -1'
+        )
+
+
 def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
     precision = parameters.precision
     if parameters.loss_scaling is not None and precision != "fp16":
@@ -63,8 +78,8 @@ def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
     if parameters.attention == "flash" and precision == "fp32":
         yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'
     engine = parameters.parallel.engine
-    if precision == "fp8" and engine != "ddp":
-        yield f'precision: "fp8" is for parallel.engine "ddp", got "{engine}"; use one of them'
+    if precision == "fp8" and engine == "deepspeed":
+        yield f'precision: "fp8" is for parallel.engine "ddp" or "fsdp", got "{engine}"; use one of them'
 
 
 def _architecture_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -133,6 +148,28 @@ def _compile_conflicts(parameters: ParameterFields) -> Iterator[str]:
             if parameters.compile == "whole" and compile_obstacle(parameters, "blocks") is not None:
                 remedy = 'use "off"'
             yield f'compile: "{parameters.compile}" does not work here: {obstacle}; {remedy}'
+
+
+def _cuda_graph_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    """What keeps CUDA graphs from recording a whole micro-step; see docs/design/cuda-graphs.md."""
+    if parameters.compile in ("off", "blocks"):
+        yield (
+            f"cuda_graphs: a graph holds all from ids to losses, which is compiled whole, got compile: "
+            f'"{parameters.compile}"; use "compile": "auto", or "cuda_graphs": false'
+        )
+    elif (obstacle := compile_obstacle(parameters, "whole")) is not None:
+        yield f'cuda_graphs: a graph needs the whole model compiled, and {obstacle}; use "cuda_graphs": false'
+    if parameters.activation_checkpointing is not None:
+        yield (
+            "cuda_graphs: is for models whose kernels are short, and activation_checkpointing adds kernels to save "
+            "memory; set it to null, or cuda_graphs to false"
+        )
+    layout = parameters.objective.row_layout().kind
+    if layout in VARYING_WIDTH:
+        yield (
+            f'cuda_graphs: a graph has one shape, and in the layout "{layout}" rows are as wide as the longest of '
+            'their batch; use another objective.layout, or "cuda_graphs": false'
+        )
 
 
 def _fp8_conflicts(parameters: ParameterFields) -> Iterator[str]:

@@ -80,6 +80,12 @@ class ParameterFields(Settings):
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     """The precision of matrix products; weights, their gradients and the optimizer state stay fp32. With fp8 the
     products of linear layers are fp8 and the rest bf16."""
+    autocast: bool = False
+    """Whether a run in bf16 converts weights and activations where an operation takes bf16, as torch's autocast does,
+    and keeps hidden states in float32 between layers. Without it they are bf16 from the embeddings to the losses, norms
+    compute in float32 inside, and weights are converted once an optimizer step: a third less memory traffic.
+    Architectures without a bf16 stream, engines other than "ddp" and parallelism inside a replica always use
+    autocast, and so do the other 16-bit precisions."""
     tf32: bool = False
     """Whether float32 matrix products on a GPU read 10 bits of their operands' fractions (TF32) instead of 23: several
     times faster, and less exact. It matters in fp32; on a CPU it changes nothing."""
@@ -98,6 +104,10 @@ class ParameterFields(Settings):
     """What torch.compile turns into fused kernels before the first step: each block of the model ("blocks"), everything
     from ids to losses ("whole"), or nothing ("off"). "auto" is "blocks" on a GPU, where model and engine support it,
     and "off" on a CPU."""
+    cuda_graphs: bool = False
+    """Whether forward and backward on a GPU are recorded as CUDA graphs, each of which the host starts at once instead
+    of kernel by kernel. It is for small models, whose kernels take less time than their start; `compile` is then
+    "whole". It needs a GPU and engine "ddp"."""
     parallel: Parallel = Parallel()
     """How the processes of the run work together."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
@@ -114,7 +124,7 @@ class ParameterFields(Settings):
     trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
     """Where metrics go besides `metrics.jsonl`: a list of components, each by its `type`."""
     events: Annotated[dict[str, SerializeAsAny[EventPlugin] | None], Field(default_factory=dict)]
-    """Event plugins with settings, each by its name: what happens beside training, such as
+    """Event plugins with settings, each by its name: what happens next to training, such as
     `{"early_stopping": {"patience": 3}}`. null switches off one that every run has."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
     """The seed of initial weights, order of rows, masks and dropout."""

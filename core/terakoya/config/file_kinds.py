@@ -35,7 +35,7 @@ KINDS = (
     ),
     FileKind(
         PIPELINE,
-        3,
+        2,
         "corpus corpora tokenizer tokenizer_folder store parameters run export",
         "start it with `terakoya run {file}`",
     ),

@@ -62,6 +62,11 @@ def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, froze
             "lora: adapters adapt a trained model, and randomly initialised weights would stay as they are; "
             "name a Transformers folder in start_from, or set lora to null"
         )
+    if start_from.vocabulary is not None:
+        raise ValueError(
+            f'start_from.vocabulary: "{start_from.vocabulary}" makes new embeddings, which lora would never train; '
+            "train the whole model, export it, and start with lora from there"
+        )
     if frozen_layers >= 0:
         raise ValueError(
             f"frozen_layers: with lora every weight of the model is frozen, got {frozen_layers}; set it to -1, and "

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         name: the key's name, in the object that holds it.
         kind: its type and bounds in words: `integer, at least 1`.
         default: the default as JSON, or "(required)".
-        meaning: what it does, without its unit and version; "" if nobody wrote it down.
+        meaning: what it does, without its unit and version; "" if it is not written down.
         unit: the unit of its value; "" where it has none.
         since: the first version that has it.
     """

@@ -46,8 +46,8 @@ ELSEWHERE: Mapping[str, str] = {
     "objective.whole_word_mask": "whole_word_masking do_whole_word_mask wwm",
     "checkpoint.save_steps": "save_interval save_freq save_strategy checkpoint_freq checkpoint_interval ckpt_interval",
     "checkpoint.keep": "save_total_limit keep_last num_kept_checkpoints max_checkpoints",
-    "evaluation.steps": "eval_steps eval_interval eval_freq eval_strategy evaluation_strategy validation_freq "
-    "val_check_interval",
+    "evaluation.steps": "eval_steps validation_steps eval_interval eval_freq eval_strategy evaluation_strategy "
+    "validation_freq val_check_interval",
     "evaluation.batches": "eval_iters eval_batches validation_batches",
     "logging_steps": "log_interval logging_freq logging_interval log_every log_every_n_steps",
     "trackers": "report_to logger loggers wandb wandb_project use_wandb tensorboard tensorboard_dir logging_dir",
@@ -72,6 +72,7 @@ ELSEWHERE: Mapping[str, str] = {
     "architecture.attention_probs_dropout_prob": "attention_dropout",
     "architecture.attn_pdrop": "attention_dropout",
     "parallel.engine": "deepspeed fsdp distributed_backend distributed_strategy",
+    "parallel.dp_shard_size": "hsdp hybrid_shard fsdp_sharding_strategy data_parallel_shard_degree",
     "parallel.tp_size": "tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size mp_size",
     "parallel.pp_size": "pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size",
     "lora.r": "lora_r lora_rank peft_lora_r",

@@ -33,6 +33,10 @@ class Parallel(Settings):
     deepspeed_config: dict[str, Any] | None = None
     """DeepSpeed's own settings, or a file of them, for those without a key here. Settings that would change the results
     of training are refused."""
+    dp_shard_size: Annotated[int, Field(ge=2)] | None = None
+    """How many neighbouring processes share the weights among themselves; the groups add up their gradients (hybrid
+    sharding, HSDP). With the number of processes of a node, weights are gathered within nodes alone. null is all
+    processes. Only with `engine` fsdp. Unit: processes."""
     tp_size: PositiveInt = 1
     """Processes that share each matrix product of a replica (tensor parallelism). Unit: processes."""
     pp_size: PositiveInt = 1
@@ -53,6 +57,21 @@ class Parallel(Settings):
         """Number of processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
 
+    def shard_size(self, processes: int) -> int:
+        """Number of processes that share the weights under `engine` fsdp, of `processes` in all.
+
+        Raises:
+            UserError: `dp_shard_size` does not divide them.
+        """
+        size = self.dp_shard_size or processes
+        if processes % size and processes > 1:  # one process alone has nothing to share
+            divisors = [str(each) for each in range(2, processes + 1) if processes % each == 0]
+            raise UserError(
+                f"parallel.dp_shard_size {size}: groups of {size} processes share the weights, but the run has "
+                f"{processes} processes; use {' or '.join(divisors)}, or null for one group of all"
+            )
+        return min(size, processes)
+
     @property
     def offloaded(self) -> frozenset[str]:
         """Which of `OFFLOADS` ZeRO keeps on the host, by a key here or in `deepspeed_config`."""
@@ -65,7 +84,8 @@ class Parallel(Settings):
 
     def describe(self) -> str:
         """For example `ddp, tp_size 2`."""
-        return ", ".join([self.engine, *(f"{name} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)])
+        sizes = {name: getattr(self, name) for name in ("dp_shard_size", *SIZES)}
+        return ", ".join([self.engine, *(f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1)])
 
     @model_validator(mode="before")
     @classmethod
@@ -99,6 +119,8 @@ class Parallel(Settings):
             yield 'engine "deepspeed" needs zero_stage: 0, 1, 2 or 3'
         if self.engine != "deepspeed" and self.zero_stage is not None:
             yield f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"'
+        if self.dp_shard_size is not None and self.engine != "fsdp":
+            yield f'dp_shard_size {self.dp_shard_size} needs engine "fsdp", got "{self.engine}"'
         for key in OFFLOADS:
             if getattr(self, f"{key}_device") is not None:
                 yield from find_offload_problems(key, self.zero_stage, f"{key}_device")

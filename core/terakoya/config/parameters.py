@@ -69,6 +69,8 @@ RESUME_MAY_CHANGE = frozenset(
         "profile",
         "activation_checkpointing",
         "compile",
+        "cuda_graphs",
+        "autocast",
         "objective.head_positions",
         "parallel",
     }

@@ -18,7 +18,7 @@ from terakoya.folder_kinds import is_address
 from terakoya.json_settings import read_value
 
 LANGUAGE_PRETRAINING = "parameter"
-"""The file beside the presets with the entries of language-pretraining's own parameter.json, for `--model-type`."""
+"""The file next to the presets with the entries of language-pretraining's own parameter.json, for `--model-type`."""
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from terakoya.components import Initializer
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.json_settings import short_json
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
+from terakoya.toolkit.nested_component import NestedComponent
 
 Folder = Annotated[Path, Field(strict=False)]
 
@@ -33,6 +35,18 @@ class StartFrom(BaseModel):
     error."""
     drop_heads: bool = False
     """Whether weights outside the body that the model does not have are ignored; otherwise they are an error."""
+    vocabulary: Literal["extend", "transplant"] | None = None
+    """How the model gets the vocabulary of the stores where it is another one than the folder's: "extend" for the
+    folder's with more pieces, whose old rows stay as they are; "transplant" for any other, where pieces with the same
+    text keep their rows. null is no other vocabulary."""
+    initializer: Annotated[Initializer, NestedComponent("initializers", name_alone=True)] | None = None
+    """How the rows of the other pieces are made, by its `type`, which may stand alone; null is "mean_of_pieces"."""
+
+    @model_validator(mode="after")
+    def _needs_a_vocabulary(self) -> Self:
+        if self.initializer is not None and self.vocabulary is None:
+            raise ValueError('initializer: needs "vocabulary": "extend" or "transplant"; without it no piece is new')
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -82,7 +96,7 @@ def model_folder(folder: Path, key: str) -> Path:
             )
         raise UserError(
             f"{key}: {text}: expected a Transformers folder with a config.json, got "
-            + found(folder, "Transformers model")
+            + describe_found(folder, "Transformers model")
         )
     if not folder.is_dir():
         raise UserError(f"{key}: {text} is a file; expected a Transformers folder with a config.json")

@@ -1,4 +1,4 @@
-"""The requirements on every component, whoever wrote it; `terakoya plugins check` and the project's tests check them.
+"""The requirements on every component, bundled or not; `terakoya plugins check` and the project's tests check them.
 
 from terakoya import contract
 

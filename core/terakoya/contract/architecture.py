@@ -123,8 +123,12 @@ def check_heads(case: ArchitectureCase) -> None:
         )
 
 
+_END_ROLES = {"bos_token_id": ("bos", "cls"), "eos_token_id": ("eos", "sep")}
+"""Ids of a config -> the names in a vocabulary that they may have."""
+
+
 def check_config(case: ArchitectureCase) -> None:
-    """Its config is a Transformers config with the vocabulary's size and padding id."""
+    """Its config is a Transformers config with the vocabulary's size and ids."""
     from transformers import PretrainedConfig
 
     config = case.architecture.config(VOCABULARY)
@@ -139,6 +143,13 @@ def check_config(case: ArchitectureCase) -> None:
             f"its pad_token_id is {config.pad_token_id}, expected vocabulary.pad, which is {VOCABULARY.pad}; models "
             "ignore that id as padding"
         )
+    for name, roles in _END_ROLES.items():
+        id, fitting = getattr(config, name, None), [getattr(VOCABULARY, role) for role in roles]
+        if id is not None and id not in fitting:
+            raise CheckFailed(
+                f"its {name} is {id}, expected {' or '.join(f'vocabulary.{role}' for role in roles)}, which are "
+                f"{' and '.join(map(str, fitting))}; name it in `config_ids`, or leave it None"
+            )
 
 
 def check_build(case: ArchitectureCase) -> None:

@@ -75,7 +75,17 @@ def check_component(offer: plugins.Registration, *, train: bool = True) -> Itera
 
 def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequence[Check]]:
     """The case to check, and the checks of its kind."""
-    from terakoya.contract import architecture, causal, exporting, objective, parts, seq2seq, tokenizer
+    from terakoya.contract import (
+        architecture,
+        causal,
+        exporting,
+        initializer,
+        objective,
+        parts,
+        seq2seq,
+        tokenizer,
+        word_finder,
+    )
 
     heads = getattr(offer.component, "heads", None)
     by_head = {"causal": causal.ARCHITECTURE, "seq2seq": seq2seq.CHECKS}
@@ -86,9 +96,11 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
         "architectures": (architecture.ArchitectureCase, (*architecture.CHECKS, *head_checks, *exporting.CHECKS)),
         "objectives": (objective.ObjectiveCase, (*objective.CHECKS, *causal.OBJECTIVE)),
         "tokenizers": (tokenizer.TokenizerCase, tokenizer.CHECKS),
+        "word_finders": (settings.Case, word_finder.CHECKS),
         "optimizers": (settings.Case, parts.OPTIMIZER),
         "schedules": (settings.Case, parts.SCHEDULE),
         "exporters": (settings.Case, parts.EXPORTER),
+        "initializers": (settings.Case, initializer.CHECKS),
     }
     assert offer.kind in KINDS
     case_type, checks = kinds.get(offer.kind, (settings.Case, (check_external_access,)))

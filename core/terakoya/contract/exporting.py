@@ -39,6 +39,18 @@ SCALES = (1.0, 30.0)
 nothing; scores are of the order of 10 with the larger factor."""
 
 
+_WHOLE = (
+    "Either they do not compute what the model's own forward computes (often its positions: RoBERTa's and its "
+    "relatives' begin after the padding id), or loading initialises a weight anew"
+)
+_PADDED = (
+    "Without padding the numbers agree, so look at what hidden does at padding: a model that adds its attention mask "
+    "needs 0 at tokens and a large negative number at padding, not 1 and 0; and positions, or a convolution over "
+    "neighbours, may count padding in"
+)
+"""The likely causes of other numbers, on a document without padding and on one with it. The first is tried first."""
+
+
 def check_saved_model(case: ArchitectureCase) -> None:
     """A saved model loads with plain Transformers and gives the logits that were trained, with large weights too."""
     for head, scale in itertools.product(sorted(case.architecture.heads), SCALES):
@@ -74,13 +86,14 @@ def check_saved_model(case: ArchitectureCase) -> None:
                     f"{tuple(expected.shape)}"
                 )
             if difference(got[real], expected[real]) > TOLERANCE:
-                column = int((got[real] - expected[real]).abs().flatten(1).amax(0).argmax())
+                most = ""
+                if head in WITH_LOGITS:
+                    column = int((got[real] - expected[real]).abs().flatten(0, -2).amax(0).argmax())
+                    most = f" (the most in the logit of vocabulary id {column}; the padding id is {toy.PAD})"
                 raise CheckFailed(
                     f"for {head}, {type(loaded).__name__} returns other numbers on a document with {padding} padding "
-                    f"tokens than hidden and logits do (the most in column {column}; id {toy.PAD} is padding). Either "
-                    "they do not compute what the model's own forward computes (often its positions: RoBERTa's and "
-                    "its relatives' begin after the padding id), or loading initialises a weight anew; "
-                    f"the matrices of its blocks were multiplied by {scale:g}"
+                    f"tokens than hidden and logits do{most}. {_PADDED if padding else _WHOLE}; the matrices of its "
+                    f"blocks were multiplied by {scale:g}"
                 )
 
 

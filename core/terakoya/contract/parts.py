@@ -112,7 +112,8 @@ def check_factors(case: Case) -> None:
     schedule = case.settings()
     assert isinstance(schedule, Schedule)
     for unit, max_steps in product(UNITS, (1, 2, 1000)):
-        run = [_progress(step, max_steps, unit) for step in range(max_steps + 1)]
+        validation = tuple((step, 3.0 - step / max_steps) for step in range(0, max_steps + 1, 2))
+        run = [_progress(step, max_steps, unit, validation) for step in range(max_steps + 1)]
         factors = [schedule.factor(progress) for progress in run]
         for step, factor in enumerate(factors):
             if not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
@@ -125,9 +126,9 @@ def check_factors(case: Case) -> None:
             raise CheckFailed(f"all {max_steps} steps have factor 0: nothing is learnt")
 
 
-def _progress(step: int, max_steps: int, unit: Unit) -> Progress:
+def _progress(step: int, max_steps: int, unit: Unit, validation: tuple[tuple[int, float], ...]) -> Progress:
     """The progress before step `step` of a run of `max_steps` steps of 1,000 tokens, with a validation before every
-    second step."""
+    second step, of which the whole run's are given."""
     return Progress(
         step=step,
         max_steps=max_steps,
@@ -135,7 +136,7 @@ def _progress(step: int, max_steps: int, unit: Unit) -> Progress:
         max_tokens=1000 * max_steps,
         unit=unit,
         learning_rate=1e-3,
-        validation=tuple((each, 3.0 - each / max_steps) for each in range(0, step + 1, 2)),
+        validation=validation[: step // 2 + 1],
     )
 
 
@@ -146,6 +147,10 @@ def check_export(case: Case) -> None:
     """It writes every model and the tokenizer into the folder it is given."""
     exporter = case.settings()
     assert isinstance(exporter, Exporter)
+    try:
+        exporter.check()
+    except UserError as error:
+        raise CheckSkipped(f"it cannot write here: {error}") from error
     refusals = []
     for name in registry().names("objectives"):
         trained = objective.ObjectiveCase("objectives", name, registry().component("objectives", name))

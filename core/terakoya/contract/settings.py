@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from terakoya.components import KINDS, Component
+from terakoya.config.meanings import descriptions
 from terakoya.contract import toy
 from terakoya.contract.results import Check, CheckFailed
 
@@ -48,6 +49,17 @@ def check_docstring(case: Case) -> None:
     text = case.component.__doc__
     if not (text or "").strip() or text == KINDS[case.kind].__doc__:
         raise CheckFailed(f'class {case.component.__name__} has no docstring; write """One sentence.""" below its name')
+
+
+def check_descriptions(case: Case) -> None:
+    """Each of its settings is described; sizes with Transformers' usual names need no description."""
+    described = descriptions(case.component)
+    bare = [name for name in case.component.model_fields if name not in described and name not in toy.SIZES]
+    if bare:
+        raise CheckFailed(
+            f'{", ".join(bare)} has no description; write """One sentence.""" below the field, which `terakoya plugins '
+            "show` prints"
+        )
 
 
 def check_defaults(case: Case) -> None:
@@ -100,6 +112,7 @@ def check_methods(case: Case) -> None:
 
 REQUIRED_METHODS = {
     "tokenizers": ("train", "from_folder", "encoder", "fingerprint"),
+    "word_finders": ("build", "fingerprint"),
     "architectures": ("config", "build", "hidden", "blocks"),
     "objectives": ("row_layout", "terms", "collate", "build", "exports"),
     "optimizers": ("build",),
@@ -109,11 +122,13 @@ REQUIRED_METHODS = {
     "trackers": ("open",),
     "events": ("start",),
     "launchers": ("plan",),
+    "initializers": ("weights",),
 }
 """The methods of each kind that have no default."""
 
 CHECKS: tuple[Check, ...] = (
     check_docstring,
+    check_descriptions,
     check_defaults,
     check_frozen,
     check_unknown_keys,

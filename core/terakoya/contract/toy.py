@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,22 @@ def make_tokenizer(folder: Path) -> Path:
     tokenizer.pre_tokenizer = WhitespaceSplit()
     names = ("unk", "cls", "sep", "pad", "mask", "bos", "eos")
     roles = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=False)}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
+    return folder
+
+
+def make_wordpiece(folder: Path, words: Sequence[str]) -> Path:
+    """Saves a Transformers tokenizer with WordPiece over words between spaces into `folder`; the id of each of `words`
+    is its place. Those in brackets are special."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    special = [word for word in words if word.startswith("[")]
+    roles = {f"{word.strip('[]').lower()}_token": word for word in special}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
     return folder
 

@@ -22,7 +22,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.setup import train_in_this_process
 
-STEPS = 40
+STEPS = 30
 HIGH_RATE = 0.01
 PARTS = ("architectures", "objectives", "optimizers", "schedules")
 
@@ -81,7 +81,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
             "batch_size": {"-1": 16},
             "micro_batch_size": 8,
             "max_steps": STEPS,
-            "logging_steps": 10,
+            "logging_steps": 5,
             "evaluation": {"steps": STEPS // 4, "batches": 1} if validates else None,
             "checkpoint": {"save_steps": STEPS // 2, "model": "last"},
             "seed": 1,

@@ -19,7 +19,7 @@ from terakoya.components import Exporter
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found, kind_of
+from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.plugins.run_record import check_plugins
@@ -41,6 +41,7 @@ class ExportResult:
         step: the checkpoint's step; None for a Transformers folder.
         models: sub-folder -> Transformers class that loads the model; empty for formats that are not Transformers'.
         custom_code: sub-folders of the models that contain their code and are loaded with `trust_remote_code`.
+        compared: what the exporter has compared with the models, a sentence each.
     """
 
     out: Path
@@ -48,6 +49,7 @@ class ExportResult:
     step: int | None
     models: Mapping[str, str]
     custom_code: frozenset[str]
+    compared: Sequence[str] = ()
 
 
 def export(
@@ -67,13 +69,14 @@ def export(
         settings: settings of the exporter, such as `tp` and `pp` of `megatron`.
 
     Raises:
-        UserError: no checkpoint, a damaged one, a missing plugin, no model `only`, settings or a model that the format
-            does not support, or `out` already exists.
+        UserError: no checkpoint, a damaged one, a missing plugin or library, no model `only`, settings or a model that
+            the format does not support, other outputs than the model's, or `out` already exists.
     """
     from terakoya.toolkit.formats import folder_digests
 
     check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
+    exporter.check()
     with _open_source(source) as opened:
         folder, models = opened.folder, opened.models
         if only is not None:
@@ -83,15 +86,16 @@ def export(
             models = {"": models[only]}
         with new_folder(out) as draft:
             exporter.export(models, opened.tokenizer, draft)
+            compared = exporter.compare(models, opened.tokenizer, draft)
             for name in opened.adapters if exporter.for_transformers else ():
                 if only is None or name == only:
                     copy_folder(opened.adapters[name], draft / (name if only is None else "") / lora_settings.FOLDER)
             if exporter.for_transformers:
                 for name in models:
-                    folder_digests.write(draft / name)
+                    folder_digests.write(draft / name, checkpoint=None if opened.step is None else folder)
     autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
     classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
-    return ExportResult(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]))
+    return ExportResult(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]), compared)
 
 
 @dataclass(frozen=True)
@@ -175,9 +179,10 @@ def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
     skipped = [f"{folder}: damaged: {'; '.join(problems[:5])}" for folder, problems in damaged.items()]
     if newest is None:
         if kind_of(source) != "run":
-            there = found(source, "run")
-            what = f"found no checkpoint in {there}" if source.exists() else f"got {there}"
-            raise UserError(f"{source}: expected a run or a checkpoint, {what}")
+            there = describe_found(source, "run")
+            if not source.exists():
+                raise UserError(f"{source}: expected a run or a checkpoint, got {there}")
+            raise UserError(f"{source}: expected a run or a checkpoint, found no checkpoint in {there}")
         reason = "\n".join(skipped) or "found no checkpoint in it; train it first"
         raise UserError(f"{source}: expected a run with a whole checkpoint, or a checkpoint; {reason}")
     for line in skipped:

@@ -14,7 +14,7 @@ from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components import Importer
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.plugins.create import create_component
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def copy_tokenizer(source: Path, out: Path) -> None:
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
-        raise UserError(f"{folder}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}")
+        raise UserError(f"{folder}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}")
     return load_tokenizer(folder)
 
 

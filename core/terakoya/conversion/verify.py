@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import load_model
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found, kind_of
+from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.json_settings import read_json
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import MANIFEST, find_problems, list_checkpoints, read_manifest, reading
@@ -60,7 +60,7 @@ def verify(folder: Path) -> Findings:
 
 
 def _unknown(folder: Path) -> UserError:
-    there = found(folder, "run")
+    there = describe_found(folder, "run")
     return UserError(f"{folder}: expected a run, a checkpoint, a token store or a model folder, got {there}")
 
 
@@ -87,7 +87,7 @@ def _verify_run(folder: Path, findings: Findings) -> None:
     if (folder / metrics.FILE).is_file():
         written = metrics.read(folder)
         problems = [f"line {number} of {metrics.FILE} is damaged" for number in written.damaged]
-        findings.add(folder, f"{len(written.records):,} records in {metrics.FILE}", problems)
+        findings.add(folder, f"{metrics.FILE} has {len(written.records):,} records", problems)
 
 
 def _verify_checkpoint(folder: Path, findings: Findings) -> None:
@@ -96,7 +96,7 @@ def _verify_checkpoint(folder: Path, findings: Findings) -> None:
 
     problems = find_problems(folder)
     if problems and not folder.is_dir():
-        return  # the run, which goes on, has pruned it
+        return  # the run, which continues, has pruned it
     count, size, files = 0, 0, {}
     if not problems:
         files = read_manifest(folder)["files"]

@@ -41,7 +41,7 @@ REMEDIES: Mapping[str, str] = {
     "byte order mark": "remove the bytes EF BB BF; files that begin with them were joined",
     "lone surrogate": "write whole characters; \\ud83d on its own is half of one",
     "bad JSON": "write one JSON object in each line, as `jq -c . FILE` does, or `jq -c '.[]' FILE` with an array",
-    "missing field": "read conversations with --conversations, choose the key that holds the text with --field",
+    "missing field": "choose the key that holds the text with --field, read conversations with --conversations",
     "field is not a string": "choose the key that holds the text with --field",
     "not a conversation": 'lines are {"messages": [{"role", "content"}, ...]}, {"instruction", "input", "output"} or '
     '{"conversations": [{"from", "value"}, ...]}',

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found, kind_of, missing_file
+from terakoya.folder_kinds import describe_found, kind_of, missing_file
 from terakoya.log import hide_secrets
 
 if TYPE_CHECKING:
@@ -116,15 +116,17 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
 def _local_files(source: Path) -> list[Path]:
     if source.is_dir():
         if kind_of(source) not in ("corpus", None):
-            raise UserError(f"{source}: expected a corpus, got {found(source, 'corpus')}")
+            raise UserError(f"{source}: expected a corpus, got {describe_found(source, 'corpus')}")
         files = sorted(file for file in source.rglob("*") if file.is_file() and format_of(file) is not None)
         if not files:
             raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
         return files
     if not source.is_file():
-        raise UserError(f"{source}: {missing_file(source)}{_hub_hint(source)}")
+        raise UserError(f"{source}: {_hub_hint(source) or missing_file(source)}")
     if format_of(source) is None:
-        raise UserError(f"{source}: expected a file name ending in {_ENDINGS}{_format_hint(source)}")
+        if hint := _format_hint(source):
+            raise UserError(f"{source}: expected a file name ending in {_ENDINGS}; {hint}")
+        raise UserError(f"{source}: expected a file name ending in {_ENDINGS}")
     return [source]
 
 
@@ -132,7 +134,7 @@ def _hub_hint(source: Path) -> str:
     """Says how a data set of the Hub is written, where the missing `source` may be its name."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) or source.suffix or source.parent.is_dir():
         return ""
-    return f"; a data set of the Hugging Face Hub is written hf://datasets/{source}@REVISION/..., with its commit"
+    return f"no such file; a data set of the Hugging Face Hub is written hf://datasets/{source}@REVISION/FILE"
 
 
 def _format_hint(source: Path) -> str:
@@ -140,18 +142,18 @@ def _format_hint(source: Path) -> str:
     with source.open("rb") as stream:
         start = stream.read(256).lstrip()
     if start.startswith(b"[") and source.suffix == ".json":
-        return f". It is one JSON array; write a line for each document: jq -c '.[]' {source} > {source.stem}.jsonl"
+        return f"it is one JSON array: write a line for each document: jq -c '.[]' {source} > {source.stem}.jsonl"
     if source.suffix == ".json":
-        return f". If each line is one JSON object, rename it to {source.stem}.jsonl; else: jq -c . {source}"
+        return f"if each line is one JSON object, rename it to {source.stem}.jsonl, else: jq -c . {source}"
     return _HINTS.get(source.suffix.lower(), "")
 
 
 _HINTS = {
-    **dict.fromkeys((".html", ".htm", ".xml"), ". Extract its text first, for example with trafilatura"),
-    ".pdf": ". Extract its text first, for example with pdftotext",
-    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".epub"), ". Extract its text first, for example with pandoc"),
-    **dict.fromkeys((".arrow", ".feather"), '. Convert it first: datasets.load_from_disk(...).to_parquet("c.parquet")'),
-    **dict.fromkeys((".zip", ".tar", ".tgz"), ". Unpack it first"),
+    **dict.fromkeys((".html", ".htm", ".xml"), "extract its text first, for example with trafilatura"),
+    ".pdf": "extract its text first, for example with pdftotext",
+    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".epub"), "extract its text first, for example with pandoc"),
+    **dict.fromkeys((".arrow", ".feather"), 'convert it first: datasets.load_from_disk(...).to_parquet("c.parquet")'),
+    **dict.fromkeys((".zip", ".tar", ".tgz"), "unpack it first"),
 }
 """Ending of a file that is no corpus -> what to do."""
 

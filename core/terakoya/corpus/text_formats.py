@@ -238,9 +238,10 @@ def _find_column(file: Source, field: str) -> tuple[int, int]:
     except (UnicodeDecodeError, csv.Error, StopIteration) as error:
         raise UserError(f"{file}: expected column names in the first line, got {header[:80]!r}") from error
     field = choose_field(field, names)
-    if names.count(field) != 1:
-        count = f"{names.count(field)} of them" if field in names else f"none{nearest(field, names)}"
-        raise UserError(f'{file}: expected one column named "{field}", got {count}; choose with --field')
+    if field not in names:
+        raise UserError(f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field')
+    if (count := names.count(field)) > 1:
+        raise UserError(f'{file}: expected one column named "{field}", got {count} of them; choose with --field')
     return names.index(field), len(names)
 
 

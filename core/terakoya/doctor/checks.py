@@ -210,7 +210,12 @@ def check_build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[
     A build waits for a lock forever, even if the process that took the lock is dead.
     """
     findings = []
-    for lock in sorted(folder.rglob("lock")) if folder.is_dir() else ():
+    try:
+        locks = sorted(folder.rglob("lock")) if folder.is_dir() else []
+    except PermissionError:
+        remedy = "needed for DeepSpeed only: set TORCH_EXTENSIONS_DIR to a folder that you may write to"
+        return [Finding("build locks", "warning", f"{folder} belongs to another user; kernels cannot be built", remedy)]
+    for lock in locks:
         age = time.time() - lock.stat().st_mtime
         holders = _holders(lock, processes)
         text = f"{lock}, {age / 60:.0f} minutes old"

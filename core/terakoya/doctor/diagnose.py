@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from terakoya import process_pool
 from terakoya.doctor import checks
 from terakoya.doctor.checks import Finding
+from terakoya.errors import describe_os_error
 from terakoya.plugins import registry
 
 DISTRIBUTION = "terakoya"
@@ -25,26 +26,41 @@ def diagnose(folder: Path) -> list[Finding]:
     """Runs every check, in the order in which a machine is set up. `folder` is where stores and runs will be."""
     import psutil
 
+    def check_memory() -> list[Finding]:
+        memory = psutil.virtual_memory()
+        return checks.check_memory(available=memory.available, total=memory.total)
+
     (built_for, available), torch_findings = _check_torch()
-    memory = psutil.virtual_memory()
-    cores = process_pool.available_cores()
-    extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
-    return [
-        *check_versions(),
-        *torch_findings,
-        *checks.check_gpus(built_for=built_for, available=available, driver=checks.query_nvidia_smi()),
-        *checks.check_compiler(built_for=built_for, deepspeed=importlib.util.find_spec("deepspeed") is not None),
-        *checks.check_build_locks(Path(extensions).expanduser()),
-        *checks.check_memory(available=memory.available, total=memory.total),
-        *checks.check_shared_memory(),
-        *checks.check_disk(folder),
-        *checks.check_threads(os.environ, cores=cores),
-        *checks.check_port(),
-        *checks.check_network(os.environ, list(psutil.net_if_addrs())),
-        *check_text_encoding(sys.getfilesystemencoding(), sys.stdout.encoding),
-        *check_dictionaries(),
-        *check_plugins(),
+    has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+    # not Path.expanduser, which fails where the user has no home folder
+    extensions = os.path.expanduser(os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions")  # noqa: PTH111
+    made: list[tuple[str, Callable[[], list[Finding]]]] = [
+        ("versions", check_versions),
+        ("torch", lambda: torch_findings),
+        ("GPU", lambda: checks.check_gpus(built_for=built_for, available=available, driver=checks.query_nvidia_smi())),
+        ("CUDA compiler", lambda: checks.check_compiler(built_for=built_for, deepspeed=has_deepspeed)),
+        ("build locks", lambda: checks.check_build_locks(Path(extensions))),
+        ("memory", check_memory),
+        ("shared memory", checks.check_shared_memory),
+        ("disk", lambda: checks.check_disk(folder)),
+        ("threads", lambda: checks.check_threads(os.environ, cores=process_pool.available_cores())),
+        ("port", checks.check_port),
+        ("network", lambda: checks.check_network(os.environ, list(psutil.net_if_addrs()))),
+        ("text", lambda: check_text_encoding(sys.getfilesystemencoding(), sys.stdout.encoding)),
+        ("dictionaries", check_dictionaries),
+        ("plugins", check_plugins),
     ]
+    return [finding for check, run in made for finding in findings_of(check, run)]
+
+
+def findings_of(check: str, run: Callable[[], list[Finding]]) -> list[Finding]:
+    """Returns what `run` finds. An error of the system is a finding, too: the other checks still follow."""
+    try:
+        return run()
+    except OSError as error:
+        is_proc = str(error.filename or "").startswith("/proc")
+        remedy = "mount it: mount -t proc proc /proc (docker, podman and buildah run do)" if is_proc else ""
+        return [Finding(check, "error", describe_os_error(error), remedy)]
 
 
 def check_versions(

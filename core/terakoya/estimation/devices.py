@@ -48,7 +48,9 @@ def find_device(name: str) -> Device:
         return Device(CPU, None, None)
     peak = peak_tflops(name.replace("-80gb", "").replace("-40gb", "").replace("-", " "))
     if peak is None:
-        raise UserError(f'--device: do not know "{name}"{nearest(name.lower(), [*MEMORY_GIB, CPU])}')
+        letters = re.sub("[^a-z0-9]", "", name.lower())
+        same = [known for known in MEMORY_GIB if known.replace("-", "") == letters]
+        raise UserError(f'device "{name}": not known{nearest(name.lower(), same or [*MEMORY_GIB, CPU])}')
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     longest_first = sorted(MEMORY_GIB, key=len, reverse=True)
     match = next((known for known in longest_first if set(known.split("-")) <= words), None)

@@ -19,9 +19,21 @@ from dataclasses import dataclass
 
 from terakoya.config.deepspeed import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from terakoya.estimation.fake_step import FORWARD, LATE_BACKWARD, STEP, ModelSizes
-from terakoya.estimation.memory_tracker import GRADIENTS, OPTIMIZER, WEIGHTS
+from terakoya.estimation.memory_tracker import (
+    ACTIVATIONS,
+    BATCH,
+    CAST_WEIGHTS,
+    GRADIENTS,
+    LOGITS,
+    OPTIMIZER,
+    SCRATCH,
+    WEIGHTS,
+)
 
 COMMUNICATION = "communication"
+GRAPHS = "kept by CUDA graphs"
+IN_GRAPHS = (ACTIVATIONS, LOGITS, CAST_WEIGHTS, SCRATCH, GRADIENTS)
+"""What a micro-step allocates, which CUDA graphs allocate once."""
 BUCKET = 500_000_000
 """Elements of DeepSpeed's buffer for gradients (`reduce_bucket_size`, and stage 0's `MEMORY_OPT_ALLREDUCE_SIZE`); a
 buffer for all gradients is enough where they are fewer."""
@@ -29,7 +41,7 @@ LIVE = 1_000_000_000
 """Elements that stage 3 gathers at most before it frees some (`stage3_max_live_parameters`)."""
 AHEAD = 50_000_000
 """Elements that stage 3 prefetches (`stage3_prefetch_bucket_size`)."""
-FLOAT32 = 4
+FLOAT32, FLOAT16 = 4, 2
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,13 @@ class Sharding:
     """How a run's processes divide its state.
 
     Attributes:
-        processes: number of processes.
+        processes: number of processes that divide it.
         zero_stage: DeepSpeed's stage; None for another engine.
         micro_steps: micro-steps of an optimizer step.
         fully_sharded: whether torch's `fully_shard` shards the weights; else, without a stage, the engine is DDP.
         offloaded: what ZeRO keeps on the host, by DeepSpeed's names.
+        gathered: bytes of an element of a block that `fully_shard` gathers: 2 where the run computes in 16 bits.
+        cuda_graphs: whether micro-steps are recorded as CUDA graphs.
     """
 
     processes: int
@@ -49,6 +63,8 @@ class Sharding:
     micro_steps: int
     fully_sharded: bool = False
     offloaded: Set[str] = frozenset()
+    gathered: int = FLOAT32
+    cuda_graphs: bool = False
 
     @property
     def gradients_stay(self) -> bool:
@@ -79,8 +95,20 @@ def memory_per_process(
             _apply_zero(parts, sharding, sizes, window=name)
             _subtract_offloaded(parts, sharding, sizes, window=name)
     whole = sizes.trained * FLOAT32
+    if sharding.cuda_graphs:
+        _add_graph_memory(result, outside=sharding.gradients_stay)
     assert all(parts.get(GRADIENTS, 0) <= 2 * whole for parts in result.values())
     return result
+
+
+def _add_graph_memory(windows: Mapping[str, dict[str, int]], *, outside: bool) -> None:
+    """Adds to the `windows` of a step what CUDA graphs keep: all that a micro-step allocates is theirs all the time,
+    and they read batches from a copy. Gradients that are summed or reduced are `outside` of it once more."""
+    pool = max(sum(parts.get(name, 0) for name in IN_GRAPHS) for parts in windows.values())
+    batch = max(parts.get(BATCH, 0) for parts in windows.values())
+    for parts in windows.values():
+        own = sum(parts.get(name, 0) for name in IN_GRAPHS if not (outside and name == GRADIENTS))
+        parts[GRAPHS] = batch + pool - own
 
 
 def _apply_zero(parts: dict[str, int], sharding: Sharding, sizes: ModelSizes, *, window: str) -> None:
@@ -149,14 +177,19 @@ def offloaded_memory(windows: Mapping[str, Mapping[str, int]], sharding: Shardin
 def _apply_fully_shard(parts: dict[str, int], sharding: Sharding, sizes: ModelSizes, *, step: bool) -> None:
     """Changes `parts` to the bytes of a process under `fully_shard`: its part of everything, and, gathered while they
     are needed, the weights outside of blocks and of two blocks, the current and the next. Their gradients are whole
-    until they are sent."""
-    outside = sizes.parameters - sizes.blocks
+    until they are sent, those of 16 bits also as the float32 that is sent. Weights that are gathered in 16 bits have no
+    copies of autocast."""
+    outside = (sizes.parameters - sizes.blocks) * FLOAT32
+    current, both = sizes.largest_block, min(sizes.blocks, 2 * sizes.largest_block)
     buffers = max(0, parts.get(WEIGHTS, 0) - sizes.parameters * FLOAT32)
-    gathered = 0 if step else min(sizes.parameters, outside + 2 * sizes.largest_block) * FLOAT32
+    gathered = 0 if step else outside + both * sharding.gathered
     parts[WEIGHTS] = buffers + _own_bytes(sizes.parameters, sharding) + gathered
     parts[OPTIMIZER] = -(-parts.get(OPTIMIZER, 0) // sharding.processes)
     parts[GRADIENTS] = _own_bytes(sizes.trained, sharding)
-    parts[COMMUNICATION] = 0 if step else min(sizes.parameters, outside + sizes.largest_block) * FLOAT32
+    sent = FLOAT32 if sharding.gathered == FLOAT32 else sharding.gathered + FLOAT32
+    parts[COMMUNICATION] = 0 if step else outside + current * sent
+    if sharding.gathered != FLOAT32:
+        parts.pop(CAST_WEIGHTS, None)
 
 
 def _own_bytes(elements: int, sharding: Sharding) -> int:

@@ -14,7 +14,7 @@ from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
-from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
+from terakoya.estimation.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
 from terakoya.estimation.model_check import check_model
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
@@ -126,7 +126,8 @@ def estimate(
     target = devices.find_device(device) if device else devices.local_device()
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
     if processes is None:
-        processes = math.lcm(len(batch_table.node_names(loaded.batch_size)), loaded.parallel.replica_size)
+        parallel, nodes = loaded.parallel, len(batch_table.node_names(loaded.batch_size))
+        processes = math.lcm(nodes, parallel.replica_size, parallel.dp_shard_size or 1)
     share = first_rank_batch(
         loaded.batch_size, loaded.micro_batch_size, replica_size=loaded.parallel.replica_size, processes=processes
     )
@@ -164,9 +165,12 @@ def measure(
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """Returns the memory of each rank, the bytes of the whole optimizer state, and the assumptions."""
     parallel = parameters.parallel
+    fully_sharded = parallel.engine == "fsdp" and processes > 1
     sharding = Sharding(
-        processes, parallel.zero_stage, share.micro_steps,
-        fully_sharded=parallel.engine == "fsdp" and processes > 1, offloaded=parallel.offloaded,
+        parallel.shard_size(processes) if fully_sharded else processes, parallel.zero_stage, share.micro_steps,
+        fully_sharded=fully_sharded, offloaded=parallel.offloaded,
+        gathered=FLOAT32 if parameters.precision == "fp32" else FLOAT16,
+        cuda_graphs=parameters.cuda_graphs and gpu,
     )  # fmt: skip
     interpreter = _resident_bytes()
     simulation = simulate_step(
@@ -187,6 +191,8 @@ def measure(
     offloaded = offloaded_memory(simulation.windows, sharding, sizes)
     if offloaded and gpu:
         notes.append("pinned memory is allocated in powers of two: offloading takes up to twice as much of the host")
+    if sharding.cuda_graphs:
+        notes.append("CUDA graphs keep the memory of a micro-step all the time")
     if gpu:
         notes.append("a GPU's own context and the fragmentation of its allocator come on top")
     return Memory(parts, moment, moments, offloaded, interpreter, read_ahead), simulation.optimizer_bytes, tuple(notes)

@@ -217,7 +217,8 @@ def _simulate(
     gpu: bool,
     documents_per_row: float | None,
 ) -> Simulation:
-    alone = parameters.model_copy(update={"parallel": Parallel()})
+    # the precision of what is kept is that of the run's own engine
+    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not engines.uses_bf16_stream(parameters)})
     device = torch.device("cpu")
     context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
     length = parameters.data.sequence_length
@@ -234,6 +235,11 @@ def _simulate(
         attention.use(module, "flash" if flash else "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
         tracker.assign([*module.parameters(), *module.buffers()], WEIGHTS)
+        models = parameters.objective.exports(module).values()
+        tracker.expect_casts(
+            weight for model in models for block in _blocks(parameters.architecture, model)
+            for weight in block.parameters()
+        )  # fmt: skip
         engine = engines.build(alone, module, vocabulary, context, 1, rows)
         assert isinstance(engine, DDPEngine), "engine_memory accounts for several processes"
         trained = [each for each in module.parameters() if each.requires_grad]

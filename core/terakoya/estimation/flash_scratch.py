@@ -1,4 +1,4 @@
-"""Memory that the backward of torch's variable-length flash attention takes while it runs, beside its results.
+"""Memory that the backward of torch's variable-length flash attention takes while it runs, besides its results.
 
 The kernel allocates it itself, so no operation on tensors without data returns it.
 """

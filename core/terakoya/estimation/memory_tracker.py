@@ -23,6 +23,8 @@ from terakoya.estimation import flash_scratch
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
+CAST_WEIGHTS = "weights in 16 bits"
+"""Copies of weights that autocast makes."""
 SCRATCH = "scratch of flash attention"
 """What the kernel itself allocates while it runs."""
 
@@ -55,6 +57,7 @@ class MemoryTracker(TorchDispatchMode):
         self._window = ""
         self._peak_bytes = -1
         self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # address -> reference, bytes, part
+        self._cast: set[int] = set()  # addresses of storages of which copies belong to `CAST_WEIGHTS`
         self._values = WeakIdKeyDictionary()  # a tensor without data -> the same tensor with data
 
     def enter(self, window: str, *, others: str = ACTIVATIONS) -> None:
@@ -74,6 +77,10 @@ class MemoryTracker(TorchDispatchMode):
             self._storages[storage._cdata] = (reference, size, part)
             self.live[before] -= size
             self.live[part] += size
+
+    def expect_casts(self, weights: Iterable[Tensor]) -> None:
+        """Assigns copies of `weights` in another dtype, when they are made, to `CAST_WEIGHTS`."""
+        self._cast.update(each.untyped_storage()._cdata for each in weights)
 
     def set_values(self, tensor: Tensor, values: Tensor) -> None:
         """Sets the real `values` of a tensor without data."""
@@ -103,8 +110,9 @@ class MemoryTracker(TorchDispatchMode):
             for each, real in zip(_as_list(result), values, strict=True):
                 if isinstance(each, Tensor) and each not in self._values:
                     self._values[each] = real
+        is_cast = func is torch.ops.aten._to_copy.default and inputs[0].untyped_storage()._cdata in self._cast
         for each in returned:
-            self._count(each)
+            self._count(each, CAST_WEIGHTS if is_cast else None)
         if func.name() == flash_scratch.OPERATION:
             _, query, key, _, _, _, cu_seqlens = args[:7]
             self._count_while_running(flash_scratch.backward_scratch(query, key, cu_seqlens))

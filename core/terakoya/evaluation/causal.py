@@ -49,10 +49,10 @@ def evaluate(
         batch_tokens: largest number of positions in a batch, with padding.
 
     Returns:
-        `loss` (nats per token), `perplexity`, `tokens` (scored), `documents`, and for texts of known size in bytes
-        `bits_per_byte` and `bytes`.
+        `loss` (nats per token), `perplexity`, `tokens` (scored), `documents`, and for texts of known size
+        `bits_per_character`, `bits_per_byte`, `characters` and `bytes`.
     """
-    totals = {"documents": 0, "tokens": 0, "bytes": 0}
+    totals = {"documents": 0, "tokens": 0, "characters": 0, "bytes": 0}
 
     def all_windows() -> Iterator[ScoredSequence]:
         for text in texts:
@@ -61,7 +61,8 @@ def evaluate(
                 continue
             totals["documents"] += 1
             totals["tokens"] += len(ids) - 1
-            totals["bytes"] += text.bytes or 0
+            totals["characters"] += text.characters
+            totals["bytes"] += text.bytes
             yield from windows(ids, length=length, stride=stride)
 
     total = 0.0

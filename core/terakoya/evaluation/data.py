@@ -24,10 +24,11 @@ logger = logging.getLogger("terakoya")
 
 @dataclass(frozen=True)
 class Text:
-    """A document or a line as ids (n,), and its size in bytes of UTF-8; None if only the ids are known."""
+    """A document or a line as ids (n,), and its characters and bytes in UTF-8; 0 if only the ids are known."""
 
     ids: np.ndarray
-    bytes: int | None
+    characters: int = 0
+    bytes: int = 0
 
 
 class DataSet(Protocol):
@@ -55,11 +56,12 @@ class StoreTexts:
         """Yields the texts, as in `DataSet`."""
         store = self.store
         eos = store.facts.eos
-        for first, last in islice(self._bounds(unit), limit):
+        known = store.facts.sizes and "document" in (unit, store.facts.unit)
+        for number, (first, last) in enumerate(islice(self._bounds(unit), limit)):
             ids = store.ids(first, last).astype(np.int64)
             if unit == "line" and eos is not None and len(ids) and ids[-1] == eos:
                 ids = ids[:-1]
-            yield Text(ids, None)
+            yield Text(ids, *(store.sizes[number].tolist() if known else ()))
 
     def _bounds(self, unit: Unit) -> Iterator[tuple[int, int]]:
         """Yields where each text starts and ends in the tokens."""
@@ -90,7 +92,7 @@ class CorpusTexts:
                 ids = self.encode(text)
             except UserError as error:
                 raise UserError(f"{document.file}, line {document.line}: {error}") from error
-            yield Text(np.array(ids, np.int64), len(text.encode()))
+            yield Text(np.array(ids, np.int64), len(text), len(text.encode()))
 
 
 def _split(text: str, unit: Unit) -> list[str]:

@@ -126,8 +126,10 @@ def evaluate(
         )
     if not stores and not corpora and not tasks:
         raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
-    from terakoya.evaluation import models
+    from terakoya.evaluation import harness, models
 
+    if tasks:
+        harness.check_installed()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     results: Mapping[str, Mapping[str, float]] = {}
     settings: Mapping[str, Any] = {}
@@ -156,8 +158,6 @@ def evaluate(
         settings = {**settings, "precision": precision or "fp32"}
     task_results: Mapping[str, Mapping[str, float]] = {}
     if tasks:
-        from terakoya.evaluation import harness
-
         folder, tokenizer = source, source
         if checkpoint_folder is not None:
             folder, tokenizer = checkpoint_folder / "model", checkpoint_folder / "tokenizer"

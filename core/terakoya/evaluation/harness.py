@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from terakoya.errors import UserError
+
+
+def check_installed() -> None:
+    """Raises UserError if the harness is not installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(
+            '--tasks: lm-eval is not installed; expected the extra "evaluate": pip install "terakoya[evaluate]"'
+        )
 
 
 def evaluate(
@@ -25,12 +34,9 @@ def evaluate(
     Raises:
         UserError: the harness is not installed, or does not have a task.
     """
-    try:
-        import lm_eval
-    except ImportError:
-        raise UserError(
-            '--tasks: lm-eval is not installed; expected the extra "evaluate": pip install "terakoya[evaluate]"'
-        ) from None
+    check_installed()
+    import lm_eval
+
     arguments = {
         "pretrained": str(model), "tokenizer": str(tokenizer), "dtype": dtype, "trust_remote_code": trust_remote_code
     }  # fmt: skip

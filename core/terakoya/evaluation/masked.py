@@ -47,9 +47,9 @@ def evaluate(
 
     Returns:
         `pseudo_loss` (nats per token), `pseudo_perplexity`, `tokens`, `lines`, `pieces` if lines were cut, and for
-        texts of known size in bytes `bits_per_byte` and `bytes`.
+        texts of known size `bits_per_character`, `bits_per_byte`, `characters` and `bytes`.
     """
-    totals = {"lines": 0, "tokens": 0, "bytes": 0}
+    totals = {"lines": 0, "tokens": 0, "characters": 0, "bytes": 0}
     pieces = 0
     piece_length = length - 2
 
@@ -60,7 +60,8 @@ def evaluate(
                 continue
             totals["lines"] += 1
             totals["tokens"] += len(line.ids)
-            totals["bytes"] += line.bytes or 0
+            totals["characters"] += line.characters
+            totals["bytes"] += line.bytes
             for begin in range(0, len(line.ids), piece_length):
                 pieces += 1
                 yield from masked_copies(line.ids[begin : begin + piece_length], before=before, after=after, mask=mask)

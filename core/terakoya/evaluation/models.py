@@ -18,7 +18,7 @@ from transformers.models.auto import modeling_auto
 
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
 from terakoya.training.model.start_config import silence_transformers
 
@@ -109,7 +109,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        there = found(folder, "Transformers model")
+        there = describe_found(folder, "Transformers model")
         raise UserError(f"{folder}: expected a Transformers folder, a checkpoint or a run, got {there}") from None
     except ValueError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+UNITS = {"characters": "character", "bytes": "byte"}
+"""Counts of text -> what one of them is called."""
 LARGEST_EXPONENT = 700.0
 """The exponential of a larger number does not fit in a float."""
 
@@ -14,17 +16,18 @@ def summarise_totals(total: float, totals: Mapping[str, int], *, prefix: str = "
 
     Args:
         total: the sum of all losses, in nats.
-        totals: counts by name, among them `tokens`, and `bytes` (0 if unknown).
+        totals: counts by name, among them `tokens`, `characters` and `bytes` (0 if unknown).
         prefix: put before the names `loss` and `perplexity`.
 
     Returns:
-        `loss` (nats per token), `perplexity`, `bits_per_byte` (independent of the tokenizer; only if the bytes are
-        known), and `totals` without unknown `bytes`.
+        `loss` (nats per token), `perplexity`, where the text's size is known `bits_per_character` and `bits_per_byte`
+        (independent of the tokenizer), and `totals` without what is unknown.
     """
-    tokens, size = totals["tokens"], totals.get("bytes", 0)
-    counts = {name: count for name, count in totals.items() if count or name != "bytes"}
+    tokens = totals["tokens"]
+    counts = {name: count for name, count in totals.items() if count or name not in UNITS}
     if not tokens:
         return counts
     loss = total / tokens
     summary = {f"{prefix}loss": loss, f"{prefix}perplexity": math.exp(loss) if loss < LARGEST_EXPONENT else math.inf}
-    return summary | ({"bits_per_byte": total / math.log(2) / size} if size else {}) | counts
+    bits = {f"bits_per_{unit}": total / math.log(2) / totals[each] for each, unit in UNITS.items() if totals[each]}
+    return summary | bits | counts

@@ -20,7 +20,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module
 from terakoya.training.engines.engine import autocast_forward
-from terakoya.training.loss import Meter, total_counts
+from terakoya.training.loss import Meter, to_bits, total_counts
 from terakoya.training.stores import open_validation, validation_rows
 
 
@@ -77,7 +77,8 @@ class RunObjective:
             batch_tokens: largest number of tokens in a batch.
 
         Returns:
-            The means of the objective's terms, what it derives from them, the counts of the terms, and `rows`.
+            The means of the objective's terms, also in bits for each character and byte of the store's text, what it
+            derives from them, the counts of the terms, and `rows`.
 
         Raises:
             UserError: the store was prepared with another vocabulary.
@@ -102,7 +103,8 @@ class RunObjective:
             for name, count in zip(counts, total_counts([batch], list(counts)), strict=True):
                 counts[name] += count
         meter.add_counts(counts)
-        return {**meter.take_means(meter.local_sums()), **counts, "rows": number_of_rows}
+        means = meter.take_means(meter.local_sums())
+        return {**means, **to_bits(means, terms, store.text_per_token), **counts, "rows": number_of_rows}
 
 
 def _row_batches(rows: int, size: int) -> Iterator[np.ndarray]:

@@ -38,6 +38,10 @@ MEANINGS = {
     "lm_loss": "loss per token",
     "token_accuracy": "accuracy of the next token",
     "perplexity": "perplexity per token",
+    "bits_per_character": "bits per character",
+    "bits_per_byte": "bits per byte",
+    "masked_bits_per_character": "bits of masked tokens per character",
+    "masked_bits_per_byte": "bits of masked tokens per byte",
     "masked_perplexity": "perplexity of masked tokens",
     "span_loss": "loss per target token",
     "target_accuracy": "accuracy on target tokens",
@@ -45,7 +49,9 @@ MEANINGS = {
 """Name of a metric -> its meaning; others are written with spaces for underscores."""
 
 _MASKED_LOSSES = ("mlm_loss", "generator_loss")
-_COUNTS = frozenset({"documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "bytes", "seconds"})
+_COUNTS = frozenset(
+    {"documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters", "bytes", "seconds"}
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.runs.metrics import Metrics
 from terakoya.store.token_store import read_facts
+from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
 
 CHART = "training.svg"
@@ -81,9 +82,9 @@ def _read_cleaning(manifest: Mapping[str, Any]) -> dict[str, str]:
             facts = read_facts(Path(each["store"]))
         except UserError:
             continue
-        told = _describe_cleaning(facts.options)
-        if told is not None and facts.fingerprint == manifest["stores"].get(each["store"]):
-            found[PurePath(each["store"]).name] = told
+        description = _describe_cleaning(facts.options)
+        if description is not None and facts.fingerprint == manifest["stores"].get(each["store"]):
+            found[PurePath(each["store"]).name] = description
     return found
 
 
@@ -95,8 +96,8 @@ def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
     except ValueError:
         return None
     counts = {name: count for name, count in options.items() if name.startswith("clean: ") and isinstance(count, int)}
-    told = ", ".join(f"{count:,} {name.removeprefix('clean: ')}" for name, count in counts.items())
-    return f"cleaned with {steps}" + (f": {told}" if told else "")
+    counted = ", ".join(f"{count:,} {name.removeprefix('clean: ')}" for name, count in counts.items())
+    return f"cleaned with {steps}" + (f": {counted}" if counted else "")
 
 
 def _curve_label(name: str) -> str:
@@ -130,7 +131,7 @@ def write(
         tokenizer: the settings in tokenizer_config.json; None if there is none.
         datasets: where the text comes from: names of data sets on the Hub, or words.
         dataset_license: the licence of the text, in words.
-        evaluations: what was measured beside the run's own validation.
+        evaluations: what was measured besides the run's own validation.
         trust_remote_code: whether the models contain code of their own.
     """
     from huggingface_hub import ModelCardData
@@ -151,7 +152,7 @@ def write(
     )
     parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name.rpartition('/')[2]}", _usage(name, models, trust_remote_code)]
     if tokenizer is not None:
-        parts.append(_tokenizer(tokenizer))
+        parts.append(describe_tokenizer(tokenizer))
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
     parts += [
@@ -180,25 +181,6 @@ def _usage(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str
             "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0], skip_special_tokens=True))",
         ]
     return "```python\n" + "\n".join(lines) + "\n```"
-
-
-def _tokenizer(settings: Mapping[str, Any]) -> str:
-    """Returns which tokenizer the model has, and which packages it needs beside Transformers."""
-    kind = settings.get("tokenizer_class", "AutoTokenizer")
-    packages: tuple[str, ...] = ()
-    words = settings.get("word_tokenizer_type")
-    if kind == "BertJapaneseTokenizer" and words != "basic":
-        dictionary = settings.get("mecab_kwargs", {}).get("mecab_dic") or "unidic_lite"
-        packages = {
-            "mecab": ("fugashi", dictionary.replace("_", "-")),
-            "sudachi": ("sudachitra", "sudachipy", "sudachidict-core"),
-            "jumanpp": ("rhoknp",),
-        }.get(str(words or "mecab"), ())
-        kind += f" over the words of {words or 'mecab'}"
-    elif "SentencePiece" in kind or "BertGeneration" in kind or settings.get("tokenizer_file") == "tokenizer.model":
-        packages = ("sentencepiece",)
-    needs = f" It needs `pip install {' '.join(packages)}`." if packages else ""
-    return f"The tokenizer is a {kind}.{needs}"
 
 
 def _text(datasets: Sequence[str], license: str | None, cleaning: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.components.tokenizer import encode_texts
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.hub import card_evaluation, model_card
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def upload(
     measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = _collect_files(source, Path(temporary) / "model", only)
+        if dry_run is None:
+            _check_token()
         models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
         for sub in models:
             if not (
@@ -152,7 +154,8 @@ def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
         source = source / only
     if not source.is_dir() or not _model_folders(source):
         raise UserError(
-            f"{source}: expected a run, a checkpoint or an exported folder, got {found(source, 'Transformers model')}"
+            f"{source}: expected a run, a checkpoint or an exported folder, got "
+            f"{describe_found(source, 'Transformers model')}"
         )
     for each in (source / sub for sub in _model_folders(source)):
         if changes := folder_digests.find_changes(each):
@@ -233,17 +236,23 @@ def _training_facts(source: Path, run: Path | None) -> model_card.TrainingFacts 
     return None
 
 
+def _check_token() -> None:
+    """Raises UserError if there is no token to push with, before anything is loaded."""
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise UserError("no token for the Hub: set HF_TOKEN in the environment, or run `hf auth login`")
+
+
 def _push(folder: Path, name: str, *, private: bool) -> tuple[str, str]:
     """Creates the repository `name` if it does not exist and commits `folder` to it. Returns its address and commit.
 
     Raises:
-        UserError: no token, no permission, or the Hub does not answer.
+        UserError: no permission, or the Hub does not answer.
     """
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if get_token() is None:
-        raise UserError("no token for the Hub: set HF_TOKEN in the environment, or run `hf auth login`")
     api: HfApi = HfApi()
     try:
         address = api.create_repo(name, private=private, exist_ok=True)

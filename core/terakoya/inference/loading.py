@@ -12,7 +12,7 @@ from typing import Any
 
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 
 MASK = "[MASK]"
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
@@ -49,7 +49,7 @@ def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
     if not (folder / "config.json").is_file():
         part = folder / ("generator" if MASK in text else "discriminator")
         if not (part / "config.json").is_file():
-            there = found(folder, "Transformers model")
+            there = describe_found(folder, "Transformers model")
             raise UserError(
                 f"{folder}: expected a Transformers folder, "
                 + (f"found no config.json in {there}" if folder.exists() else f"got {there}")

@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 class SignalForwarder:
     """Forwards stop requests to the training processes, from a thread: the main thread may wait for other hosts in C++.
 
-    That nobody reads this process's output any more is a stop request, too: the ssh connection that started it is gone.
+    That no process reads this one's output any more is a stop request, too: the ssh connection that started it is gone.
 
     Attributes:
         note: the file into which a process writes its exit code.
@@ -80,7 +80,7 @@ class SignalForwarder:
         self._signal_pipe, write_end = os.pipe()
         self._poll = select.poll()
         self._poll.register(self._signal_pipe, select.POLLIN)
-        self._poll.register(STDOUT, 0)  # reports that nobody reads it
+        self._poll.register(STDOUT, 0)  # reports that no process reads it
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)
         for number in STOP_SIGNALS:

@@ -31,6 +31,10 @@ class PipelineCorpus:
     def check(self) -> None:
         """Raises UserError for wrong settings and, if the corpus has a name, for missing files."""
         self._steps()
+        if self._pipeline.words is not None:
+            from terakoya.preparation.word_borders import find_word_finder
+
+            find_word_finder(self._pipeline.words).finder.fingerprint()
         if self.settings.name:
             self._find("corpus")
             if self.settings.validation_corpus:
@@ -139,6 +143,7 @@ class PipelineCorpus:
             "unit": self._pipeline.unit,
             "hold_out": settings.hold_out,
             **({"clean": settings.clean} if settings.clean else {}),
+            **({"words": self._pipeline.words} if self._pipeline.words is not None else {}),
         }
 
     def prepare(self, part: Part) -> Mapping[str, Any]:
@@ -156,6 +161,7 @@ class PipelineCorpus:
             field=settings.field,
             unit=pipeline.unit,
             max_rejects=settings.max_rejects,
+            words=pipeline.words,
             clean=settings.clean or None,
             clean_folder=self._clean_folder(part) if settings.clean else None,
             held_out=part == "validation" and settings.splits,

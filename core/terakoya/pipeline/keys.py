@@ -21,7 +21,9 @@ from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import Registry
 from terakoya.preparation.datatrove_settings import EXECUTORS
 
-File = Literal["parameters", "pipeline", "cleaning", "tokenizer", "launcher", "exporter", "importer", "datatrove"]
+File = Literal[
+    "parameters", "pipeline", "cleaning", "tokenizer", "launcher", "exporter", "importer", "datatrove", "word_finder"
+]
 """The kinds of settings: of a run, of `terakoya run`, of --clean, and of the commands that take one component."""
 
 _OF_COMPONENTS: Mapping[File, str] = {
@@ -29,6 +31,7 @@ _OF_COMPONENTS: Mapping[File, str] = {
     "launcher": "launchers",
     "exporter": "exporters",
     "importer": "importers",
+    "word_finder": "word_finders",
 }
 
 
@@ -55,7 +58,8 @@ class Group:
 def parameter_groups(registry: Registry) -> Iterator[Group]:
     """Yields the groups of the parameter file: its top, its objects, and the components of each kind."""
     yield from _groups_of("parameters", ParameterFields, "")
-    for key, kind in [*COMPONENTS.items(), ("trackers.N", "trackers")]:
+    further = [("trackers.N", "trackers"), ("start_from.initializer", "initializers")]
+    for key, kind in [*COMPONENTS.items(), *further]:
         names = " or ".join(f'"{name}"' for name in registry.names(kind))
         which = f"Which of the {kind} it is; the other keys of this object are those of its type."
         summary = f"The {kind}, of which `type` chooses one. Each has keys of its own."

@@ -115,11 +115,17 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         f"a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch.",
         "parameters.micro_batch_size": f"Rows that one process computes at once: {memory}"
         + (f" of {estimated.device.memory / 2**30:,.0f} GiB." if estimated.device.memory else "."),
-        "parameters.max_steps": f"{choice.steps:,} steps x {rows:,} rows x {length:,} tokens = "
-        f"{choice.trained_tokens / 1e6:,.1f} M tokens: {choice.passes:,.1f} passes over about "
-        f"{choice.tokens / 1e6:,.1f} M tokens (at most {PASSES[kind]} are useful). Predicted: "
-        f"{_hours(choice.hours)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s each"
-        + (", 0.4 of its peak." if machine.device.gpu else ", measured here in a moment."),
+        "parameters.max_steps": f"{choice.steps:,} step{'s' if choice.steps > 1 else ''} x {rows:,} rows "
+        f"x {length:,} tokens = {_amount(choice.trained_tokens)} tokens: {choice.passes:.3g} passes over about "
+        f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
+        f"{_hours(choice.hours)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s"
+        + (
+            " each, 0.4 of its peak."
+            if machine.count > 1
+            else ", 0.4 of its peak."
+            if machine.device.gpu
+            else ", measured here in a moment."
+        ),
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
@@ -134,6 +140,10 @@ def _preset_rows(name: str) -> int:
     from terakoya.json_settings import read_settings
 
     return sum(read_settings(presets_folder() / f"{name}.json")["batch_size"].values())
+
+
+def _amount(tokens: float) -> str:
+    return f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,.0f}"
 
 
 def _hours(hours: float) -> str:

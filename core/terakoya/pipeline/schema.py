@@ -59,6 +59,10 @@ def _pipeline_schema(registry: Registry) -> dict[str, Any]:
             parameter_schema.choice(registry, "tokenizers") | None,
             Field(default=None, description=texts["tokenizer"]),
         ),
+        "words": (
+            str | parameter_schema.choice(registry, "word_finders") | None,
+            Field(default=None, description=texts["words"]),
+        ),
     }
     model: type[BaseModel] = create_model("Pipeline", __base__=Pipeline, **fields)
     schema = model.model_json_schema(schema_generator=DescribedSchema)

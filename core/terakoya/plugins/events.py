@@ -28,7 +28,7 @@ class Events:
         self.listeners = listeners
         self._step_finished = listeners["step_finished"]  # in the loop: no look-up
 
-    def joined_by(self, listeners: Mapping[str, EventListener]) -> Events:
+    def join(self, listeners: Mapping[str, EventListener]) -> Events:
         """Returns events that also call `listeners`, by name: those of a run's event plugins with settings."""
         joined = {event: [*each] for event, each in self.listeners.items()}
         for name, listener in listeners.items():

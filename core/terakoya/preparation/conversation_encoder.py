@@ -44,12 +44,10 @@ class EncodedConversations(EncodedDocuments):
     Attributes:
         answers: (T,) bool, True for tokens of answers, including the end of an answer.
         rejected: reasons for rejected conversations, by their number in the batch.
-        notes: other counts, by name.
     """
 
     answers: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     rejected: Mapping[int, Reason] = field(default_factory=dict)
-    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

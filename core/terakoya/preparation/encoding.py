@@ -11,11 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from terakoya.components import EncodedDocuments, Tokenizer
+from terakoya.components import EncodedDocuments, FindWords, Tokenizer
 from terakoya.corpus.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
 from terakoya.errors import UserError
 from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.conversation_encoder import ConversationEncoder, EncodedConversations
+from terakoya.preparation.word_borders import with_words
+from terakoya.store.document_sizes import measure_texts
 from terakoya.store.parts import PartBuilder, PartFacts
 from terakoya.store.token_store import Unit
 
@@ -36,6 +38,7 @@ class EncodingTask:
         tokenizer: the component, pickled, so that a process can load plugins before it is unpickled.
         parts: folder of the parts.
         template: template of conversations; None for plain text.
+        words: the word finder, pickled like `tokenizer`; None leaves words to the tokenizer.
     """
 
     corpus: Corpus
@@ -45,6 +48,7 @@ class EncodingTask:
     unit: Unit
     append_eos: bool
     template: ChatTemplate | None = None
+    words: bytes | None = None
 
 
 class BlockEncoder:
@@ -57,10 +61,17 @@ class BlockEncoder:
         self.encoder = tokenizer.encoder(task.tokenizer_folder)
         encode: Any = self.encoder.encode
         whole = tokenizer.keeps_line_ends and task.unit == "document"
-        self._encode_text: Callable[[Sequence[str]], EncodedDocuments] = (
-            partial(encode, whole=True) if whole else encode
-        )
+        self._encode_text: Callable[..., EncodedDocuments] = partial(encode, whole=True) if whole else encode
         self._encode = self._encode_text
+        if task.words is not None:
+            if not getattr(self.encoder, "gives_spans", False):
+                raise UserError(
+                    f"{task.tokenizer_folder}: --words: expected a tokenizer that tells which characters each token "
+                    f"stands for, such as SentencePiece, byte-level BPE or a fast tokenizer, got one that "
+                    f"{self._words_instead()}"
+                )
+            find: FindWords = pickle.loads(task.words).build()
+            self._encode = with_words(partial(self._encode_text, spans=True), find)
         vocabulary = self.encoder.vocabulary
         if task.template is not None:
             loaded = tokenizer.load(task.tokenizer_folder)
@@ -71,6 +82,11 @@ class BlockEncoder:
                 "has none; leave the option out: rows separate documents by the index anyway"
             )
         self.eos = vocabulary.eos if task.append_eos else None
+
+    def _words_instead(self) -> str:
+        if self._encode_text(["a"]).word_starts is None:
+            return "does not; take the fast tokenizer of the same vocabulary"
+        return "knows its own words; leave --words out"
 
     def encode(self, number: int, block: Block) -> PartFacts:
         """Writes part `number` from `block`. Raises UserError for ids outside the vocabulary."""
@@ -104,11 +120,12 @@ class BlockEncoder:
         if not (encoded.literals and self._rejects_specials):
             conversations = encoded if isinstance(encoded, EncodedConversations) else None
             try:
-                kept = builder.add(encoded, answers=None if conversations is None else conversations.answers)
+                if conversations is None:
+                    kept = builder.add(encoded, sizes=measure_texts(document.text for document in batch))
+                else:
+                    kept = builder.add(encoded, answers=conversations.answers)
             except UserError as error:
                 raise UserError(f"{_place(batch)}: {error}") from error
-            if conversations is not None:
-                builder.notes.update(conversations.notes)
             for number, document in enumerate(batch):
                 if not kept[number]:
                     reason: Reason = (

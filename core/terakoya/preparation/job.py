@@ -19,7 +19,7 @@ from terakoya.components import Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import REMEDIES
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
@@ -27,8 +27,9 @@ from terakoya.preparation.options import PrepareOptions
 from terakoya.preparation.resuming import read_finished, record_inputs, remove_other_store
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
+from terakoya.preparation.word_borders import NamedFinder, describe_borders
 from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble_store, write_rejects
-from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT, WORDS_INPUT
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
 from terakoya.store.writer import PartsContent
 
@@ -58,7 +59,12 @@ class PrepareJob:
 
     @classmethod
     def create(
-        cls, options: PrepareOptions, corpus: Corpus, tokenizer: Tokenizer, template: ChatTemplate | None = None
+        cls,
+        options: PrepareOptions,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        words: NamedFinder | None = None,
     ) -> Self:
         """Reads the whole corpus once, for its fingerprint. A corpus of conversations needs a `template`.
 
@@ -71,7 +77,7 @@ class PrepareJob:
         if unit not in ("document", "line"):
             raise UserError(f'unit: expected "document" or "line", got "{unit}"')
         if not folder.is_dir():
-            raise UserError(f"{folder}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}")
+            raise UserError(f"{folder}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}")
         if template is not None:
             _check_conversations(tokenizer, unit=unit, append_eos=append_eos)
         files = _sizes_and_times(corpus)
@@ -89,6 +95,8 @@ class PrepareJob:
             recorded.update(corpus.cleaning.facts)
         if template is not None:
             recorded["template"] = template.name
+        if words is not None:
+            recorded["words"] = words.recorded
         inputs = {
             "corpus": corpus.fingerprint,
             **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(folder).items())},
@@ -96,9 +104,20 @@ class PrepareJob:
         }
         if template is not None:
             inputs[TEMPLATE_INPUT] = template.fingerprint
+        if words is not None:
+            inputs[WORDS_INPUT] = words.fingerprint
         if shard is not None:
             inputs[SHARD] = recorded[SHARD] = str(shard)
-        task = EncodingTask(corpus, pickle.dumps(tokenizer), folder, options.out / PARTS, unit, append_eos, template)
+        task = EncodingTask(
+            corpus,
+            pickle.dumps(tokenizer),
+            folder,
+            options.out / PARTS,
+            unit,
+            append_eos,
+            template,
+            None if words is None else pickle.dumps(words.finder),
+        )
         return cls(options, task, inputs, recorded, block_bytes, shard, files)
 
     @property
@@ -142,8 +161,11 @@ class PrepareJob:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
         _check_rejects(self.out, totals, self.options.max_rejects, self.shard)
         template = self.task.template
-        for note, count in totals.notes.items():
-            logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
+        if template is not None:
+            for note, count in totals.notes.items():
+                logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
+        if self.task.words is not None:
+            logger.info("%s", describe_borders(totals.notes))
         facts = assemble_store(
             self.out,
             PartsContent(self.out, totals),

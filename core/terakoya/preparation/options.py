@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 Documents = Literal["blank", "line"]
 Unit = Literal["document", "line"]
 Specials = Literal["parse", "split", "reject"]
+WordsSetting = str | Mapping[str, Any]
+"""A word finder: its name, or its name as `type` beside its settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ class PrepareOptions:
             the corpus.
         force: whether to remove another store that `out` holds.
         conversations: whether the files hold conversations.
+        words: the word finder whose words are stored: its name, or an object with `type` and its settings; None stores
+            the words that the tokenizer knows, if it does.
         template: how conversations are written: `chat` (the tokenizer's own template), `alpaca`, `alpaca_en` or a Jinja
             file; None is the tokenizer's own template if it has one, else `alpaca`.
     """
@@ -66,11 +71,23 @@ class PrepareOptions:
     force: bool = False
     conversations: bool = False
     template: str | None = None
+    words: WordsSetting | None = None
 
     @property
     def process_count(self) -> int:
         """Number of processes to use."""
         return self.processes or available_cores()
+
+
+def parse_words(text: str | None) -> WordsSetting | None:
+    """A word finder's name, or a JSON object with its name as `type`. Raises UserError for JSON that is no object."""
+    if text is None or not text.lstrip().startswith("{"):
+        return text
+    try:
+        settings: Mapping[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--words: expected a word finder's name or a JSON object, got {text}: {error}") from None
+    return settings
 
 
 def parse_max_rejects(text: str) -> int | float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found, refuse_address
+from terakoya.folder_kinds import describe_found, refuse_address
 from terakoya.preparation.options import PrepareOptions
 from terakoya.process_pool import warm_up
 from terakoya.tokenization.recognise import recognise_tokenizer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from terakoya.preparation.chat_template import ChatTemplate
     from terakoya.preparation.job import PrepareJob
     from terakoya.preparation.local import Progress
+    from terakoya.preparation.word_borders import NamedFinder
     from terakoya.store.token_store import StoreFacts
 
 
@@ -63,6 +64,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
             "--clean, --held-out: cleaning steps read plain text, conversations have turns; leave them out, and set "
             "conversations aside with data.split or `terakoya store split`"
         )
+    words = _choose_words(options)
     steps = load_steps(options.clean)
     corpus = Corpus(
         find_files(options.sources),
@@ -83,7 +85,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     )
     if options.special_tokens_in_text is not None:
         tokenizer = tokenizer.model_copy(update={"special_tokens_in_text": options.special_tokens_in_text})
-    return PrepareJob.create(options, corpus, tokenizer, template)
+    return PrepareJob.create(options, corpus, tokenizer, template, words)
 
 
 def _find_tokenizer(folder: Path) -> Path:
@@ -97,11 +99,23 @@ def _find_tokenizer(folder: Path) -> Path:
     snapshot = find_snapshot(name)
     if snapshot is None:
         raise UserError(
-            f"{name}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}; make one with `terakoya "
-            "tokenizer train`. If it is a name on the Hugging Face Hub: nothing is downloaded here; fetch it first: "
-            f"hf download {name}"
+            f"{name}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}; make one with "
+            "`terakoya tokenizer train`. If it is a name on the Hugging Face Hub: nothing is downloaded here; fetch it "
+            f"first: hf download {name}"
         )
     return snapshot
+
+
+def _choose_words(options: PrepareOptions) -> NamedFinder | None:
+    """The word finder that the options name. Raises UserError for an unknown one, for its settings, and with
+    conversations, which are learned token by token."""
+    if options.words is None:
+        return None
+    if options.conversations:
+        raise UserError("--words: a conversation is learned token by token; leave it out with --conversations")
+    from terakoya.preparation.word_borders import find_word_finder
+
+    return find_word_finder(options.words)
 
 
 def _choose_template(options: PrepareOptions, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -12,12 +12,13 @@ import orjson
 
 from terakoya.atomic_files import LOCK, dump_hashed_json, load_hashed_json, write_atomically
 from terakoya.errors import UserError
+from terakoya.store.document_sizes import FILE as SIZES_FILE
 from terakoya.store.recorded_options import SHARD_BLOCKS
 from terakoya.store.token_store import CHECKSUMS, DATA_FILES, PARTS, StoreFacts, TokenStore, read_facts
 
 logger = logging.getLogger("terakoya")
 
-_OWN = ("store.json", PARTS, *DATA_FILES, CHECKSUMS, "rejects.jsonl", "tokenizer", "plans")
+_OWN = ("store.json", PARTS, *DATA_FILES, CHECKSUMS, SIZES_FILE, "rejects.jsonl", "tokenizer", "plans")
 
 
 def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
@@ -41,9 +42,10 @@ def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
 
 
 def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> None:
-    """Records what the parts are made from. Raises UserError if `out` holds parts of other input."""
+    """Records what the parts are made from. Raises UserError if `out` holds parts of other input; a record without a
+    part, as a corpus without a document leaves it, keeps nothing and is replaced."""
     record = out / PARTS / "inputs.json"
-    if record.exists():
+    if record.exists() and any(file != record for file in record.parent.iterdir()):
         recorded = _read_inputs(record)
         _check_inputs(out, "holds an unfinished store", recorded["inputs"], recorded["options"], inputs, options)
         logger.info("%s: continuing an interrupted preparation", out)

@@ -11,7 +11,8 @@ from terakoya.errors import UserError
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard `number` (from 1) of `count`: the blocks that begin in its range of the corpus' bytes on disk."""
+    """Shard `number` (from 1) of `count`: the blocks whose middle is in its range of the corpus' bytes on disk, so that
+    as many files of nearly one size as there are shards make one shard each."""
 
     number: int = 1
     count: int = 1
@@ -60,10 +61,10 @@ class ShardBlocks:
             name = ""
             for block in replace(self._corpus, sources=(file,)).blocks(block_bytes=self._block_bytes):
                 # a reader of a compressed file reads ahead and may reach the end of the file long before its last block
-                start = min(at, next_file - 1)
-                if start >= self._high:
+                middle = min(at + (block.disk_bytes - 1) // 2, next_file - 1)
+                if middle >= self._high:
                     break
-                if start >= self._low:
+                if middle >= self._low:
                     name = f"{file.name}:"
                     begin = begin or f"{name}{block.start}"
                     end = f"{name}{block.stop}"

@@ -20,6 +20,7 @@ from terakoya.components.rows import Rows
 from terakoya.errors import UserError
 from terakoya.rows.blending import Blend
 from terakoya.rows.row_source import RowSource
+from terakoya.store.document_sizes import TextPerToken
 
 T = TypeVar("T")
 AHEAD = 8
@@ -119,6 +120,16 @@ class Loader:
             return pieces[0]
         sources, indices = zip(*pieces, strict=True)
         return np.concatenate(sources), np.concatenate(indices)
+
+    def text_per_token(self, start: int, stop: int) -> TextPerToken | None:
+        """How much text a token of the rows [start, stop) stands for: the mean of their stores by the rows of each.
+        None where a store does not know its text."""
+        rows = np.bincount(self._positions(start, stop)[0], minlength=len(self.sources))
+        texts = [(source.store.text_per_token, n) for source, n in zip(self.sources, rows.tolist(), strict=True) if n]
+        known = [(text, n / (stop - start)) for text, n in texts if text is not None]
+        if len(known) < len(texts):
+            return None
+        return TextPerToken(sum(text.characters * n for text, n in known), sum(text.bytes * n for text, n in known))
 
     def blank_row(self) -> Rows:
         """One row with nothing to learn, for the empty slots of a step; the caller treats its counts as 0."""

@@ -41,19 +41,19 @@ def documents_by_store(loader: Loader, start: int, stop: int) -> list[tuple[Toke
 def describe_documents(documents: Sequence[tuple[TokenStore, np.ndarray]]) -> str:
     """Returns which documents these are: the first ones of each store with their first words."""
     return "; ".join(
-        f"{'document' if len(numbers) == 1 else 'documents'} {_listed(store, numbers)} of {store.folder}"
+        f"{'document' if len(numbers) == 1 else 'documents'} {_list_documents(store, numbers)} of {store.folder}"
         for store, numbers in documents
     )
 
 
-def _listed(store: TokenStore, numbers: np.ndarray) -> str:
-    shown = islice(_named(store, numbers), SHOWN)
+def _list_documents(store: TokenStore, numbers: np.ndarray) -> str:
+    shown = islice(_name_documents(store, numbers), SHOWN)
     named = [f"{number:,} ({words})" if words else f"{number:,}" for number, words in shown]
     more = len(numbers) - len(named)
     return ", ".join(named) + (f" and {more:,} more" if more else "")
 
 
-def _named(store: TokenStore, numbers: Sequence[int] | np.ndarray) -> Iterator[tuple[int, str]]:
+def _name_documents(store: TokenStore, numbers: Sequence[int] | np.ndarray) -> Iterator[tuple[int, str]]:
     tokenizer = _tokenizer(store.tokenizer_folder)
     for number in map(int, numbers):
         begin, end = store.document_starts(np.array([number, number + 1])).tolist()

@@ -172,11 +172,11 @@ def load_or_build_plan(
             assert plan is not None, f"{folder}: the plan that was just built does not open"
             used = int(np.sum(plan.lengths, dtype=np.int64)) + special_tokens * len(plan.starts)
             logger.info(
-                "%s: planned %d rows of %d tokens from %d documents or lines in %.1f s, %.2f %% full",
+                "%s: planned %s rows of %s tokens from %s documents or lines in %.1f s, %.2f %% full",
                 store_folder,
-                len(plan),
-                sequence_length,
-                count,
+                f"{len(plan):,}",
+                f"{sequence_length:,}",
+                f"{count:,}",
                 time.monotonic() - started,
                 100 * used / max(1, len(plan) * sequence_length),
             )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from terakoya.log import translated
 from terakoya.runs.metrics import Point
 
 Against = Literal["step", "hours", "tokens"]
+AXES: Mapping[Against, str] = {"step": "steps", "hours": "hours of training", "tokens": "tokens"}
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 34
 """Margins around the plot, in the units of the view box."""
@@ -69,11 +71,11 @@ def chart(
     low, high = _bounds([(line.validation, [point.value for point in points]) for line, points in drawn])
     x = _scale(0.0, right, LEFT, WIDTH - RIGHT)
     y = _scale(low, high, HEIGHT - BOTTOM, TOP)
-    parts = [_axes(right, low, high, x, y, against)]
+    parts = [_axes(right, low, high, x, y, translated(AXES[against]))]
     parts += [
         f'<line class="restart run{run % 8}" data-run="{run}" data-x="{x(position):.1f}" '
         f'x1="{x(position):.1f}" x2="{x(position):.1f}" y1="{TOP}" '
-        f'y2="{HEIGHT - BOTTOM}"><title>restart</title></line>'
+        f'y2="{HEIGHT - BOTTOM}"><title>{escape(translated("restart"))}</title></line>'
         for run, position in restarts
     ]
     parts += [
@@ -106,7 +108,7 @@ def standalone_chart(lines: Sequence[Line], *, title: str) -> str:
     low, high = _bounds([(line.validation, [point.value for point in line.points]) for line in lines])
     x, y = _scale(0.0, right or 1.0, LEFT, WIDTH - RIGHT), _scale(low, high, HEIGHT - BOTTOM, TOP)
     curves = [_curve(line, [(x(point.step), y(point.value)) for point in thin_points(line.points)]) for line in lines]
-    drawn = _axes(right, low, high, x, y, "step") + "".join(curves) + _legend(lines)
+    drawn = _axes(right, low, high, x, y, AXES["step"]) + "".join(curves) + _legend(lines)
     tag = _opening_tag(title, height=HEIGHT + LEGEND_ROW * len(lines))
     return f'{tag} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{PLOT}{drawn}</svg>\n'
 
@@ -179,7 +181,7 @@ def _axes(
     high: float,
     x: Callable[[float], float],
     y: Callable[[float], float],
-    against: Against,
+    name: str,
 ) -> str:
     parts = []
     for value in ticks(low, high):
@@ -189,7 +191,6 @@ def _axes(
         end = "end" if x(value) > WIDTH - 40 else "middle"
         parts.append(f'<text x="{x(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="{end}">{_short(value)}</text>')
     parts = [f'<g class="ticks">{"".join(parts)}</g>']
-    name = {"step": "steps", "hours": "hours of training", "tokens": "tokens"}[against]
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
     parts.append(f'<text class="quiet" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{name}</text>')
     return "".join(parts)

@@ -6,13 +6,14 @@ A checkpoint is in one of three states:
     damaged             a file is missing or changed, or the manifest is not the one that was written
     cannot be read now  the file system fails, or a newer version of terakoya wrote the checkpoint
 
-Damage is returned, as lines for the user. What cannot be read now is raised: nobody may treat it as damage.
+Damage is returned, as lines for the user. What cannot be read now is raised: it is not damage.
 
 See docs/design/checkpoints.md.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -70,10 +71,12 @@ def list_checkpoints(checkpoints: Path) -> list[tuple[int, Path]]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block, which reads `path`, into a TemporaryFailure."""
+    """Turns an OSError of the block, which reads `path`, into a TemporaryFailure; a link to itself into a UserError."""
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{error.filename or path}: {error.strerror}") from error
         raise TemporaryFailure(
             f"{error.filename or path}: cannot be read now: {error.strerror or error}; that is no sign of damage"
         ) from error
@@ -126,12 +129,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path}: has format {manifest['format']}, of a newer version of terakoya; this version reads formats up "
             f"to {FORMAT}. Nothing was moved: continue with the newer version"
         )
-    if contradiction := find_contradiction(folder.name, manifest):
-        raise DamagedError(f"{path}: {contradiction}")
+    if conflict := find_conflict(folder.name, manifest):
+        raise DamagedError(f"{path}: {conflict}")
     return manifest
 
 
-def find_contradiction(name: str, manifest: Mapping[str, Any]) -> str | None:
+def find_conflict(name: str, manifest: Mapping[str, Any]) -> str | None:
     """Returns how the values of `manifest`, in a folder called `name`, contradict each other; None if they do not.
 
     Each step takes at least one row and at most those of the batch table: a run of a number of rows may end with a step

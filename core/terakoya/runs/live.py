@@ -39,10 +39,10 @@ async function follow() {
       seen = answer.headers.get("ETag") || "";
       followPointers();
     }
-    note.textContent = "live";
+    note.textContent = words.live;
     note.className = "good";
   } catch {
-    note.textContent = "the server is gone; this is the last state";
+    note.textContent = words.gone;
     note.className = "bad";
   }
   setTimeout(follow, every);

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.log import plural
 
 FILE = "metrics.jsonl"
@@ -58,7 +58,9 @@ def read(folder: Path) -> Metrics:
     except (FileNotFoundError, NotADirectoryError):
         if (folder / "parameters.json").is_file() or (folder / "run.lock").is_file():
             return Metrics(())
-        raise UserError(f"{file}: no such file; expected the folder of a run, got {found(folder, 'run')}") from None
+        raise UserError(
+            f"{file}: no such file; expected the folder of a run, got {describe_found(folder, 'run')}"
+        ) from None
     records: list[Mapping[str, Any]] = []
     damaged = []
     lines = content.rstrip(b"\n").split(b"\n") if content else []

@@ -4,6 +4,7 @@ losses smoothed or over a logarithmic axis."""
 SCRIPT = """
 const zooms = {};  // title of a chart -> the values at its left and right edge; kept while the page follows a run
 const TOP = 10, BOTTOM = 34, LEFT = 62, RIGHT = 12;  // the margins of charts.py
+const words = JSON.parse(document.body.dataset.words);  // in the language of the page
 let choosing = false;  // whether the mouse is about to choose a part of a chart
 const smoothing = document.getElementById("smoothing"), logarithmic = document.getElementById("logarithmic");
 let charts = [];  // a function for each chart that draws it again
@@ -121,16 +122,18 @@ function followPointers() { charts = []; for (const svg of document.querySelecto
       near.push([line, best]);
     }
     if (!near.length) return;
-    const words = near.map(([line, at]) => line.name + " " + line.value[at] + " at " + line.at[at]
+    const values = near.map(([line, at]) => line.name + " "
+      + words.point.replace("VALUE", line.value[at]).replace("PLACE", line.at[at])
       + (line.drawn && String(line.drawn[at]) !== String(Number(line.value[at]))
-        ? ", smoothed " + +line.drawn[at].toPrecision(5) : ""));
-    const wide = Math.max(...words.map(word => word.length)) * 6.4 + 24;
+        ? ", " + words.smoothed + " " + +line.drawn[at].toPrecision(5) : ""));
+    const widthOf = text => [...text].reduce((sum, letter) => sum + (letter > "\u2e80" ? 12.5 : 6.4), 0);
+    const wide = Math.max(...values.map(widthOf)) + 24;
     const left = x > view.width / 2 ? x - wide - 8 : x + 8;
     make(group, "line", {x1: x, x2: x, y1: TOP, y2: floor});
     near.forEach(([line, at]) => make(group, "circle", {cx: line.x[at], cy: line.y[at], r: 3.5,
       class: "run" + line.run % 8, fill: "var(--colour)"}));
-    make(group, "rect", {x: left, y: 12, width: wide, height: words.length * 16 + 8, rx: 4});
-    words.forEach((word, row) => {
+    make(group, "rect", {x: left, y: 12, width: wide, height: values.length * 16 + 8, rx: 4});
+    values.forEach((word, row) => {
       const kind = "run" + near[row][0].run % 8;
       make(group, "circle", {cx: left + 10, cy: 24 + row * 16, r: 4, class: kind, fill: "var(--colour)"});
       make(group, "text", {x: left + 19, y: 28 + row * 16}, word);

@@ -21,6 +21,7 @@ import numpy as np
 from terakoya.atomic_files import FileFacts, commit_folder, dump_hashed_json, new_folder, write_atomically
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.block_checksums import BlockChecksums
+from terakoya.store.document_sizes import FILE as SIZES_FILE
 from terakoya.store.file_hashes import TOKENIZER
 from terakoya.store.parts import PartFacts
 from terakoya.store.token_store import (
@@ -66,6 +67,7 @@ class Totals:
     literals: Counter[str] = field(default_factory=Counter)
     word_starts: bool = True
     answers: bool = True
+    sizes: bool = True
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: PartFacts | StoreFacts) -> None:
@@ -80,6 +82,7 @@ class Totals:
         if facts.tokens:
             self.word_starts &= facts.word_starts
             self.answers &= facts.answers
+            self.sizes &= facts.sizes
 
 
 class StoreContent(Protocol):
@@ -103,6 +106,9 @@ class StoreContent(Protocol):
 
     def answers(self) -> Iterator[Bits]:
         """Yields which tokens belong to answers; called only if `totals.answers`."""
+
+    def sizes(self) -> Iterator[np.ndarray]:
+        """Yields the characters and bytes of each document's text, (n, 2); called only if `totals.sizes`."""
 
     def rejects(self) -> Iterator[bytes]:
         """Yields lines of `rejects.jsonl`; called only if `totals.rejected` is not empty."""
@@ -140,6 +146,8 @@ def assemble_store(
         checksums.append(blocks.values())
     fingerprint = content_fingerprint(unit, eos, vocabulary, files)
     files[CHECKSUMS] = _write(folder, CHECKSUMS, checksums)
+    if totals.sizes:
+        files[SIZES_FILE] = _write(folder, SIZES_FILE, content.sizes())
     if totals.rejected:
         files["rejects.jsonl"] = write_rejects(folder, content)
     if tokenizer_folder is not None:

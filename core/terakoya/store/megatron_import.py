@@ -96,7 +96,7 @@ class MegatronContent:
         cls, files: MegatronFiles, vocabulary: Vocabulary, unit: Unit, starts_word: np.ndarray | None
     ) -> Self:
         """Computes the totals of `files`."""
-        totals = Totals(word_starts=starts_word is not None, answers=False)
+        totals = Totals(word_starts=starts_word is not None, answers=False, sizes=False)
         for lengths, counts in files.chunks():
             totals.tokens += int(lengths.sum())
             totals.documents += len(counts)
@@ -129,6 +129,10 @@ class MegatronContent:
 
     def answers(self) -> Iterator[Bits]:
         """Yields nothing: Megatron's files do not mark answers."""
+        return iter(())
+
+    def sizes(self) -> Iterator[np.ndarray]:
+        """Yields nothing: Megatron's files do not know the text."""
         return iter(())
 
     def rejects(self) -> Iterator[bytes]:

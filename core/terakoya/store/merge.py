@@ -15,7 +15,7 @@ from terakoya.atomic_files import check_new_folder
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
 from terakoya.store.file_hashes import check_hashes, read_and_check
-from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, check_adjacent
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, WORDS_INPUT, check_adjacent
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.tokenizer_identity import find_different_ids
 
@@ -96,6 +96,11 @@ class MergedContent:
         """Yields which tokens belong to answers."""
         return self._bits("tokens.answers")
 
+    def sizes(self) -> Iterator[np.ndarray]:
+        """Yields the characters and bytes of each document."""
+        for store in self.stores:
+            yield from _chunks(store.sizes)
+
     def rejects(self) -> Iterator[bytes]:
         """Yields lines of `rejects.jsonl`."""
         for store in self.stores:
@@ -148,11 +153,12 @@ def _check_compatible(first: TokenStore, other: TokenStore, word_starts: bool) -
     if word_starts:
         known = ["known" if each.word_starts else "not known" for each in (ours, theirs)]
         facts["word starts"] = (known[0], known[1])
+        facts["words"] = (ours.options.get(WORDS_INPUT), theirs.options.get(WORDS_INPUT))
     for name, (wanted, got) in facts.items():
         if wanted != got:
             hint = (
                 "merge without them: --no-word-starts"
-                if name == "word starts"
+                if name in ("word starts", "words")
                 else "prepare it again with the same tokenizer and options"
             )
             raise UserError(f"{other.folder}: {name}: expected {wanted} as in {first.folder}, got {got}; {hint}")

@@ -1,8 +1,8 @@
 """Parts: what one task of `prepare` writes, completely or not at all, until all parts are joined into a store.
 
-A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, one
-after the other) and `000007.json`, written after it, with the counts that say where each section starts, and hashes. A
-damaged part counts as not finished.
+A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, sizes
+of documents, one after the other) and `000007.json`, written after it, with the counts that say where each section
+starts, and hashes. A damaged part counts as not finished.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Reject
 from terakoya.errors import UserError
+from terakoya.store.document_sizes import SIZES
 from terakoya.store.token_store import Unit
 
-SECTIONS = ("ids", "lengths", "documents", "words", "rejects", "answers")
+SECTIONS = ("ids", "lengths", "documents", "words", "rejects", "answers", "sizes")
 _CHUNK = 4 << 20
 
 
@@ -36,6 +37,7 @@ class PartFacts:
         sections: bytes of each section, in the order of `SECTIONS`; `hashes` are their SHA-256.
         word_starts: whether the tokenizer marks word starts.
         answers: whether tokens of answers are marked.
+        sizes: whether the characters and bytes of documents are known.
         notes: other counts, by name.
     """
 
@@ -50,6 +52,7 @@ class PartFacts:
     rejected: dict[str, int] = field(default_factory=dict)
     literals: dict[str, int] = field(default_factory=dict)
     answers: bool = False
+    sizes: bool = False
     notes: dict[str, int] = field(default_factory=dict)
 
 
@@ -65,7 +68,7 @@ def read_part(folder: Path, number: int, *, check: bool = True) -> PartFacts | N
     try:
         raw = load_hashed_json(facts_file.read_bytes())
         facts = PartFacts(**{**raw, "sections": tuple(raw["sections"]), "hashes": tuple(raw["hashes"])})
-        if data_file.stat().st_size != sum(facts.sections):
+        if len(facts.sections) != len(SECTIONS) or data_file.stat().st_size != sum(facts.sections):
             return None
     except (FileNotFoundError, ValueError, TypeError, KeyError):  # not there, cut, or of another version
         return None
@@ -116,17 +119,21 @@ class PartBuilder:
         self._knows_words: bool | None = None
         self._answers: list[np.ndarray] = []
         self._knows_answers: bool | None = None
+        self._sizes: list[np.ndarray] = []
+        self._knows_sizes: bool | None = None
         self._rejects: list[bytes] = []
         self._rejected: Counter[str] = Counter()
         self._literals: Counter[str] = Counter()
-        self.notes: Counter[str] = Counter()
+        self._notes: Counter[str] = Counter()
         self.tokens = 0
 
-    def add(self, encoded: EncodedDocuments, *, answers: np.ndarray | None = None) -> np.ndarray:
+    def add(
+        self, encoded: EncodedDocuments, *, answers: np.ndarray | None = None, sizes: np.ndarray | None = None
+    ) -> np.ndarray:
         """Appends the documents of `encoded` that have a token. Returns (D,) bool, True for these.
 
         `answers` (T,) bool says which tokens belong to answers; an `eos` cannot be stored then, since the last answer
-        has its own end.
+        has its own end. `sizes` (D, 2) are the characters of each document's text and its bytes in UTF-8.
 
         Raises UserError for an id outside the vocabulary.
         """
@@ -152,6 +159,8 @@ class PartBuilder:
         assert answers is None or (self._eos is None and len(answers) == len(ids)), "answers do not fit the ids"
         assert self._knows_answers in (None, answers is not None), "answers in some batches only"
         self._knows_answers = answers is not None
+        assert self._knows_sizes in (None, sizes is not None), "sizes in some batches only"
+        self._knows_sizes = sizes is not None
         if self._unit == "line":
             lengths, documents = line_lengths.astype("<i4"), encoded.document_lines[kept].astype("<i4")
             last = document_ends[1:][kept] - 1
@@ -170,7 +179,10 @@ class PartBuilder:
             self._words.append(words.astype(bool))
         if answers is not None:
             self._answers.append(answers.astype(bool))
+        if sizes is not None:
+            self._sizes.append(sizes[kept].astype(SIZES))
         self._literals.update(encoded.literals)
+        self._notes.update(encoded.notes)
         self.tokens += len(ids)
         return kept
 
@@ -187,7 +199,8 @@ class PartBuilder:
             np.packbits(_concatenate(flags, "?"), bitorder="little") for flags in (self._words, self._answers)
         )
         sections: list[np.ndarray | bytes] = [_concatenate(self._ids, self._dtype), lengths, documents, words]
-        sections += [b"".join(self._rejects), answers]
+        sizes = np.concatenate([*self._sizes, np.empty((0, 2), SIZES)])
+        sections += [b"".join(self._rejects), answers, sizes]
         facts = PartFacts(
             source=source,
             dtype=self._dtype.name,
@@ -200,7 +213,8 @@ class PartBuilder:
             rejected=dict(sorted(self._rejected.items())),
             literals=dict(sorted(self._literals.items())),
             answers=bool(self._knows_answers),
-            notes=dict(sorted(self.notes.items())),
+            sizes=bool(self._knows_sizes),
+            notes=dict(sorted(self._notes.items())),
         )
         data_file, facts_file = part_files(folder, number)
         with write_atomically(data_file) as out:

@@ -24,3 +24,6 @@ def check_adjacent(extents: Sequence[str]) -> None:
 
 TEMPLATE_INPUT = "tokenizer chat template"
 """Key of the hash of the chat template among the inputs of a store of conversations."""
+
+WORDS_INPUT = "words"
+"""Key of the hash of the word finder among the inputs of a store, and of its settings among the options."""

@@ -83,12 +83,14 @@ class SplitContent:
     @classmethod
     def from_documents(cls, store: TokenStore, kept: np.ndarray) -> Self:
         """Computes the totals. Rejects, literal special tokens and notes stay with the whole store."""
-        content = cls(store, kept, Totals(word_starts=store.facts.word_starts, answers=store.facts.answers))
+        facts = store.facts
+        totals = Totals(word_starts=facts.word_starts, answers=facts.answers, sizes=facts.sizes)
+        content = cls(store, kept, totals)
         for start, stop in content._tokens():
-            content.totals.tokens += stop - start
+            totals.tokens += stop - start
         for counts in content.documents():
-            content.totals.documents += len(counts)
-            content.totals.sequences += int(counts.sum())
+            totals.documents += len(counts)
+            totals.sequences += int(counts.sum())
         return content
 
     def ids(self) -> Iterator[np.ndarray]:
@@ -115,6 +117,11 @@ class SplitContent:
         """Yields which tokens belong to answers."""
         for start, stop in self._tokens():
             yield np.packbits(self.store.answers(start, stop), bitorder="little"), stop - start
+
+    def sizes(self) -> Iterator[np.ndarray]:
+        """Yields the characters and bytes of each document."""
+        for first in range(0, len(self.kept), _DOCUMENTS):
+            yield self.store.sizes[first : first + _DOCUMENTS][self.kept[first : first + _DOCUMENTS]]
 
     def rejects(self) -> Iterator[bytes]:
         """Yields nothing: rejects stay with the whole store."""

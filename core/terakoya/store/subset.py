@@ -55,6 +55,11 @@ class StoreSubset(TokenStore):
         """As `TokenStore.document_starts`."""
         return self.whole.document_starts(documents + self.first, check=check) - self.first_token
 
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """As `TokenStore.sizes`."""
+        return self.whole.sizes[self.first : self.stop]
+
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
         """As `TokenStore.word_bits`."""

@@ -2,7 +2,8 @@
 
 `tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit
 per token, least significant first, set where a word starts; `tokens.answers` likewise marks tokens of answers, which a
-model learns to write; `store.json`, written last, records what the store holds, with hashes of all files and of itself.
+model learns to write; `documents.sizes` holds how much text each document is; `store.json`, written last, records what
+the store holds, with hashes of all files and of itself.
 
 Letters: T tokens, N sequences (a document or a line, by `unit`), D documents, n any number of these.
 """
@@ -25,8 +26,10 @@ from pydantic import BaseModel, ConfigDict
 from terakoya.atomic_files import FileFacts, load_hashed_json
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.folder_kinds import found
+from terakoya.folder_kinds import describe_found
 from terakoya.store.block_checksums import CHECKSUMS, CheckedFile, open_checked_files
+from terakoya.store.document_sizes import FILE as SIZES_FILE
+from terakoya.store.document_sizes import SIZES, TextPerToken, mean_text
 from terakoya.store.file_hashes import TOKENIZER, check_hashes, check_tokenizer
 from terakoya.store.quick_checks import check_index_ends, check_some_ids
 
@@ -80,6 +83,11 @@ class StoreFacts(BaseModel):
     inputs: dict[str, str] = {}
     options: dict[str, str | int | bool | None] = {}
     files: dict[str, FileFacts]
+
+    @property
+    def sizes(self) -> bool:
+        """Whether the store knows how much text its documents are."""
+        return SIZES_FILE in self.files
 
     @property
     def data_files(self) -> dict[str, FileFacts]:
@@ -184,6 +192,8 @@ class TokenStore:
         for name, stored in (("tokens.words", facts.word_starts), ("tokens.answers", facts.answers)):
             if stored:
                 _check_size(folder / name, (facts.tokens + 7) // 8)
+        if facts.sizes:
+            _check_size(folder / SIZES_FILE, 2 * SIZES.itemsize * facts.documents)
         check_index_ends(
             folder / "tokens.idx",
             index.lengths,
@@ -290,6 +300,20 @@ class TokenStore:
         """(D + 1,) int64: document d is the sequences `documents[d]` to `documents[d + 1]`."""
         return self.index.documents
 
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Characters and bytes of each document's text, (D, 2). Raises UserError for damage, and for a store that does
+        not know them."""
+        if not self.facts.sizes:
+            raise UserError(f"{self.folder}: expected sizes of documents, got a store without {SIZES_FILE}")
+        check_hashes(self.folder, self.facts.files, SIZES_FILE)
+        return np.memmap(self.folder / SIZES_FILE, SIZES, mode="r").reshape(-1, 2)
+
+    @cached_property
+    def text_per_token(self) -> TextPerToken | None:
+        """The mean over all tokens; None for a store that does not know its text. Raises UserError for damage."""
+        return mean_text(self.sizes, self.facts.tokens) if self.facts.sizes else None
+
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
         """Flags of the tokens that start a word, eight in a byte, least significant first, and the position of the
@@ -306,7 +330,7 @@ class TokenStore:
         if not self.facts.word_starts:
             raise UserError(
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
-                "words; set whole_word_mask to false or prepare with a tokenizer that does"
+                "words; set whole_word_mask to false, or prepare with --words or with a tokenizer that does"
             )
         self.touch(np.array([start]), stop - start)
         return _unpack(self.word_bits, start, stop)
@@ -369,7 +393,7 @@ def read_facts(folder: Path) -> StoreFacts:
             hint = "there are Megatron files, but no record of what they hold; see `terakoya store import`"
         else:
             raise UserError(
-                f"{folder}: expected a finished token store, got {found(Path(folder), 'token store')}"
+                f"{folder}: expected a finished token store, got {describe_found(Path(folder), 'token store')}"
                 + ("" if Path(folder).exists() else "; make one with `terakoya prepare`")
             ) from None
         raise UserError(f"{file}: expected a finished token store, got no such file; {hint}") from None

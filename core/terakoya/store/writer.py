@@ -13,6 +13,7 @@ from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
+from terakoya.store.document_sizes import SIZES
 from terakoya.store.parts import PartBuilder, PartFacts, read_part, read_section
 from terakoya.store.token_store import PARTS, TokenStore, Unit
 
@@ -47,6 +48,10 @@ class PartsContent:
     def answers(self) -> Iterator[Bits]:
         """Yields which tokens belong to answers."""
         return self._bits("answers")
+
+    def sizes(self) -> Iterator[np.ndarray]:
+        """Yields the characters and bytes of each document."""
+        return (np.frombuffer(chunk, SIZES).reshape(-1, 2) for chunk in self._section("sizes"))
 
     def rejects(self) -> Iterator[bytes]:
         """Yields lines of `rejects.jsonl`."""

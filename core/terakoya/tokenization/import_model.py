@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from terakoya.atomic_files import new_folder
 from terakoya.errors import UserError
-from terakoya.tokenization.train import make_tokenizer
+from terakoya.tokenization.train import make_tokenizer, record_kind
 
 
 @runtime_checkable
@@ -35,4 +35,6 @@ def import_tokenizer(model: Path, out: Path, *, settings: Mapping[str, Any]) -> 
             advice = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
         raise UserError(f"--type {settings['type']}: this kind has no model files to import: {advice}")
     with new_folder(Path(out)) as folder:
-        return kind.import_file(Path(model), folder)
+        facts = kind.import_file(Path(model), folder)
+        record_kind(folder, settings["type"], kind)
+        return facts

@@ -95,7 +95,7 @@ class TokenizerReport:
         used.sort(key=lambda id: (-self.lengths[id], -self.counts[id], id))
         return [(self.pieces[id], int(self.counts[id])) for id in used[:number]]
 
-    def never_used(self) -> list[str]:
+    def unused_pieces(self) -> list[str]:
         """Returns the ordinary pieces that do not occur, in the order of their ids."""
         return [self.pieces[id] for id in self.ordinary[self.counts[self.ordinary] == 0].tolist()]
 

@@ -33,7 +33,7 @@ def summary_figures(report: TokenizerReport) -> Mapping[str, str]:
     def share(value: float | None) -> str:
         return "not known" if value is None else f"{100 * value:.2f} %"
 
-    unused = len(report.never_used())
+    unused = len(report.unused_pieces())
     per_word = report.tokens_per_word
     return {
         "kind": report.kind,
@@ -76,7 +76,7 @@ def render_page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
     ]
     for report in reports:
         longest = [f"<code>{escape(piece)}</code> {count:,}" for piece, count in report.longest(EXAMPLES // 2)]
-        unused = report.never_used()
+        unused = report.unused_pieces()
         step = max(1, len(unused) // EXAMPLES)
         examples = [f"<code>{escape(piece)}</code>" for piece in unused[::step][:EXAMPLES]]
         parts += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from terakoya.atomic_files import check_new_folder, new_folder
+from terakoya.components.tokenizer import RECORD
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores, warm_up
 
@@ -67,7 +69,18 @@ def train_tokenizer(
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     check_has_documents(corpus)
     with new_folder(out) as folder:
-        return tokenizer.train(corpus, folder, processes=processes, progress=progress)
+        facts = tokenizer.train(corpus, folder, processes=processes, progress=progress)
+        record_kind(folder, settings["type"], tokenizer)
+        return facts
+
+
+def record_kind(folder: Path, kind: str, tokenizer: Tokenizer) -> None:
+    """Records in the tokenizer's `folder` of which `kind` it is and with which settings, unless the kind itself does:
+    `recognise_tokenizer` then does not read it as another kind where a plugin is missing."""
+    file = folder / RECORD
+    if not file.exists():
+        record = {"type": kind, "settings": tokenizer.model_dump(mode="json", exclude={"special_tokens_in_text"})}
+        file.write_text(json.dumps(record, ensure_ascii=False, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
 def check_has_documents(corpus: Corpus) -> None:

@@ -70,8 +70,9 @@ def mask_rows(
         raise UserError(f"objective {objective}: the store's vocabulary has no [MASK]; use a tokenizer that has one")
     if whole_words and rows.word_starts is None:
         raise UserError(
-            f"objective {objective}: whole_word_mask needs word starts, which this store does not have; "
-            "its tokenizer does not know words. Set objective.whole_word_mask to false"
+            f"objective {objective}: whole_word_mask needs word starts, which this store does not have. Set "
+            "objective.whole_word_mask to false, or prepare the store again with --words mecab, or with a tokenizer "
+            "that knows words, such as mecab_wordpiece (if it comes from a plugin, prepare needs --plugin too)"
         )
     real = rows.document_ids >= 0
     masked = mask(

@@ -1,12 +1,13 @@
-"""Parameter groups of optimizers: weight decay for matrices, none for biases and norms."""
+"""Parameter groups of optimizers: weight decay for matrices, none for biases and norms; and tensors of one shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def dimensions(parameter: nn.Parameter) -> int:
@@ -29,3 +30,15 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Returns the trainable parameters of `module`, each once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def of_one_shape(parameters: Iterable[Tensor], most: int) -> Iterator[Sequence[Tensor]]:
+    """Yields those of `parameters` that have a gradient, by shape: together at most `most` elements, or one tensor."""
+    by_shape: dict[object, list[Tensor]] = defaultdict(list)
+    for each in parameters:
+        if each.grad is not None:
+            by_shape[each.shape, each.dtype, each.device].append(each)
+    for tensors in by_shape.values():
+        at_once = max(1, most // max(1, tensors[0].numel()))
+        for start in range(0, len(tensors), at_once):
+            yield tensors[start : start + at_once]

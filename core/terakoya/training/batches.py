@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,28 @@ from terakoya.training.distributed.topology import RankBatch
 
 
 @dataclass(frozen=True)
+class Copy:
+    """The tensors of one micro-batch, on their way to a GPU.
+
+    Attributes:
+        tensors: on the `device`, filled by copies on a stream of their own.
+        arrived: an event of that stream after the copies.
+    """
+
+    tensors: dict[str, Tensor]
+    arrived: Any
+    device: torch.device
+
+    def take(self) -> dict[str, Tensor]:
+        """Returns the tensors for use on the current stream, which waits for them; the host does not."""
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self.arrived)
+        for tensor in self.tensors.values():
+            tensor.record_stream(stream)  # else the copying stream would write into memory that is still read
+        return self.tensors
+
+
+@dataclass(frozen=True)
 class StepBatches:
     """The micro-batches that one rank runs in one optimizer step.
 
@@ -24,10 +48,12 @@ class StepBatches:
         real: the rank's micro-batches, at most `rank_batch.micro_steps` of them.
         dummy: one row that counts nothing, for the micro-steps in which only other ranks have rows; None where there
             are no such micro-steps.
+        copies: the first of `real` on their way to the device, where they are copied ahead.
     """
 
     real: list[Batch]
     dummy: Batch | None
+    copies: Sequence[Copy] = ()
 
 
 class BatchMaker:

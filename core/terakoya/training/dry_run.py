@@ -79,7 +79,7 @@ def dry_run(
                     f"the state, {model_bytes / 1e9:.2f} GB more in rank 0 for a copy of the model",
                     soft_wrap=True,
                 )
-            console.print(f"learning rate: {_describe_learning_rate(trainer.run)}", soft_wrap=True)
+            console.print(_describe_learning_rate(trainer.run), soft_wrap=True)
             start = time.perf_counter()
             report = trainer.one_step()
             values = report.values or {}
@@ -114,12 +114,15 @@ def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
 
 
 def _describe_learning_rate(run: Run) -> str:
-    """Returns the learning rate in the first step, after each quarter of the run, and in the last step, as text."""
+    """Says what the learning rate is in the first step, after each quarter of the run, and in the last step."""
     start, steps = run.progress(), max(1, run.length.steps)
     rates = []
-    names = ("in the first step", "after a quarter", "half-way", "after three quarters", "in the last step")
-    for quarter, name in enumerate(names):
+    for quarter in range(5):
         step = min(steps - 1, quarter * steps // 4)
         progress = replace(start, step=step, tokens=start.max_tokens * step // steps)
-        rates.append(f"{start.learning_rate * run.parameters.schedule.factor(progress):.2e} {name}")
-    return ", ".join(rates)
+        rates.append(f"{start.learning_rate * run.parameters.schedule.factor(progress):.2e}")
+    first, early, middle, late, last = rates
+    return (
+        f"learning rate: {first} in the first step, {early} after a quarter, {middle} half-way, "
+        f"{late} after three quarters, {last} in the last step"
+    )

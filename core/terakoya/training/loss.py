@@ -8,6 +8,7 @@ See docs/design/losses.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from terakoya.components import Batch, LossTerm
+from terakoya.store.document_sizes import TextPerToken
 
 
 def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
@@ -40,6 +42,18 @@ def weighted_loss(
         loss = contribution if loss is None else loss + contribution
     assert loss is not None, "an objective has at least one loss"
     return loss * torch.rsub(loss.detach(), 1.0, alpha=0.0)  # times 1 - 0 x loss, which is 1 or NaN
+
+
+def to_bits(means: Mapping[str, float], terms: Mapping[str, LossTerm], text: TextPerToken | None) -> dict[str, float]:
+    """Returns the `means` of terms with `bits` for each character and byte, where each token stands for `text`."""
+    if text is None:
+        return {}
+    bits = {term.bits: means[name] / math.log(2) for name, term in terms.items() if term.bits and name in means}
+    return {
+        f"{prefix}_per_{unit}": number / per_token
+        for prefix, number in bits.items()
+        for unit, per_token in (("character", text.characters), ("byte", text.bytes))
+    }
 
 
 DeriveMetrics = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Mapping[str, float]]
@@ -67,7 +81,7 @@ class Meter:
             name: view if term.bins else view[0]
             for (name, term), view in zip(terms.items(), self.flat.split(sizes), strict=True)
         }
-        self.counts = dict.fromkeys({term.count for term in terms.values()}, 0)
+        self.counts = dict.fromkeys((term.count for term in terms.values()), 0)
         self.seen: set[str] = set()
 
     def add_sums(self, sums: Mapping[str, Tensor]) -> None:

@@ -81,6 +81,19 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
             f"compile was {before}, and is {trainer.compiled}: the steps from here on are rounded differently from "
             "those of a run that was never stopped"
         )
+    graphs = manifest["parameters"].get("cuda_graphs", False)
+    if before == trainer.compiled and graphs != run.parameters.cuda_graphs:
+        run_log.warn(
+            f"cuda_graphs was {str(graphs).lower()}, and is {str(not graphs).lower()}: the steps from here on may be "
+            "rounded differently from those of a run that was never stopped"
+        )
+    streams = [each["world"].get("bf16_stream", False) for each in (manifest, trainer.facts)]
+    if streams[0] != streams[1]:
+        modes = ["the bf16 stream" if each else "autocast" for each in streams]
+        run_log.warn(
+            f"the run used {modes[0]}, and uses {modes[1]} from here on: its steps are rounded differently from those "
+            "of a run that was never stopped"
+        )
     with reading(folder):
         now = run.parameters.dump()
         if any(manifest["parameters"].get(key) != now[key] for key in ("architecture", "objective")):
@@ -94,7 +107,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     trainer.restore_meters(manifest["meters"])
     if "step_health" in manifest:
         trainer.health.load(manifest["step_health"])
-    trainer.rollbacks = Rollback.of_manifest(manifest)
+    trainer.skipped.rollbacks = Rollback.of_manifest(manifest)
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
     for name, state in manifest.get("events", {}).items():
@@ -161,7 +174,9 @@ def _refuse_changes(
             "start a new run, with start_from a folder that `terakoya export` writes of this one to continue from here"
         )
     previous = manifest["stores"]
-    if "data" not in allow_change and _trained_on(before, previous) != _trained_on(now, fingerprints):
+    if "data" not in allow_change and _training_fingerprints(before, previous) != _training_fingerprints(
+        now, fingerprints
+    ):
         others = [key for key in refused if not key.startswith("data.")]
         raise UserError(
             "the token stores are not the ones this run was started with"
@@ -206,7 +221,7 @@ def _training_stores(parameters: Mapping[str, Any]) -> set[str]:
     return {entry["store"] for stage in stages for entry in stage["train"]}
 
 
-def _trained_on(parameters: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[str]:
+def _training_fingerprints(parameters: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[str]:
     """Returns the fingerprints of those stores that the run trains on, in no particular order of the stores."""
     return sorted(fingerprints[name] for name in _training_stores(parameters) if name in fingerprints)
 

@@ -10,7 +10,7 @@ See docs/design/spikes.md.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,8 +19,11 @@ import torch
 
 from terakoya.errors import Diverged, RollingBack, TemporaryFailure, UserError
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
+from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.run import Run
+from terakoya.training.run_log import RunLog
 from terakoya.training.spikes import LastingSpike
 
 
@@ -79,15 +82,69 @@ class DecidedRollback(RollingBack):
         super().__init__(f"{rollback.describe()}: the run goes back")
 
 
-def is_passed_over(step: int, rollbacks: Sequence[Rollback]) -> bool:
-    """Whether optimizer step `step`, counted from 0, is one whose rows are passed over."""
-    return any(each.first <= step + 1 <= each.last for each in rollbacks)
+class SkippedSteps:
+    """The optimizer steps that a run does not take, on all ranks alike: those of `data.skip_steps`, and those that
+    rollbacks pass over. Their rows count as trained on.
+
+    Attributes:
+        rollbacks: how the run went back so far, oldest first.
+    """
+
+    def __init__(self, run: Run, batches: BatchMaker, run_log: RunLog) -> None:
+        self._run = run
+        self._batches = batches
+        self._run_log = run_log
+        self.rollbacks: tuple[Rollback, ...] = ()
+
+    def contain(self, step: int) -> bool:
+        """Whether the optimizer step `step`, counted from 0, is not taken."""
+        passed_over = any(each.first <= step + 1 <= each.last for each in self.rollbacks)
+        return passed_over or self._run.parameters.data.skips(step)
+
+    def pass_over_next(self) -> None:
+        """Counts the run's next step and its rows as taken, without training on them."""
+        run = self._run
+        reason = "data.skip_steps says" if run.parameters.data.skips(run.step) else "they belong to a spike"
+        _, run.consumed_rows = self._batches.rows(run.step)
+        run.step += 1
+        if not self.contain(run.step):
+            self._run_log.write("skip", step=run.step)
+            self._run_log.print(f"skipped the rows of the steps up to {run.step:,}, as {reason}")
+
+    def require_another_rollback(self, rollback: Rollback) -> None:
+        """Raises Diverged if the run may not go back once more because of `rollback`."""
+        settings = self._run.parameters.spikes
+        assert settings is not None
+        if len(self.rollbacks) >= settings.max_rollbacks:
+            raise Diverged(
+                f"step {rollback.last:,}: {rollback.describe()}; the run has gone back {len(self.rollbacks)} "
+                f"time(s), and spikes.max_rollbacks is {settings.max_rollbacks}. Lower optimizer.learning_rate, or "
+                f"look at {self._batches.describe_rows(*self._rows_of(rollback))}"
+            ) from None
+
+    def log_rollback(self) -> None:
+        """Reports the last of `rollbacks`, after which the run has started again."""
+        rollback, rows = self.rollbacks[-1], self._rows_of(self.rollbacks[-1])
+        text = (
+            f"{rollback.describe()}; the run went back to step {self._run.step:,} and passes over the steps "
+            f"{rollback.first:,} to {rollback.last:,}, which took {self._batches.describe_rows(*rows)}"
+        )
+        self._run_log.write(
+            "rollback", step=rollback.last, back_to=self._run.step, first_skipped=rollback.first, spike=rollback.spike,
+            value=rollback.value, level=rollback.level, limit=rollback.limit, rows=rows, number=len(self.rollbacks),
+            text=text,
+        )  # fmt: skip
+        self._run_log.print(f"warning: {text}")
+
+    def _rows_of(self, rollback: Rollback) -> tuple[int, int]:
+        """Returns the rows [start, stop) of the order that `rollback` passes over."""
+        return self._batches.rows(rollback.first - 1)[0], self._batches.rows(rollback.last - 1)[1]
 
 
 def remove_checkpoints_since(rollback: Rollback, checkpoints: Path, context: DistributedContext) -> None:
     """Removes the checkpoints with updates of the steps that are passed over, the newest first; collective.
 
-    A process that is killed in between goes on from one of those that are left, and decides the same.
+    A process that is killed in between continues from one of those that are left, and decides the same.
 
     Raises:
         Diverged: on every rank, if no older checkpoint is whole; nothing was removed.
@@ -119,8 +176,11 @@ def _remove_since(rollback: Rollback, checkpoints: Path) -> None:
             remove_checkpoint(folder)
 
 
-def free_memory(context: DistributedContext) -> None:
-    """Frees what the trainer has left that went back, before another one is built."""
+def free_memory(context: DistributedContext, *, cuda_graphs: bool) -> None:
+    """Frees what the trainer has left that went back, before another one is built: with `cuda_graphs` also the graphs,
+    which keep their memory and what they were compiled of."""
+    if cuda_graphs:
+        torch.compiler.reset()
     if context.heartbeat is not None:
         context.heartbeat.follow(step=lambda: 0, work_seconds=lambda: 0.0)
     gc.collect()

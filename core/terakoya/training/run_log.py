@@ -73,7 +73,7 @@ class RunLog:
         except OSError as error:
             if not self.failing:
                 self.print(
-                    f"warning: {FILE} cannot be written ({error.strerror}); the run goes on, and writes it later"
+                    f"warning: {FILE} cannot be written ({error.strerror}); the run continues, and writes it later"
                 )
             self.failing = True
             return
@@ -88,7 +88,7 @@ class RunLog:
             try:
                 os.fsync(self.file)
             except OSError as error:
-                self.print(f"warning: {FILE} was not flushed to disk ({error.strerror}); the run goes on")
+                self.print(f"warning: {FILE} was not flushed to disk ({error.strerror}); the run continues")
 
     def begin_tracking(self, step: int, *, attempt: int) -> None:
         """Tells every tracker that the steps after `step` come next, in this `attempt`; see `TrackerRun`."""
@@ -108,7 +108,7 @@ class RunLog:
     def print(self, text: str) -> None:
         """Prints a line, above the progress line."""
         # an OSError: the terminal was closed; the run saves then, and must not fail before
-        with contextlib.suppress(OSError), status_line.hidden():
+        with contextlib.suppress(OSError), status_line.hide():
             self.console.print(text, markup=False, soft_wrap=not self.on_terminal)  # a terminal gets whole words
 
     def warn(self, text: str, **values: Any) -> None:
@@ -131,7 +131,7 @@ class RunLog:
         if last or now - self.row_shown >= ROW_SECONDS:
             self.row_shown = now
             header, row = self.table.lines(view.cells, width)
-            with contextlib.suppress(OSError), status_line.hidden():
+            with contextlib.suppress(OSError), status_line.hide():
                 if header is not None:
                     self.console.print(header, markup=False, soft_wrap=True, style="bold")
                 self.console.print(row, markup=False, soft_wrap=True)

@@ -114,7 +114,7 @@ class Saver:
         assert self.pending is None, "one at a time"
         run, engine = self.run, self.engine
         self.step = run.step
-        facts = copy.deepcopy(dict(facts))  # steps go on while the manifest waits to be written
+        facts = copy.deepcopy(dict(facts))  # steps continue while the manifest waits to be written
         write = partial(
             checkpoint.save,
             run.folder / "checkpoints",

@@ -140,7 +140,7 @@ def _train(
         ended = train_once(start_over, stop, advice, rollbacks=None)
         while not isinstance(ended, TrainResult):
             stop.outlook = None
-            free_memory(context)
+            free_memory(context, cuda_graphs=parameters.cuda_graphs)
             ended = train_once(False, stop, advice, rollbacks=ended)
         return ended
     finally:
@@ -178,11 +178,11 @@ def _train_until_rollback(
             if folder is not None:
                 resume(trainer, folder, allow_change)
             if rollbacks is not None:
-                trainer.rollbacks = rollbacks
-                trainer.log_rollback()
+                trainer.skipped.rollbacks = rollbacks
+                trainer.skipped.log_rollback()
             text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
             context.run_on_main(f"opening {out}", partial(write_text, out / "parameters.json", text + "\n"))
-            run_log.begin_tracking(trainer.run.step, attempt=len(trainer.rollbacks) + 1)
+            run_log.begin_tracking(trainer.run.step, attempt=len(trainer.skipped.rollbacks) + 1)
             gc.collect()
             gc.freeze()  # a collection during a step then does not look at all that the run was built of
             return trainer.train(stop)
@@ -296,7 +296,9 @@ def build_trainer(
 
     # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
     architectures = all_architectures(architecture, objective)
-    compilation.compile_module(module, architectures, vocabulary, compiled, layout=layout.kind)
+    compilation.compile_module(
+        module, architectures, vocabulary, compiled, layout=layout.kind, cuda_graphs=parameters.cuda_graphs
+    )
 
     # Engine: it takes the module over, and may replace or shard its weights.
     throughput = create_throughput(objective, architecture, module, loader.sources, loader.weights, context)
@@ -316,9 +318,10 @@ def build_trainer(
         run_log.print(
             "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have; trains on the CPU"
         )
+    how = f"{compiled} with CUDA graphs" if parameters.cuda_graphs else compiled
     run_log.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
-        f"{parameters.precision}, attention {backend}, compile {compiled}; {parameter_counts}; {tokens:,} tokens in "
+        f"{parameters.precision}, attention {backend}, compile {how}; {parameter_counts}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {rank_batch.global_rows} rows a step, "
         f"{rank_batch.micro_steps} micro-step{'s' if rank_batch.micro_steps > 1 else ''} of "
         f"{rank_batch.micro_batch_size}; {length.describe()}"
@@ -406,6 +409,7 @@ def _manifest_facts(
             "device": context.device.type,
             "engine": parameters.parallel.engine,
             "compile": compiled,
+            "bf16_stream": engines.uses_bf16_stream(parameters),
         },
         "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
     }

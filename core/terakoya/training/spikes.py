@@ -91,7 +91,7 @@ class Window:
         steps = [abs(after - before) for before, after in pairwise(values)]
         limit = statistics.median(values[-LEVEL_STEPS:]) + self.threshold * DEVIATION * statistics.median(steps)
         if is_norm:
-            limit = math.exp(min(limit, 700.0))  # beyond lies infinity
+            limit = math.exp(min(limit, 700.0))  # exp of more is infinite
         return max(limit, FACTORS[self.signal] * max(self.values))
 
 

@@ -6,8 +6,9 @@ import math
 import time
 
 from terakoya.components.run import StepReport
+from terakoya.rows.loader import Loader
 from terakoya.training.gpu_state import gpu_values
-from terakoya.training.loss import Meter
+from terakoya.training.loss import Meter, to_bits
 from terakoya.training.progress_line import view_step
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
@@ -25,7 +26,14 @@ class StepLog:
     """
 
     def __init__(
-        self, run: Run, run_log: RunLog, meter: Meter, health: StepHealth, throughput: Throughput, global_rows: int
+        self,
+        run: Run,
+        run_log: RunLog,
+        meter: Meter,
+        health: StepHealth,
+        throughput: Throughput,
+        global_rows: int,
+        loader: Loader,
     ) -> None:
         self.run = run
         self.run_log = run_log
@@ -33,6 +41,7 @@ class StepLog:
         self.health = health
         self.throughput = throughput
         self.global_rows = global_rows
+        self.loader = loader
         self.step_seconds = 0.0
         self.step_start = self._start = time.perf_counter()
         self._first_row = self._tokens = 0
@@ -71,6 +80,8 @@ class StepLog:
         of_step = self.health.log_values()
         has_loss = any(self.meter.counts.values())  # else every step since the last record was skipped
         values = self.meter.take_means(run.context.sum_on_device(self.meter.local_sums()))
+        if has_loss:
+            values |= to_bits(values, self.meter.terms, self.loader.text_per_token(self._first_row, run.consumed_rows))
         values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
         values |= self.throughput.values(
             tokens=self._tokens,

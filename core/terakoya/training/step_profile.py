@@ -133,7 +133,7 @@ class StepProfile:
             self.folder.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(file))
         except (OSError, RuntimeError) as error:
-            self.run_log.warn(f"{file}: the trace was not written ({error}); the run goes on")
+            self.run_log.warn(f"{file}: the trace was not written ({error}); the run continues")
             return None
         return file
 

@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from terakoya.components import EventListener, LossTerm
+from terakoya.components import Batch, EventListener, LossTerm
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
-from terakoya.errors import Diverged
 from terakoya.plugins import PluginError, Registry
 from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
+from terakoya.training.device_copies import CopyAhead
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
-from terakoya.training.model.compilation import Mode, uncompiled
-from terakoya.training.rollback import DecidedRollback, Rollback, is_passed_over, remove_checkpoints_since
+from terakoya.training.model.compilation import Mode, run_uncompiled
+from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
@@ -68,10 +69,11 @@ class Trainer:
         shapes: the shape of each tensor of the whole model that checkpoints hold, by its name.
         flash: whether attention runs in a kernel that takes `cu_seqlens`.
         compiled: what of the module runs compiled.
+        read_step: the micro-batches of a step, copied to the device ahead of it.
         meter: losses since the last logged step.
         listeners: the event plugins with settings, by name; `events` calls them, too.
         save_due: whether an event has requested a checkpoint of the step under way.
-        rollbacks: how the run went back so far, oldest first.
+        skipped: the steps that are not taken, and how the run went back.
         next_vote: the vote on the next step, where it was begun ahead.
         work: how long this rank's steps take before they wait for others.
     """
@@ -99,12 +101,13 @@ class Trainer:
         self.run_log = run_log
         self.registry = registry
         self.listeners = start_listeners(run, registry)
-        self.events: Events = registry.hook.joined_by(self.listeners)
+        self.events: Events = registry.hook.join(self.listeners)
         self.save_due = False
         self.facts = facts
         self.shapes = shapes
         self.flash = flash
         self.compiled = compiled
+        self.read_step = CopyAhead(batches, run.device, flash=flash, compiled=compiled != "off")
         self.parameters: Parameters = run.parameters
         self.context: DistributedContext = run.context
         self.rank_batch: RankBatch = batches.rank_batch
@@ -113,14 +116,16 @@ class Trainer:
         self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches)
         self.saver = Saver(run, engine, tokenizer_folder, run_log)
         self.last_checkpoint: Path | None = None
-        self.rollbacks: tuple[Rollback, ...] = ()
+        self.skipped = SkippedSteps(run, batches, run_log)
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.step_sync = StepSync(self.context, count_names, self.saver)
         self.next_vote: StepVote | None = None
         self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work_seconds=lambda: self.work.seconds)
-        self.step_log = StepLog(run, run_log, self.meter, self.health, throughput, self.rank_batch.global_rows)
+        self.step_log = StepLog(
+            run, run_log, self.meter, self.health, throughput, self.rank_batch.global_rows, batches.loader
+        )
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0
 
@@ -153,7 +158,7 @@ class Trainer:
             stop.outlook, stop.say = self._outlook, self.run_log.print
             stop.listen()
             last_step = run.length.steps if run.length.unit == "steps" else None
-            with Prefetcher(self.batches, run.step, last_step=last_step) as prefetcher:
+            with Prefetcher(self.read_step, run.step, last_step=last_step) as prefetcher:
 
                 def begin_vote(finished_steps: int) -> StepVote:
                     self.profile.begin(finished_steps + 1)
@@ -167,9 +172,10 @@ class Trainer:
 
                 self.step_log.begin()
                 while not run.finished:
-                    if self._skips(run.step):
+                    if self.skipped.contain(run.step):
                         next(prefetcher)
-                        self._skip_step()
+                        self.skipped.pass_over_next()
+                        self.step_log.begin()
                         continue
                     vote, self.next_vote = self.next_vote or begin_vote(run.step), None
                     decision = self.step_sync.wait(vote)
@@ -231,7 +237,8 @@ class Trainer:
             assert batch is not None
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
             with self.profile.phase("data"):
-                tensors = to_device(batch, run.device, flash=self.flash, compiled=self.compiled != "off")
+                copied = is_real and micro_step < len(batches.copies)
+                tensors = batches.copies[micro_step].take() if copied else self._to_device(batch)
             last = micro_step == len(batches.real) - 1
             with self.profile.forward_and_backward(self.work.until_loss(loss_fn) if last else loss_fn) as timed:
                 sums = self.engine.micro_step(tensors, timed, last=last)
@@ -255,16 +262,19 @@ class Trainer:
         run.consumed_tokens += counts["tokens"]
         return self.step_log.finish(counts["tokens"], learning_rate)
 
+    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
+        return to_device(batch, self.run.device, flash=self.flash, compiled=self.compiled != "off")
+
     def one_step(self) -> StepReport:
         """Takes the next step alone, for a dry run."""
-        vote = self.step_sync.begin(self.batches(self.run.step), None)
+        vote = self.step_sync.begin(self.read_step(self.run.step), None)
         return self._step(vote.batches, self.step_sync.wait(vote).counts)
 
     def _takes_another_step(self, tokens: int) -> bool:
         """Whether several processes vote on a step after this one, which takes `tokens`."""
         run = self.run
         is_last = run.length.is_reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
-        return self.context.world_size > 1 and not is_last and not self._skips(run.step + 1)
+        return self.context.world_size > 1 and not is_last and not self.skipped.contain(run.step + 1)
 
     def _pending_losses(self) -> list[int]:
         """Returns the global losses of the steps that are not judged yet; collective."""
@@ -281,52 +291,12 @@ class Trainer:
         try:
             self.health.judge(losses)
         except DecidedRollback as going:
-            rollback, settings = going.rollback, self.parameters.spikes
-            assert settings is not None
-            if len(self.rollbacks) >= settings.max_rollbacks:
-                raise Diverged(
-                    f"step {rollback.last:,}: {rollback.describe()}; the run has gone back {len(self.rollbacks)} "
-                    f"time(s), and spikes.max_rollbacks is {settings.max_rollbacks}. Lower optimizer.learning_rate, or "
-                    f"look at {self.batches.describe_rows(*self._rows_of(rollback))}"
-                ) from None
+            self.skipped.require_another_rollback(going.rollback)
             self._report_saved(self.saver.finish())  # one that is under way would appear later
             self.step_sync.raise_plugin_error()
-            remove_checkpoints_since(rollback, self.run.folder / "checkpoints", self.context)
-            going.rollbacks = (*self.rollbacks, rollback)
+            remove_checkpoints_since(going.rollback, self.run.folder / "checkpoints", self.context)
+            going.rollbacks = (*self.skipped.rollbacks, going.rollback)
             raise
-
-    def log_rollback(self) -> None:
-        """Reports the last of `rollbacks`, after which this trainer was built."""
-        rollback, rows = self.rollbacks[-1], self._rows_of(self.rollbacks[-1])
-        text = (
-            f"{rollback.describe()}; the run went back to step {self.run.step:,} and passes over the steps "
-            f"{rollback.first:,} to {rollback.last:,}, which took {self.batches.describe_rows(*rows)}"
-        )
-        self.run_log.write(
-            "rollback", step=rollback.last, back_to=self.run.step, first_skipped=rollback.first, spike=rollback.spike,
-            value=rollback.value, level=rollback.level, limit=rollback.limit, rows=rows, number=len(self.rollbacks),
-            text=text,
-        )  # fmt: skip
-        self.run_log.print(f"warning: {text}")
-
-    def _rows_of(self, rollback: Rollback) -> tuple[int, int]:
-        """Returns the rows [start, stop) of the order that are passed over."""
-        return self.batches.rows(rollback.first - 1)[0], self.batches.rows(rollback.last - 1)[1]
-
-    def _skips(self, step: int) -> bool:
-        """Whether the optimizer step `step`, counted from 0, is one that is not taken."""
-        return self.parameters.data.skips(step) or is_passed_over(step, self.rollbacks)
-
-    def _skip_step(self) -> None:
-        """Counts the next step and its rows as taken, without training on them."""
-        run = self.run
-        reason = "data.skip_steps says" if self.parameters.data.skips(run.step) else "they belong to a spike"
-        _, run.consumed_rows = self.batches.rows(run.step)
-        run.step += 1
-        if not self._skips(run.step):
-            self.run_log.write("skip", step=run.step)
-            self.run_log.print(f"skipped the rows of the steps up to {run.step:,}, as {reason}")
-        self.step_log.begin()
 
     def _dropout_seed(self, micro_step: int) -> int:
         """Returns a seed for each step, micro-step and process or replica, so that no generator state is saved."""
@@ -356,7 +326,7 @@ class Trainer:
         """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step. A plugin
         may run the model with any shapes, so it runs uncompiled there."""
         try:
-            with uncompiled(self.compiled):
+            with run_uncompiled(self.compiled):
                 return getattr(self.events, name)(*arguments)
         except PluginError as error:
             self.step_sync.plugin_error = error
@@ -438,7 +408,7 @@ class Trainer:
                 "step_health": self.health.state(self._pending_losses()),
                 "events": {name: state for name, each in self.listeners.items() if (state := each.state()) is not None},
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
-                "rollbacks": [each.to_json() for each in self.rollbacks],
+                "rollbacks": [each.to_json() for each in self.skipped.rollbacks],
             },
             keep_before=self.health.first_open_step() - 2 if self.health.rolls_back else None,
         )

@@ -14,7 +14,7 @@ from terakoya.training.batches import collate_rows, to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import RankBatch, split_evenly
 from terakoya.training.engines.engine import Engine
-from terakoya.training.loss import Meter, total_counts
+from terakoya.training.loss import Meter, to_bits, total_counts
 
 
 def validate(
@@ -29,7 +29,8 @@ def validate(
     flash: bool,
     compiled: bool = False,
 ) -> dict[str, float]:
-    """Returns the means of all terms over the first `batches` x global batch rows of `source`, or fewer if it ends.
+    """Returns the means of all terms over the first `batches` x global batch rows of `source`, or fewer if it ends, and
+    what they are in bits for each character and byte of the store's text.
 
     Rows are read in order and masked by their own keys, so that two validations differ only by the weights. Every rank
     runs the same number of forward passes, as engines that shard weights gather them there.
@@ -66,4 +67,5 @@ def validate(
     finally:
         engine.module.train()
     meter.add_counts(dict(zip(names, context.sum_counts(counts), strict=True)))
-    return meter.take_means(context.sum_on_device(meter.local_sums()))
+    means = meter.take_means(context.sum_on_device(meter.local_sums()))
+    return means | to_bits(means, terms, source.store.text_per_token)

@@ -18,6 +18,7 @@ class Bert(EncoderArchitecture):
     """Fields have the names and defaults of Transformers' `BertConfig`: BERT-base."""
 
     config_class = "BertConfig"
+    bf16_stream = True
     model_classes: ClassVar = {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"}
     vocabulary_head = ("cls.predictions",)
 

@@ -17,6 +17,7 @@ class Deberta(DisentangledEncoder):
     """Fields have the names of Transformers' `DebertaConfig`; defaults are DeBERTa-base's."""
 
     config_class = "DebertaConfig"
+    bf16_stream = True
     model_classes: ClassVar = {"masked": "DebertaForMaskedLM", "body": "DebertaModel"}
 
     max_relative_positions: int = -1

@@ -20,6 +20,7 @@ class Electra(EncoderArchitecture):
     """Fields have the names and defaults of Transformers' `ElectraConfig`: ELECTRA-small."""
 
     config_class = "ElectraConfig"
+    bf16_stream = True
     model_classes: ClassVar = {
         "masked": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining", "body": "ElectraModel"
     }  # fmt: skip

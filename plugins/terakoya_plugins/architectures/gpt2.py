@@ -14,6 +14,7 @@ class GPT2(DecoderArchitecture):
     """Fields have the names of Transformers' `GPT2Config`; defaults are the smallest GPT-2's."""
 
     config_class = "GPT2Config"
+    bf16_stream = True
     model_classes: ClassVar = {"causal": "GPT2LMHeadModel"}
     block_list, final_norm, position_embedding, embedding_dropout = "h", "ln_f", "wpe", "drop"
     output_layers, scales_output_layers = ("c_proj",), True

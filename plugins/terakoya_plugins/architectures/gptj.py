@@ -19,6 +19,7 @@ class GPTJ(DecoderArchitecture):
     """Fields have the names of Transformers' `GPTJConfig`; defaults are GPT-J 6B's."""
 
     config_class = "GPTJConfig"
+    bf16_stream = True
     model_classes: ClassVar = {"causal": "GPTJForCausalLM"}
     document_masking = "mask_4d"
     block_list, final_norm, embedding_dropout, output_layers = "h", "ln_f", "drop", ("out_proj", "fc_out")

@@ -15,6 +15,7 @@ class Llama(GatedDecoderArchitecture):
     """Fields have the names of Transformers' `LlamaConfig`; defaults are the first 7B's."""
 
     config_class = "LlamaConfig"
+    bf16_stream = True
     model_classes: ClassVar = {"causal": "LlamaForCausalLM"}
     test_settings: ClassVar = {"num_key_value_heads": 2}
 

@@ -12,17 +12,15 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import Architecture
 from terakoya.toolkit.architectures import shared_settings as shared
-from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.toolkit.architectures.encoder import TEXT_END_IDS, EncoderArchitecture
 
 
 class ModernBert(EncoderArchitecture):
     """Fields have the names of Transformers' `ModernBertConfig`; defaults are ModernBERT-base's."""
 
     config_class = "ModernBertConfig"
-    config_ids: ClassVar = {
-        "pad_token_id": "pad",
-        **{"bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep", "sep_token_id": "sep"},
-    }
+    bf16_stream = True
+    config_ids: ClassVar = {**TEXT_END_IDS, "cls_token_id": "cls", "sep_token_id": "sep"}
     model_classes: ClassVar = {"masked": "ModernBertForMaskedLM", "body": "ModernBertModel"}
     vocabulary_head, block_list, calls_whole_body = ("head", "decoder"), "layers", True
     test_settings: ClassVar = {"local_attention": 8}
@@ -51,11 +49,9 @@ class ModernBert(EncoderArchitecture):
     local_attention: PositiveInt = 128
     """Positions that a local layer sees, half of them on each side."""
     global_attn_every_n_layers: PositiveInt = 3
-    """One layer of this many sees all positions; the others are local."""
-    global_rope_theta: PositiveFloat = 160_000.0
-    """The base of the rotary positions in layers that see all positions."""
-    local_rope_theta: PositiveFloat = 10_000.0
-    """The base of the rotary positions in local layers."""
+    """One layer of this many sees all positions, with `global_rope_theta`; the others are local."""
+    global_rope_theta: shared.RopeTheta = 160_000.0
+    local_rope_theta: shared.RopeTheta = 10_000.0
 
 
 @hookimpl

@@ -17,6 +17,7 @@ class Qwen3(GatedDecoderArchitecture):
     """Fields have the names of Transformers' `Qwen3Config`; defaults are Qwen3-0.6B's."""
 
     config_class = "Qwen3Config"
+    bf16_stream = True
     model_classes: ClassVar = {"causal": "Qwen3ForCausalLM"}
     per_head_modules = ("self_attn.q_norm", "self_attn.k_norm")
     test_settings: ClassVar = {"num_key_value_heads": 2, "head_dim": 8}
@@ -26,8 +27,7 @@ class Qwen3(GatedDecoderArchitecture):
     num_hidden_layers: shared.NumHiddenLayers = 28
     num_attention_heads: shared.NumAttentionHeads = 16
     num_key_value_heads: shared.NumKeyValueHeads = 8
-    head_dim: PositiveInt = 128
-    """The width of an attention head."""
+    head_dim: shared.HeadDim = 128
     hidden_act: shared.Activation = "silu"
     max_position_embeddings: shared.MaxPositionEmbeddings = 32_768
     initializer_range: shared.InitializerRange = 0.02

@@ -13,14 +13,15 @@ from pydantic import PositiveInt
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
 from terakoya.toolkit.architectures import shared_settings as shared
-from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
+from terakoya.toolkit.architectures.encoder import TEXT_END_IDS, EncoderArchitecture, layer_partition
 
 
 class Roberta(EncoderArchitecture):
     """Fields have the names of Transformers' `RobertaConfig`; defaults are RoBERTa-base's."""
 
     config_class = "RobertaConfig"
-    config_ids: ClassVar = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
+    bf16_stream = True
+    config_ids = TEXT_END_IDS
     model_classes: ClassVar = {"masked": "RobertaForMaskedLM", "body": "RobertaModel"}
     vocabulary_head = ("lm_head",)
     positions_follow_padding = True

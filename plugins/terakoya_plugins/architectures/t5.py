@@ -11,6 +11,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.encoder_decoder import EncoderDecoderArchitecture
 
 if TYPE_CHECKING:
@@ -22,14 +23,12 @@ class T5(EncoderDecoderArchitecture):
     """Fields have the names of Transformers' `T5Config`; defaults are T5-base's."""
 
     config_class = "T5Config"
+    bf16_stream = True
     model_classes: ClassVar = {"seq2seq": "T5ForConditionalGeneration"}
 
-    d_model: PositiveInt = 768
-    """The width of the hidden states."""
-    d_kv: PositiveInt = 64
-    """The width of an attention head."""
-    d_ff: PositiveInt = 3072
-    """The width of the middle of the feed-forward."""
+    d_model: shared.HiddenSize = 768
+    d_kv: shared.HeadDim = 64
+    d_ff: shared.IntermediateSize = 3072
     num_layers: PositiveInt = 12
     """Number of blocks of the encoder."""
     num_decoder_layers: PositiveInt | None = None

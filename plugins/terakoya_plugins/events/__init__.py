@@ -1,1 +1,1 @@
-"""Event plugins: what happens beside training, one module each."""
+"""Event plugins: what happens next to training, one module each."""

@@ -66,7 +66,7 @@ class Alerts(EventPlugin):
     stall_minutes: PositiveFloat = 30.0
     """A run stalls if no step ends for so long; validations and saves count as part of a step. Unit: minutes."""
     quiet_minutes: PositiveFloat = 10.0
-    """Spikes within this time after a message about one are not told. Unit: minutes."""
+    """Spikes within this time after a message about one send none. Unit: minutes."""
 
     test_settings: ClassVar[Mapping[str, Any]] = {"webhook_variable": "TERAKOYA_TEST_WEBHOOK"}
 
@@ -141,7 +141,7 @@ class _Listener(EventListener):
             self._send(run, "failed", f"{type(error).__name__}: {error}")
         elif error is None and "finished" in self.settings.on:
             done = run.length.is_reached(step=run.step, tokens=run.consumed_tokens)
-            text = f"all {run.step:,} steps are done" if done else "stopped; it goes on when it is started again"
+            text = f"all {run.step:,} steps are done" if done else "stopped; it continues when it is started again"
             self._send(run, "finished", run.ended_by or text)
         self.sender.close()
 
@@ -168,7 +168,7 @@ class _Listener(EventListener):
 
 
 class _Sender:
-    """Sends messages from a thread; what fails is told once by `warn`."""
+    """Sends messages from a thread; what fails is reported once by `warn`."""
 
     def __init__(self, settings: Alerts, warn: Callable[[str], None]) -> None:
         self.settings = settings

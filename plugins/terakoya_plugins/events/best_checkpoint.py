@@ -91,7 +91,7 @@ class _Listener(EventListener):
         try:
             copy_checkpoint(source, run.folder / FOLDER, more={FACTS: json.dumps(facts, ensure_ascii=False) + "\n"})
         except OSError as error:
-            run.warn(f"{FOLDER} could not be made of step {self.step:,}: {error.strerror}; the run goes on")
+            run.warn(f"{FOLDER} could not be made of step {self.step:,}: {error.strerror}; the run continues")
 
     def state(self) -> Any:
         return {"metric": self.settings.metric, "store": self.settings.store, "best": self.best, "step": self.step}

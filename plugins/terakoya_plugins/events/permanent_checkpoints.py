@@ -65,7 +65,7 @@ class _Listener(EventListener):
             ):
                 copy_checkpoint(folder, target)
         except OSError as error:
-            run.warn(f"{folder.name} could not be kept in {FOLDER}: {error.strerror}; the run goes on")
+            run.warn(f"{folder.name} could not be kept in {FOLDER}: {error.strerror}; the run continues")
 
 
 @hookimpl

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,11 +23,12 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
 from terakoya.toolkit.tokenizers import word_splitters
-from terakoya.toolkit.tokenizers.bert_folder import BertFolder, read_bert_folder, read_config
+from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder, read_config
 from terakoya.toolkit.tokenizers.bert_japanese_folder import SPECIAL_TOKENS
 from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX, WordPiece, bert_words, train_wordpiece
+from terakoya_tokenizer.characters import Characters
 
 NAME = "mecab_character"
 
@@ -128,7 +128,7 @@ class MecabCharacter(Tokenizer):
         return WordEncoder(
             bert,
             word_splitters.build_splitter(bert.config, special=list(bert.special), white_space=not marks),
-            WordPiece(bert.pieces, bert.unknown).ids if marks else functools.partial(_character_ids, bert),
+            (WordPiece if marks else Characters)(bert.pieces, bert.unknown).pieces,
             parse=self.special_tokens_in_text != "split",
             lower=bool(bert.config.get("do_lower_case", False)),
             load=functools.partial(self.load, folder),
@@ -162,11 +162,6 @@ class MecabCharacter(Tokenizer):
         )
         characters = [piece for piece in pieces[len(special) :] if len(piece) == 1]
         return [*special, *characters, *(PREFIX + character for character in characters if self.continuation_marks)]
-
-
-def _character_ids(folder: BertFolder, word: str) -> list[int]:
-    """Returns the ids of a word's characters, the same as Transformers' CharacterTokenizer."""
-    return [folder.pieces.get(character, folder.unknown) for character in unicodedata.normalize("NFKC", word)]
 
 
 @hookimpl

@@ -152,7 +152,7 @@ class MecabWordPiece(Tokenizer):
         return WordEncoder(
             bert,
             word_splitters.build_splitter(bert.config, special=list(bert.special)),
-            WordPiece(bert.pieces, bert.unknown).ids,
+            WordPiece(bert.pieces, bert.unknown).pieces,
             parse=self.special_tokens_in_text != "split",
             lower=lowers and bool(bert.config.get("do_lower_case", False)),
             load=functools.partial(self.load, folder),

@@ -1,8 +1,8 @@
 """MLflow: one MLflow run for each run, continued when the run resumes, and one more each time that it goes back.
 
 MLflow keeps every value of a step. After `spikes.action` `rollback` steps have other values, so the MLflow run ends
-(status `KILLED`, tag `terakoya.undone_after_step`), and one called NAME-attempt-2 goes on (tags `terakoya.attempt` and
-`terakoya.first_attempt`, the id of the first MLflow run).
+(status `KILLED`, tag `terakoya.undone_after_step`), and one called NAME-attempt-2 continues (tags `terakoya.attempt`
+and `terakoya.first_attempt`, the id of the first MLflow run).
 
 The server, its credentials and the other settings come from MLflow's environment variables, such as
 `MLFLOW_TRACKING_URI`. The extra installs mlflow-skinny, which is enough for a server; a local data base, such as

@@ -36,7 +36,7 @@ class WandB(Tracker):
     tags: tuple[str, ...] = ()
     """The run's tags."""
     notes: str | None = None
-    """A note of the run, shown beside its name."""
+    """A note of the run, shown next to its name."""
     mode: Literal["online", "offline"] | None = None
     """Whether metrics are sent (`online`) or only written to files (`offline`); null is the mode in the environment,
     otherwise online."""

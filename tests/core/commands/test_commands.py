@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import os
 import re
 import resource
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 import terakoya.commands
 from terakoya.commands.main import VERBS, main
+from terakoya.errors import RankLostError
 from terakoya.plugins import loading as plugins
 
 PRESET = str(Path(__file__).resolve().parents[3] / "parameters" / "tiny_bert.json")
@@ -70,11 +72,32 @@ def test_a_file_system_that_does_not_answer_has_an_exit_code_of_its_own(
     assert (ended, out) == (code, "") and err.startswith("error: work/store: it failed; ")
 
 
+def test_after_a_lost_rank_python_does_not_end_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads of torch wait for that rank for ever, and would make Python's own end an abort."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RankLostError("rank 1 is gone")
+
+    left: list[int] = []
+    monkeypatch.setattr("terakoya.commands.main.command_line", lambda: fail)
+    monkeypatch.setattr(os, "_exit", left.append)
+    assert call(capsys, "train", "run.json")[2] == "error: rank 1 is gone\n"
+    assert left == [76]
+
+
 def test_help_lists_every_verb_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     table = out.partition("Commands:\n")[2].partition("\n\n")[0]
-    listed = [line.split()[0] for line in table.splitlines() if line.strip()]
+    listed = [line.split()[0] for line in table.splitlines() if not line.startswith("   ")]
     assert code == 0 and tuple(listed) == VERBS
+
+
+@pytest.mark.parametrize("command", [[], ["store"], ["tokenizer"], ["parameters"], ["plugins"]])
+def test_the_list_of_commands_has_whole_sentences(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, *command, "--help")
+    assert code == 0 and "...\n" not in out.partition("Commands:\n")[2]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -131,7 +154,7 @@ def test_plugins_show_lists_settings_defaults_and_meaning(capsys: pytest.Capture
     ]  # fmt: skip
     code, _, error = call(capsys, "plugins", "show", "mecab_wordpice")
     assert code == 2 and 'no component is called "mecab_wordpice"' in error
-    assert 'did you mean "mecab_wordpiece"? `terakoya plugins list` lists all' in error
+    assert 'did you mean "mecab_wordpiece" or "mean_of_pieces"? `terakoya plugins list` lists all' in error
 
 
 def test_plugins_list_shows_components_events_and_origins(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,3 +221,13 @@ def test_windows_is_told_of_wsl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit, match=r"does not run on Windows itself\. Install WSL 2"):
         importlib.reload(terakoya.commands)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage"), [("prepare", "[OPTIONS] CORPUS...\n"), ("init", "[OPTIONS] [CORPUS...]\n")]
+)
+def test_what_is_given_several_times_is_shown_plainly(
+    capsys: pytest.CaptureFixture[str], arguments: str, usage: str
+) -> None:
+    _, out, _ = call(capsys, arguments, "--help")
+    assert out.startswith(f"Usage: terakoya {arguments} {usage}") and "list[" not in out

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
+from small_store import rewrite_store_json
+from toy import make_store
 
 from terakoya import log
 from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
@@ -67,6 +69,8 @@ def test_the_catalogue_fits_the_code() -> None:
     lacking = catalogue.missing(entries, code)
     helps = sum(text.kind == "help" for text in code)
     assert len(lacking["help"]) < 0.03 * helps and helps > 200 and len(entries) > 1000
+    assert lacking["meaning"] == [], "python tools/catalogue.py --update adds entries for new keys, to be translated"
+    assert sum(text.kind == "meaning" for text in code) > 500
     stale, wrong = Entry("no such text here", "ない"), Entry("{out}: is not empty", "空")
     told = "\n".join(catalogue.faults([stale, wrong], code))
     assert "not in the code any more: 'no such text here'" in told and "other placeholders" in told
@@ -95,6 +99,46 @@ def command(out: Annotated[Path, Option(help="The folder.")]) -> None:
     } <= found  # fmt: skip
 
 
+def test_an_update_moves_no_entry() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import catalogue
+    finally:
+        sys.path.pop(0)
+    code = [
+        catalogue.Text("second", "b.py", "shown"), catalogue.Text("first {x}", "a.py", "shown"),
+        catalogue.Text("a new option", "b.py", "help"), catalogue.Text("a new key", "keys.md", "meaning"),
+        catalogue.Text("learning_rate", "c.py", "other"),
+    ]  # fmt: skip
+    entries = [
+        Entry("second", "二", ("b.py",)), Entry("gone", "無", ("a.py",)), Entry("first {n}", "一 {n}", ("z.py",)),
+        Entry("learning rate", "学習率", ("c.py",)),
+    ]  # fmt: skip
+    updated = catalogue.update(entries, code)
+    assert updated == [
+        Entry("second", "二", ("b.py",)), Entry("a new option", "", ("b.py",)), Entry("first {n}", "一 {n}", ("a.py",)),
+        Entry("learning rate", "学習率", ("c.py",)), Entry("a new key", "", ("keys.md",)),
+    ]  # fmt: skip
+    assert catalogue.update(updated, code) == updated
+    assert "no translation: 'a new key'" in catalogue.faults(updated, code)
+    assert Translator(updated)("a new key") == "a new key"
+
+
+def test_messages_of_several_lines_are_found_one_by_one(japanese: Translator) -> None:
+    """Also where the first line would fit all of them; what the user wrote, names and keys stay."""
+    text = 'a.json: precision: expected an integer, got "x"\nb.json: k: expected a list, got "12 M parameters"'
+    assert (
+        japanese(text)
+        == 'a.json: precision: 整数が必要ですが、"x" です\nb.json: k: リストが必要ですが、"12 M parameters" です'
+    )
+    told = "a.json: architecture: num_attention_heads: expected a divisor of hidden_size 256, got 3"
+    assert japanese(told).startswith("a.json: architecture: num_attention_heads: hidden_size 256 の"), (
+        "the longest entry"
+    )
+    assert japanese("  num_train_epochs: epochs") == "  num_train_epochs: epochs"
+    assert japanese("masked bits per character") == "マスクのビット/文字", "a column for masked_bits_per_character"
+
+
 def test_catalogues_are_po_files(tmp_path: Path) -> None:
     entries = [Entry('a "b"\n{c}\\', "「{c}」\n\t", ("x.py",)), Entry("d", "で")]
     write_catalogue(tmp_path / "x.po", entries)
@@ -107,6 +151,33 @@ def test_catalogues_are_po_files(tmp_path: Path) -> None:
 
 
 FOUND = """
+a.json: precision: expected "fp32", "bf16" or "fp8", got "float16"
+a.json: precision: "fp32"、"bf16" か "fp8" が必要ですが、"float16" です
+
+a.json: x.y: expected greater than 0, got 0
+a.json: x.y: 0 より大きい値が必要ですが、0 です
+
+a.json: max_steps: expected an integer, got "hundred"
+a.json: max_steps: 整数が必要ですが、"hundred" です
+
+terakoya train: --max-steps: no such option; give --set max_steps=100 instead
+terakoya train: --max-steps: そのようなオプションはありません。代わりに --set max_steps=100 としてください
+
+c.html: expected a file name ending in .jsonl, .txt; extract its text first, for example with pdftotext
+c.html: ファイル名の終わりは .jsonl, .txt のどれかが必要です。先に文章を取り出してください (例: pdftotext)
+
+run: metrics.jsonl has 12 records
+run: metrics.jsonl に 12 件の記録
+
+9 s ago
+9 秒前
+
+3 h 20 min ago
+3 時間 20 分前
+
+time: 11.7 hours on 8 x h100, with an MFU of 0.23 in the fastest supported layout below
+時間: 8 x h100 で 11.7 時間 (下の表の、対応している最も速い分担で MFU 0.23)
+
 bert.json: optimizer.learning_rate: expected a number, got "x"
 bert.json: optimizer.learning_rate: 数が必要ですが、"x" です
 
@@ -156,6 +227,8 @@ loss of words
 work/step
 {"kind": "step", "text": "saved work/run"}
 [{"step": 1}]
+{"text": "a.json: b: expected a number, got 1"}
+[{"text": "a.json: b: expected a number, got 1"}]
 東京は日本の首都です。
 80 columns left over
 """.strip().split("\n")
@@ -218,7 +291,7 @@ def test_help_is_japanese_in_80_columns_and_english_stays(
         (["train", "a.json", "--out", "b", "--processes", "x"], "terakoya train: --processes: 整数が必要です"),
         (["train", "a.json", "--out", "b", "--processes", "0"], "terakoya train: --processes: 1 以上の数が必要です"),
         (["init", "--goal", "best"], "terakoya init: --goal: 'try', 'model' のどれかが必要ですが、best です"),
-        (["trian"], "trian というコマンドはありません"),
+        (["trian"], "trian というコマンドはありません。train ではありませんか?"),
         (["status"], "terakoya status: RUN... が必要です: 一つ以上のランのフォルダ。"),
         (["train", "bert_base", "--otu", "x"], "--otu: そのようなオプションはありません。--out ではありませんか?"),
         (["save", "a", "b"], "terakoya save: 余分な引数があります: b"),
@@ -305,3 +378,28 @@ def test_init_writes_its_reasons_in_japanese(
     assert "// MeCab の単語を、ピースに分けたもの。" in comments and "// CPU は fp32 で計算します。" in comments
     assert max(cell_len(line) for line in written.splitlines()) <= 120, "a comment is as wide as its columns"
     assert read_pipeline(Path("pipeline.json")).corpus == ("corpus.txt",)
+
+
+def test_meanings_of_keys_are_japanese(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    code, out, _ = call(capsys, "parameters", "show", "timeout_seconds")
+    title, meaning, *rest = out.splitlines()
+    assert code == 0 and title == "parallel.timeout_seconds  (パラメータのファイル)"
+    assert meaning == "  ほかのプロセスを待つ時間。過ぎるとランは失敗します。"
+    assert rest == ["  型: integer above 0", "  単位: 秒", "  既定値: 600"]
+    code, out, _ = call(capsys, "plugins", "show", "early_stopping")
+    rows = {line.split()[0]: line for line in out.splitlines()[2:]}
+    assert code == 0 and all(KANA.search(row) for row in rows.values())
+    assert "(検証の回数)" in rows["patience"] and rows["patience"].endswith("改善なしに続く検証の回数。")
+
+
+def test_labels_of_a_store_are_japanese(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path / "store", documents=2, seed=0)
+    rewrite_store_json(store, options={"field": "text", "clean: dropped by length": "3"})
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    code, out, _ = call(capsys, "store", "info", str(store))
+    labels = [line[1:].split("  ")[0].rstrip() for line in out.splitlines()]
+    assert code == 0 and "オプション field" in labels and "オプション clean: length が除いた文書" in labels
+    assert all(KANA.search(label) for label in labels)

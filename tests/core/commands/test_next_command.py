@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shlex
 import shutil
 import time
@@ -18,8 +19,10 @@ from terakoya.commands import launch_jobs
 from terakoya.commands.guidance import next_command
 from terakoya.commands.guidance.examples import EXAMPLES
 from terakoya.commands.main import app
+from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.plugins import loading as plugins
 from terakoya.store.token_store import StoreFacts
 
 SMALL = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"]
@@ -40,7 +43,9 @@ def find(path: tuple[str, ...]) -> Any:
 def test_every_help_has_an_example_that_exists(path: tuple[str, ...]) -> None:
     helped = CliRunner().invoke(app, [*path, "-h"], prog_name="terakoya")
     assert helped.exit_code == 0, helped.output
-    example = helped.output.partition("Example:\n")[2].strip()
+    shown = helped.output.partition("Example:\n")[2].strip()
+    assert max(map(len, shown.splitlines())) <= 78, "a narrow terminal would cut it within a word"
+    example = re.sub(r" \\\n +", " ", shown)
     assert example == EXAMPLES[" ".join(path)] and example.startswith(" ".join(["terakoya", *path]))
     if path[:1] not in (("launch",), ("import",)):
         check_command(example.partition(" > ")[0])
@@ -84,14 +89,23 @@ def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.Mo
     following, _ = run(following)
     assert following == ["try", "work/model", "東京は日本の[MASK]です。"]
     following, _ = run(following)
-    assert following[0] == "upload" and following[-2:] == ["--dry-run", "work/upload"]
+    card = ["--run", "work/run/checkpoints/step-00000002"], ["--prompt", "東京は日本の[MASK]です。"]
+    upload = ["upload", "work/model", "--name", "ORGANISATION/model"]
+    assert following == [*upload, *card[0], *card[1], "--dry-run", "work/upload"]
     following, _ = run(following)
-    assert following == ["upload", "work/model", "--name", "ORGANISATION/model"]
+    assert following == [*upload, *card[0], *card[1]]
+    assert "## Training" in Path("work/upload/README.md").read_text(encoding="utf-8")
+    manifest = Path("work/run/checkpoints/step-00000002/manifest.json")
+    recorded = json.loads(manifest.read_bytes())
+    recorded["files"]["model/model.safetensors"]["sha256"] = "0" * 64  # another checkpoint of the same name
+    manifest.write_text(json.dumps(recorded), encoding="utf-8")
+    assert next_command.upload_words(Path("work/model")) == (*upload[:1], Path("work/model"), *upload[2:], "--dry-run",
+                                                             Path("work/upload"))  # fmt: skip
 
 
-def facts(tokens: int, mask: int | None, answers: bool = False) -> StoreFacts:
+def facts(tokens: int, mask: int | None, answers: bool = False, word_starts: bool = True) -> StoreFacts:
     return StoreFacts(
-        unit="document", eos=None, documents=1, sequences=1, tokens=tokens, dtype="uint16", word_starts=True,
+        unit="document", eos=None, documents=1, sequences=1, tokens=tokens, dtype="uint16", word_starts=word_starts,
         vocabulary=Vocabulary(size=100, mask=mask), fingerprint="", inputs={}, options={}, files={}, answers=answers,
     )  # fmt: skip
 
@@ -120,6 +134,31 @@ def test_the_stores_are_named_where_the_preset_has_others(
     Path("work/store.val").mkdir(parents=True)
     assert named("work/store") == named("work/store.val") == "next: terakoya train tiny_bert --out work/run"
     assert """'data.train=["w/a"]'""" in named("w/a.val") and """'data.validation=["w/a.val"]'""" in named("w/a.val")
+
+
+def test_a_store_without_word_starts_is_not_masked_by_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("work/store.val").mkdir(parents=True)
+    for mask, wanted in ((4, " --set objective.whole_word_mask=false"), (None, "")):
+        next_command.after_store(Path("work/store"), facts(10, mask, word_starts=False))
+        assert capsys.readouterr().err.strip().partition(" --out work/run")[2] == wanted
+
+
+def test_the_next_command_has_the_plugins_that_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_current", None)
+    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
+        monkeypatch.setenv(variable, "")
+    Path("mine.py").write_text((TEMPLATES / "schedule.py").read_text().replace('"example"', '"mine"'))
+    given = ["--plugin", "mine.py", "--without", "third-party"]
+    assert run([*given, "parameters", "list"])[0][:5] == [*given, "estimate"]
+    assert next_command.line("init") == "next: terakoya init"  # not those of a command that has ended
+    with next_command.carrying([("--plugin", "a b.py"), ("--plugin", "c.py")]):
+        assert next_command.line("train", "x") == "next: terakoya --plugin 'a b.py' --plugin c.py train x"
+        assert next_command.line("--plugin=c.py", "train") == "next: terakoya --plugin 'a b.py' --plugin=c.py train"
+        assert next_command.line("--plugin", "c.py", "train").count("c.py") == 1
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_what_is_sound_is_described(trained: Path, store: Path, capsys: pytest.C
     code, lines, err = verify(trained / "run", capsys)
     assert (code, len(lines)) == (0, 3) and err.startswith("next: terakoya export ")
     assert "step-00000001: whole; " in lines[0] and "tensors, all finite" in lines[0]
-    assert "records in metrics.jsonl" in lines[2]
+    assert "metrics.jsonl has 6 records" in lines[2]
     code, lines, _ = verify(trained / "run/checkpoints/step-00000002", capsys)
     assert code == 0 and len(lines) == 1
     code, lines, _ = verify(trained / "model", capsys)

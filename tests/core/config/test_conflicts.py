@@ -63,11 +63,21 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         {"attention": "flash", "precision": "bf16", "architecture": GPTJ, "objective": {"type": "causal_lm"}},
         "attention: flash is for models that use Transformers' AttentionInterface, which GPTJ does not",
     ),
-    ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp"'),
-    ({"precision": "fp8", "parallel": FSDP}, 'precision: "fp8" is for parallel.engine "ddp", got "fsdp"'),
+    ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp" or "fsdp", got "d'),
     ({"precision": "fp8", "compile": "off"}, 'precision: "fp8" is slower than "bf16" without compiled kernels'),
     ({"precision": "fp8", "compile": "off"}, 'got compile: "off"; use "compile": "auto"'),
     ({"architecture": Mixing(), "objective": STREAM, "precision": "fp8"}, "fp8\" needs compiled blocks, and architec"),
+    *(
+        ({"cuda_graphs": True, "compile": mode}, f'which is compiled whole, got compile: "{mode}"; use "compile": "aut')
+        for mode in ("blocks", "off")
+    ),
+    ({"cuda_graphs": True, "parallel": FSDP}, 'cuda_graphs: a graph needs the whole model compiled, and parallel.eng'),
+    ({"cuda_graphs": True, "parallel": {"sp_size": 2}}, "with parallel.sp_size 2 processes exchange activations"),
+    ({"cuda_graphs": True, "activation_checkpointing": "full"}, "set it to null, or cuda_graphs to false"),
+    (
+        {"cuda_graphs": True, "objective": {"type": "masked_lm", "layout": "lines"}},
+        'in the layout "lines" rows are as wide as the longest of their batch; use another objective.layout',
+    ),
     ({"architecture": Mixing()}, 'documents in one row apart; use objective.layout "stream" or "lines" or "pairs"'),
     (
         {"architecture": Mixing(), "objective": {"type": "causal_lm"}},
@@ -110,6 +120,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
          "max_steps": None, "epochs": 1},
         "epochs: with data.stages",
     ),
+    ({"parallel": {"dp_shard_size": 2}}, 'dp_shard_size 2 needs engine "fsdp", got "ddp"'),
     (
         {"parallel": {"tp_size": 2, "sp_size": 4}},
         'tp_size and sp_size cannot be combined; keep one, for example "sp_size": 8',
@@ -136,6 +147,9 @@ def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expect
         {"attention": "flash", "precision": "fp16"},
         {"precision": "fp8"},
         {"precision": "fp8", "compile": "whole"},
+        {"precision": "fp8", "parallel": FSDP},
+        {"cuda_graphs": True, "compile": "whole"},
+        {"cuda_graphs": True, "precision": "bf16", "objective": STREAM},
         {"architecture": Mixing(), "objective": STREAM},
         {"activation_checkpointing": "selective", "precision": "fp16", "parallel": DEEPSPEED},
         {"activation_checkpointing": "full", "parallel": {"engine": "deepspeed", "zero_stage": 3}},

@@ -73,10 +73,11 @@ def test_the_schema_has_every_form() -> None:
     schema = json_schema(registry())
     text, settings, folders = schema["$defs"]["StartFrom"]["anyOf"]
     assert text == {"type": "string"}
-    assert set(settings["properties"]) == {"folder", "new_heads", "drop_heads"} and settings["required"] == ["folder"]
+    keys = {"folder", "new_heads", "drop_heads", "vocabulary", "initializer"}
+    assert set(settings["properties"]) == keys and settings["required"] == ["folder"]
     assert settings["additionalProperties"] is False
     assert folders["additionalProperties"] == {"type": "string"}
-    assert folders["propertyNames"] == {"not": {"enum": ["drop_heads", "folder", "new_heads"]}}
+    assert folders["propertyNames"] == {"not": {"enum": sorted(keys)}}
     frozen = schema["properties"]["frozen_layers"]
     assert frozen.pop("description").startswith("The number of lowest layers whose weights stay as they are")
     assert frozen == {

@@ -31,12 +31,18 @@ class Gemma2(GatedDecoderArchitecture):
     num_hidden_layers: int = 26
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
+    """Keys and values."""
     head_dim: int = 256
+    """Width of a head."""
     query_pre_attn_scalar: int = 256
+    """Scores are divided by its root."""
     max_position_embeddings: int = 8192
     sliding_window: int = 6
+    """Tokens that a layer with a window sees."""
     attn_logit_softcapping: float | None = 50.0
+    """The soft cap of scores."""
     final_logit_softcapping: float = 30.0
+    """The soft cap of logits."""
 
     def logits(self, model, hidden):
         """Returns logits within the soft cap."""

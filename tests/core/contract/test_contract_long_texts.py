@@ -8,12 +8,12 @@ from terakoya.contract.architecture import ArchitectureCase
 from terakoya.contract.exporting import check_long_texts
 from terakoya.contract.results import CheckFailed
 from terakoya.plugins import registry
-from terakoya_plugins.formats import huggingface
+from terakoya.toolkit.formats import transformers_folder
 
 
 def test_texts_that_are_cut_to_more_than_the_model_accepts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     case = ArchitectureCase("architectures", "bert", registry().component("architectures", "bert"))
     check_long_texts(case)
-    monkeypatch.setattr(huggingface, "_longest_input", lambda model: 100)
+    monkeypatch.setattr(transformers_folder, "_longest_input", lambda model: 100)
     with pytest.raises(CheckFailed, match=r"10,000 characters to 100 tokens, which the model does not accept"):
         check_long_texts(case)

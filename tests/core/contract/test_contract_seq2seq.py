@@ -26,6 +26,7 @@ class MT5(Architecture):
     num_layers: int = 8
     num_heads: int = 6
     dropout_rate: float = 0.1
+    """The share of values that dropout sets to zero."""
 
     def config(self, vocabulary):
         from transformers import MT5Config

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from terakoya import contract
 from terakoya.commands.main import app
 from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
+from terakoya.contract import checking
 from terakoya.errors import UserError
 from terakoya.hookspecs import INTERFACE
 from terakoya.plugins import loading as plugins
@@ -42,6 +43,9 @@ BROKEN = {
         'there is no hook register_schedule; did you mean "register_schedules"',
     ),
     "no docstring": ("schedule", '    """Fields are the keys of the parameter JSON."""\n', "", "has no docstring"),
+    "a setting without a description": (
+        "schedule", '    """The share of the peak at the end."""\n', "", "floor has no description",
+    ),
     "settings that are not frozen": (
         "schedule", "    warmup_steps", '    model_config = {"frozen": False}\n    warmup_steps', "frozen=False; leave that",
     ),
@@ -73,12 +77,23 @@ BROKEN = {
     "an optimizer that climbs": (
         "optimizer", "fused=fused)", "fused=fused, maximize=True)", "the loss went from",
     ),
+    "words with white space": (
+        "word_finder", "word.span() for word in pattern.finditer(text)", "(0, len(text))", "has white space at its ends",
+    ),
+    "words that depend on the texts beside them": (
+        "word_finder", "        return find\n", "        return lambda texts: find([text[: 50 // len(texts)] for text in texts])\n",
+        "a text alone has other words than beside other texts",
+    ),
     "no heads": ("architecture", '{"masked": "BertForMaskedLM"}', "{}", "name at least one of masked"),
     "a vocabulary of another size": (
         "architecture", *with_method("config_arguments(self, vocabulary)", 'return {**super().config_arguments(vocabulary), "vocab_size": 99}'),
         "its vocab_size is 99, expected vocabulary.size",
     ),
     "padding left out": ("architecture", "    config_class", "    config_ids: ClassVar = {}\n    config_class", "its pad_token_id is 0, expected"),
+    "an end of texts that is another token": (
+        "architecture", *with_method("config_arguments(self, vocabulary)", 'return {**super().config_arguments(vocabulary), "eos_token_id": 0}'),
+        r"its eos_token_id is 0, expected vocabulary\.eos or vocabulary\.sep, which are 6 and 2",
+    ),
     "weights from a generator": (
         "architecture", *with_method("build(self, vocabulary, head)", "import torch", "model = super().build(vocabulary, head)",
         "torch.nn.init.normal_(model.cls.predictions.bias, generator=torch.Generator().manual_seed(id(model)))", "return model"),
@@ -124,7 +139,13 @@ BROKEN = {
         "architecture", *with_method("max_sequence_length(self)", "return self.max_position_embeddings + 1"), "is 49, but a row of 49 tokens fails",
     ),
     "other logits than the model's own": (
-        "architecture", *with_method("logits(self, model, hidden)", "return model.cls(hidden) * 2"), "returns other numbers on a document",
+        "architecture", *with_method("logits(self, model, hidden)", "return model.cls(hidden) * 2"),
+        r"returns other numbers on a document .*the logit of vocabulary id \d+; the padding id is 3\)\. Either they",
+    ),
+    "padding that counts": (
+        "architecture", *with_method("hidden(self, model, batch)",
+        "return super().hidden(model, batch) + (batch['document_ids'] < 0).float().mean()"),
+        "on a document with 5 padding tokens .*Without padding the numbers agree, .* not 1 and 0",
     ),
     "no loss key": (
         "objective", '"example_loss": torch', '"mine": torch', "forward did not return example_loss, only mine",
@@ -176,10 +197,18 @@ BROKEN = {
 }  # fmt: skip
 
 
+def check_nothing(case: object) -> None:
+    """Stands in for a check that a test does not need."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_template_fails_with_a_clear_message(case: str, tmp_path: Path) -> None:
+def test_a_broken_template_fails_with_a_clear_message(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, old, new_text, message = BROKEN[case]
+    if "heavy import" not in case:  # the check that starts another Python, which takes longer than all others
+        monkeypatch.setattr(checking, "check_imports_without_torch", check_nothing)
     source = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     assert source.count(old) >= 1, "the template has changed"
     broken = source.replace(old, new_text)
@@ -228,7 +257,7 @@ def test_check_exits_with_2_if_a_check_fails_and_prints_the_interface(tmp_path: 
     source = (TEMPLATES / "schedule.py").read_text(encoding="utf-8")
     good.write_text(source, encoding="utf-8")
     bad.write_text(source.replace('"example"', '"other"').replace("return (step + 1)", "return -1 *"), encoding="utf-8")
-    for file, status, text in ((good, 0, "9 passed, 0 failed"), (bad, 2, "FAILED")):
+    for file, status, text in ((good, 0, "10 passed, 0 failed"), (bad, 2, "FAILED")):
         done = CliRunner().invoke(app, ["plugins", "check", str(file), "--no-train"])
         assert done.exit_code == status, done.output
         assert f"plugin interface {INTERFACE}, terakoya" in done.output and text in done.output

@@ -285,5 +285,5 @@ def test_several_keys_serve_several_formats(tmp_path: Path) -> None:
 def test_a_column_whose_name_has_a_comma_is_that_column(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", write_csv([["text,body", "body"], ["一", "二"]]))
     assert texts(read_all(Corpus([file], field="text,body"))) == ["一"]
-    with pytest.raises(UserError, match='expected one column named "main,title", got none'):
+    with pytest.raises(UserError, match='expected a column "main,title", got none'):
         read_all(Corpus([file], field="main,title"))

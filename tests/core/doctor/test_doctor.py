@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pwd
 import socket
 import sys
 import time
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
+import psutil
 import pytest
 
 from terakoya.commands.main import main
@@ -67,6 +71,16 @@ def test_a_lock_that_a_process_holds_is_reported_only_if_it_is_old(tmp_path: Pat
 
 def test_no_lock_is_ok(tmp_path: Path) -> None:
     assert only(checks.check_build_locks(tmp_path / "nowhere")).status == "ok"
+
+
+def test_a_folder_of_builds_of_another_user_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    foreign = only(checks.check_build_locks(tmp_path))
+    assert foreign.status == "warning" and f"{tmp_path} " in foreign.message
+    assert "TORCH_EXTENSIONS_DIR" in foreign.remedy
 
 
 def test_memory_uses_the_containers_limit_and_reports_killed_processes(tmp_path: Path) -> None:
@@ -197,3 +211,24 @@ def test_all_checks_run_on_this_machine(tmp_path: Path) -> None:
     for check in ("versions", "GPU", "build locks", "memory", "shared memory", "disk", "threads", "port"):
         assert check in names
     assert {"text", "dictionaries", "plugins"} <= set(names)
+
+
+def test_a_check_that_cannot_be_made_is_a_finding_and_the_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without /proc, whose user has no home folder."""
+
+    def no_proc() -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/meminfo")
+
+    def nobody(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.setattr(psutil, "virtual_memory", no_proc)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.delenv("HOME")
+    found = diagnose.diagnose(tmp_path)
+    memory = only([finding for finding in found if finding.check == "memory"])
+    assert (memory.status, memory.message) == ("error", "/proc/meminfo: No such file or directory")
+    assert "mount -t proc" in memory.remedy
+    assert {"build locks", "disk", "text", "plugins"} <= {finding.check for finding in found}

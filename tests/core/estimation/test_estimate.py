@@ -50,7 +50,7 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
 def test_missing_stores_and_unknown_devices_are_errors() -> None:
     with pytest.raises(UserError, match=r"no store at work/store.*--vocab-size"):
         estimate(PRESETS / "tiny_gpt2.json")
-    with pytest.raises(UserError, match='--device: do not know "h10"; did you mean'):
+    with pytest.raises(UserError, match='device "h10": not known; did you mean'):
         estimate(PRESETS / "tiny_gpt2.json", device="h10", vocab_size=5000)
     parameters = Parameters.load(PRESETS / "tiny_gpt2.json", ['batch_size={"0": 4, "1": 4}'])
     with pytest.raises(UserError, match="2 nodes"):
@@ -205,6 +205,13 @@ def test_fsdp_holds_its_part_and_the_running_blocks() -> None:
     assert forward["weights"] == (4080 - 3600) + 900 + 4 * (300 + 2 * 300)  # outside of blocks, and two blocks
     assert forward["communication"] == 4 * (300 + 300)
     assert (step["weights"], step["gradients"], step["optimizer"]) == (480 + 900, 900, 2000)
+    windows = {name: {**parts, "weights in 16 bits": 600} for name, parts in WINDOWS.items()}
+    half = memory_per_process(
+        windows, Sharding(4, None, micro_steps=1, fully_sharded=True, gathered=2),
+        sizes(1200 - 300, parameters=900, trained=900),
+    )["forward"]  # fmt: skip
+    assert half["weights"] == (4080 - 3600) + 900 + 4 * 300 + 2 * 2 * 300 and "weights in 16 bits" not in half
+    assert half["communication"] == 4 * 300 + (2 + 4) * 300, "gradients of a block in 16 bits, and in float32 to send"
     alone = memory_per_process(WINDOWS, Sharding(1, None, micro_steps=1), sizes(1000))
     assert alone == WINDOWS
     assert memory_per_process(WINDOWS, Sharding(2, None, micro_steps=1), sizes(1000)) == WINDOWS, (

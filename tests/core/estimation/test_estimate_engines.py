@@ -201,6 +201,6 @@ def test_the_formula_of_a_layout_matches_its_memory(shape: Shape, store: Path) -
     for name, (parallel, axes) in LAYOUTS.items():
         steps = ROWS // MICRO_BATCH // axes.get("data", 1)
         layout = Layout(micro_batch_size=MICRO_BATCH, micro_steps=steps, **axes)
-        said = sum(rank_memory(model, layout, engine_program(parallel, model, state)).values())
+        said = sum(rank_memory(model, layout, engine_program(parallel, model, state, parameters.precision)).values())
         ratios[name] = said / max(each["peak"] for each in shape.held[name])
     assert all(0.9 < ratio < 1.1 for ratio in ratios.values()), ratios

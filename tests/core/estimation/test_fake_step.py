@@ -49,6 +49,20 @@ def test_models_that_share_embeddings_are_measured_beside_others() -> None:
 
 
 @pytest.mark.slow
+def test_hidden_states_are_measured_in_the_precision_of_the_runs_engine() -> None:
+    """The simulation itself has one process, which shards nothing."""
+
+    def kept(*changes: str) -> int:
+        given = ["precision=bf16", "architecture.num_hidden_layers=1", *changes]
+        parameters = Parameters.load(PRESETS / "tiny_bert.json", given)
+        windows = simulate_step(parameters, VOCABULARY, rows=2, gradients_stay=False, gpu=True).windows
+        return windows[BACKWARD]["activations"]
+
+    assert kept() < 0.95 * kept("autocast=true")
+    assert kept("autocast=true") == kept('parallel={"engine": "fsdp"}')
+
+
+@pytest.mark.slow
 def test_adapters_are_measured() -> None:
     sizes = model_sizes(Parameters.load(PRESETS / "tiny_lora.json"), VOCABULARY, context=32.0)
     width, rank, layers = 256, 8, 4

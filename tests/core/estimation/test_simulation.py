@@ -163,8 +163,9 @@ def test_activations_are_those_of_korthikanti() -> None:
 def test_engines_of_this_program_keep_more() -> None:
     layer, ends = model().layer_weights, (V + S) * H
 
-    def found(parallel: dict[str, object], **axes: int) -> Mapping[str, float]:
-        return rank_memory(model(), Layout(**axes), engine_program(parallel, model(), 8.0))  # type: ignore[arg-type]
+    def found(parallel: dict[str, object], precision: str = "fp32", **axes: int) -> Mapping[str, float]:
+        program = engine_program(parallel, model(), 8.0, precision)
+        return rank_memory(model(), Layout(**axes), program)  # type: ignore[arg-type]
 
     ddp = {"engine": "ddp"}
     assert found(ddp) == found(ddp, data=2), "DDP's buckets are the gradients' own memory"
@@ -191,6 +192,26 @@ def test_engines_of_this_program_keep_more() -> None:
 
     cut = found({"engine": "fsdp"}, data=64, zero_stage=3)
     assert cut["gathered"] == 4 * (ends + 2 * layer) and cut["communication"] == 4 * (ends + layer)
+    half = found({"engine": "fsdp"}, "bf16", data=64, zero_stage=3)
+    assert half["gathered"] == 4 * ends + 2 * 2 * layer and half["communication"] == 4 * ends + (2 + 4) * layer
+
+
+def test_hybrid_sharding_sends_weights_within_nodes_and_gradients_between_them_once() -> None:
+    """Four nodes of eight: each GPU holds an eighth, and the nodes add up their gradients in the last backward."""
+    easy = replace(EASY, gpus=32)
+    weights = model().parameters
+    whole, hybrid = (
+        Layout(data=32, zero_stage=3, shard=shard, micro_steps=3, micro_batch_size=1) for shard in (None, 8)
+    )
+    shares = [rank_memory(model(), layout, PLAIN) for layout in (whole, hybrid)]
+    for part in ("gradients", "optimizer", "weights"):
+        assert shares[1][part] == pytest.approx(4 * shares[0][part]), part
+    inside = 3 * ring_seconds(4 * weights, 8, easy, passes=1)
+    between = ring_seconds(4 * weights / 8, 4, easy, 8)
+    idle = replace(easy, exposed_fraction=1.0)  # nothing is hidden
+    found = [step_time(model(), layout, idle, PLAIN).parts["data"] for layout in (whole, hybrid)]
+    assert found[1] == pytest.approx(3 * inside + between)
+    assert found[0] == pytest.approx(3 * 3 * ring_seconds(4 * weights, 32, easy, passes=1))
 
 
 def test_micro_batches_in_flight() -> None:

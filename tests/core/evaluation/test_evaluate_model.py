@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import math
 import random
@@ -177,7 +178,10 @@ def test_perplexity_of_a_store_equals_that_of_its_documents(gpt2: Path, stores: 
     numbers = evaluate(gpt2, stores=[stores[1]]).results[str(stores[1])]
     assert numbers["documents"] == len(documents) and numbers["tokens"] == count
     assert numbers["loss"] == pytest.approx(total / count, rel=1e-6)
-    assert "bytes" not in numbers
+    texts = [json.loads(line)["text"] for line in stores[1].parent.glob("*.jsonl").__next__().read_text().splitlines()]
+    characters, size = sum(map(len, texts)), sum(len(text.encode()) for text in texts)
+    assert (numbers["characters"], numbers["bytes"]) == (characters, size)
+    assert numbers["bits_per_character"] == pytest.approx(total / math.log(2) / characters, rel=1e-6)
     few = evaluate(gpt2, stores=[stores[1]], limit=3).results[str(stores[1])]
     assert few["documents"] == 3
 
@@ -359,6 +363,7 @@ def test_tasks_are_passed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyP
         return {"results": {"lambada": {"alias": "lambada", "acc,none": 0.25, "acc_stderr,none": 0.01}}}
 
     module = types.ModuleType("lm_eval")
+    module.__spec__ = importlib.machinery.ModuleSpec("lm_eval", None)
     module.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lm_eval", module)
     evaluation = evaluate(gpt2, tasks=["lambada"], limit=7)
@@ -379,7 +384,7 @@ def test_the_command_prints_a_table_or_json(gpt2: Path, tmp_path: Path, capsys: 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{gpt2}: perplexity"
     assert lines[1] == "length 32, stride 16, start token [SEP], precision fp32"
-    assert lines[2].split() == ["data", "loss", "perplexity", "bits", "per", "byte", "documents", "tokens", "bytes"]
+    assert " ".join(lines[2].split()) == "data loss perplexity bits per character documents tokens characters"
     assert lines[3].split()[:2] == [file, f"{numbers['loss']:.4f}"]
     out = tmp_path / "evaluation.json"
     main_returns(["evaluate", str(gpt2), "--corpus", file, "--json", "--out", str(out)])
@@ -396,3 +401,12 @@ def main_returns(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert not caught.value.code
+
+
+def test_tasks_without_the_harness_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terakoya.evaluation.harness.importlib.util.find_spec", lambda name: None)
+    (tmp_path / "config.json").write_text("{}")  # no model: loading it would be another error
+    with pytest.raises(UserError, match="lm-eval is not installed"):
+        evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["jsquad"])

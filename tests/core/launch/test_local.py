@@ -65,6 +65,16 @@ def test_exit_codes_are_returned() -> None:
     assert run_processes(["no-such-verb"], 2) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("forks")
+def test_processes_speak_the_language_that_their_user_has_chosen(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    assert run_processes(["no-such-verb"], 2) == 2
+    assert "no-such-verb というコマンドはありません" in capfd.readouterr().err
+
+
 # What its processes do is a script here: a stand-in for the program.
 
 PARENT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -177,17 +177,60 @@ def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["init"])
     assert isinstance(done.exception, UserError) and "CORPUS: expected files of text" in str(done.exception)
-    asked: list[str] = []
+    corpus(tmp_path)
+    answers = {
+        "corpus": ["nothing.txt", str(tmp_path)],
+        "family": ["gpt3", "gpt2"],
+        "goal": ["model"],
+        "GPU": ["h10", ""],
+        "hours": ["soon", "nan", "0.02"],
+    }
 
     def prompt(question: str, **_: Any) -> str:
-        asked.append(question)
-        return "gpt3" if question.startswith("family") else str(tmp_path)
+        assert max(map(len, question.splitlines())) < 80
+        return answers[question.partition(":")[0].split()[0]].pop(0)
+
+    def choose(**given: Any) -> NoReturn:
+        raise LookupError(f"{given['family']} {given['goal']} {given['machine'].device.name} {given['hours']}")
 
     monkeypatch.setattr(init, "_asks", lambda: True)
     monkeypatch.setattr("typer.prompt", prompt)
-    corpus(tmp_path)
+    monkeypatch.setattr(choosing, "choose", choose)
     done = CliRunner().invoke(app, ["init"])
-    assert 'did you mean "gpt2"' in str(done.exception) and [each.split()[0] for each in asked] == [
-        "corpus:",
-        "family:",
-    ]
+    assert str(done.exception) == "gpt2 model cpu 0.02"
+    assert not any(answers.values()), "a wrong answer is asked for again"
+    refused = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    expected = ("nothing.txt", 'did you mean "gpt2"', 'device "h10": not known', '"soon"', '"nan"')
+    assert len(refused) == len(expected) and all(part in line for part, line in zip(expected, refused, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        (["--goal", "model", "--hours", "1"], []),
+        (["--goal", "try"], []),
+        (["--goal", "model"], ["GPU"]),
+        (["--hours", "1"], ["goal:", "GPU"]),
+        (["--hours", "1", "--gpu", "h100"], ["goal:"]),
+    ],
+)
+def test_the_gpu_is_asked_for_only_where_the_plan_is_open(
+    given: list[str], asked: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where goal and hours are given, the machine is looked at without a question."""
+    monkeypatch.chdir(tmp_path)
+    questions: list[str] = []
+
+    def prompt(question: str, **_: Any) -> str:
+        questions.append(question.split()[0])
+        return "model" if question.startswith("goal") else ""
+
+    def find_machine(gpu: str | None, count: int | None) -> NoReturn:
+        raise LookupError(f"machine {gpu}")
+
+    monkeypatch.setattr(init, "_asks", lambda: True)
+    monkeypatch.setattr("typer.prompt", prompt)
+    monkeypatch.setattr(choosing, "find_machine", find_machine)
+    files = [Path(each).name for each in corpus(tmp_path)]
+    done = CliRunner().invoke(app, ["init", *files, "--family", "bert", *given])
+    assert str(done.exception) == f"machine {'h100' if '--gpu' in given else None}" and questions == asked

@@ -16,19 +16,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from documented_commands import ROOT
+from followed_pages import blocks_of
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
+from terakoya.components.tokenizer import load_tokenizer
+from terakoya.contract.toy import make_tokenizer
 from terakoya.errors import UserError
 from terakoya.inference.predictions import fill_mask
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.run_record import record_plugins
+from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "plugins" / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-PART = re.compile(r"<!-- (file: (\S+)|run|python) -->\n```\w*\n(.*?)```", re.S)
-FILES = {name: content for kind, name, content in PART.findall(TEXT) if kind.startswith("file")}
+BLOCKS = blocks_of("plugins/README.md")
+FILES = {block.what: block.content for block in BLOCKS if block.kind == "file"}
 
 
 class Reader:
@@ -41,14 +46,14 @@ class Reader:
 
     def follow(self) -> None:
         """Writes all files and runs all commands, in order. Fails with the output of a command that fails."""
-        for kind, name, content in PART.findall(TEXT):
-            if kind.startswith("file"):
-                (self.folder / name).parent.mkdir(exist_ok=True)
-                (self.folder / name).write_text(content, encoding="utf-8")
-            elif kind == "python":
-                self.printed[content] = self.program(content)
-            else:
-                for line in content.splitlines():
+        for block in BLOCKS:
+            if block.kind == "file":
+                (self.folder / block.what).parent.mkdir(exist_ok=True)
+                (self.folder / block.what).write_text(block.content, encoding="utf-8")
+            elif block.kind == "python":
+                self.printed[block.content] = self.program(block.content)
+            elif block.kind == "run":
+                for line in block.content.splitlines():
                     self.printed[line] = self.command(shlex.split(line))
 
     def command(self, words: list[str]) -> str:
@@ -181,6 +186,28 @@ def test_the_event_plugin_writes_its_diary(diary: plugins.Registry, tmp_path: Pa
     run.rank = 1
     diary.hook.run_finished(run, KeyboardInterrupt())
     assert len((tmp_path / "diary.txt").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def definitions(file: str) -> dict[str, Any]:
+    """What a file of the page defines."""
+    found: dict[str, Any] = {}
+    exec(compile(FILES[file], file, "exec"), found)
+    return found
+
+
+def test_the_additive_mask_hides_padding_alone() -> None:
+    mask = definitions("additive_mask.py")["additive_mask"](torch.tensor([[0, 0, -1], [0, 1, 1]]))
+    assert mask.shape == (2, 1, 1, 3) and mask.dtype == torch.float32
+    scores = torch.zeros(2, 1, 3, 3) + mask
+    assert scores.softmax(-1)[:, 0, 0].tolist() == [[0.5, 0.5, 0.0], [pytest.approx(1 / 3)] * 3]
+
+
+def test_the_encoder_of_the_page_adds_word_starts(tmp_path: Path) -> None:
+    inner = LineEncoder(load_tokenizer(make_tokenizer(tmp_path / "words")), parse=True)
+    documents = ["w1 w2\nw3", "", "w4"]
+    encoded = definitions("every_token_is_a_word.py")["EveryTokenIsAWord"](inner).encode(documents)
+    assert inner.encode(documents).word_starts is None
+    assert encoded.word_starts.tolist() == [True] * 4 and encoded.line_lengths.tolist() == [2, 1, 1]
 
 
 def test_names_on_the_page_exist() -> None:

@@ -253,7 +253,7 @@ def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monk
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(["good text"] * 400 + ["die!"] + ["good text"] * 10))
     corpus = Corpus([file], block_bytes=1000)
-    with pytest.raises(UserError, match="killed for want of memory; use fewer than --processes 2"):
+    with pytest.raises(UserError, match="killed because memory ran out; use fewer than --processes 2"):
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
 
 
@@ -380,6 +380,10 @@ def test_a_corpus_without_a_document_is_refused(tokenizer_folder: Path, tmp_path
             prepare_corpus(
                 Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / f"out{number}", max_rejects=1.0
             )
+    file = tmp_path / "mended.txt"
+    file.write_text("some words\n")  # the first attempt has left nothing to keep
+    facts = prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "out0")
+    assert facts.documents == 1
 
 
 def test_documents_with_special_tokens_can_be_rejected(
@@ -503,7 +507,7 @@ def test_progress_ends_at_the_total(corpus: Corpus, tokenizer_folder: Path, tmp_
         (
             "a.jsonl",
             b'{"body": "one"}\n{"body": "two"}',
-            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, or correct the corpus$',
+            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, .* --conversations, or correct the corpus$',
         ),
         (
             "b.jsonl",

@@ -52,7 +52,8 @@ def test_merged_shards_are_the_store_of_one_run(
     merge([tmp_path / name for name in names], tmp_path / "merged")
     files = {str(file.relative_to(tmp_path / "whole")) for file in (tmp_path / "whole").rglob("*") if file.is_file()}
     assert files == {
-        *("tokens.bin", "tokens.idx", "tokens.words", "tokens.checksums", "store.json", "rejects.jsonl"),
+        *("tokens.bin", "tokens.idx", "tokens.words", "tokens.checksums", "documents.sizes", "store.json"),
+        "rejects.jsonl",
         "tokenizer/size.txt",
     }
     for name in files:
@@ -74,6 +75,17 @@ def test_every_block_is_in_one_shard_and_other_files_are_not_read(
     monkeypatch.setattr(Corpus, "blocks", lambda self, **k: opened.append(self.sources[0].name) or original(self, **k))
     list(ShardBlocks(corpus, Shard(1, 100), block_bytes=700))
     assert opened == ["a.jsonl"]
+
+
+def test_as_many_files_as_shards_are_one_each(tmp_path: Path) -> None:
+    """Also where the sizes of the files differ a little."""
+    files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
+    for sizes in ((20, 21, 22), (22, 21, 20), (20, 20, 20)):
+        for file, size in zip(files, sizes, strict=True):
+            file.write_text("word\n" * size)
+        corpus = Corpus(files, block_bytes=1000)
+        shards = [list(ShardBlocks(corpus, Shard(number, 3), block_bytes=1000)) for number in (1, 2, 3)]
+        assert [[block.file for block in shard] for shard in shards] == [[file] for file in files], sizes
 
 
 def test_gaps_and_another_order_are_refused(corpus: Corpus, tmp_path: Path) -> None:

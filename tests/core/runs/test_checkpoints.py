@@ -108,6 +108,13 @@ def test_what_cannot_be_read_is_not_damaged(
     assert TemporaryFailure.exit_code == 74
 
 
+def test_a_link_to_itself_will_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001").symlink_to(tmp_path / "step-00000001")
+    with pytest.raises(UserError, match="Too many levels of symbolic links") as refused:
+        checkpoints.read_manifest(tmp_path / "step-00000001")
+    assert not isinstance(refused.value, TemporaryFailure)
+
+
 def test_only_the_named_contents_are_read(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
     file = folder / "state/model-00000.safetensors"

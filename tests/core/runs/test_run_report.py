@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from terakoya import log
+from terakoya.commands.language.translate import chosen_translator
 from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.runs.charts import MAX_POINTS, Line, chart, thin_points, ticks
 from terakoya.runs.metrics import Point
 from terakoya.runs.report import compare_parameters, read_reports
-from terakoya.runs.report_page import render_page
+from terakoya.runs.report_page import live_scripts, render_page
 
 NOW = 1_800_000_000.0
 
@@ -255,3 +257,19 @@ def test_a_chart_says_which_dashes_belong_to_which_store(tmp_path: Path) -> None
         ("dash0", "a.val"), ("dash1", "&lt;web&gt;"),
     ]  # fmt: skip
     assert Reader(page).open == []
+
+
+def test_the_page_is_japanese_where_the_user_has_chosen_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "run", learning_rate=0.1, restart=21)
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    translator = chosen_translator()
+    monkeypatch.setattr(log, "_translate", translator)
+    page = render_page(read_reports([tmp_path / "run"]), created="2026-01-01", live_every=5.0, language="ja")
+    assert '<html lang="ja">' in page and "<title>ランのレポート: run</title>" in page
+    headings = re.findall("<h2>(.*?)</h2>", page)
+    assert headings and not [each for each in headings if re.search("[a-z]{3}", each)]
+    heads = [each for row in re.findall("<thead>(.*?)</thead>", page) for each in re.findall("<th>(.*?)</th>", row)]
+    assert not [each for each in heads if re.search("[a-z]{3}", each) and each != "run"]  # the run's own name
+    words = json.loads(html.unescape(re.findall('data-words="(.*?)"', page)[0]))
+    assert words["live"] == "追跡中" and words["gone"].startswith("サーバー")
+    assert set(re.findall(r"words\.(\w+)", live_scripts())) == set(words)

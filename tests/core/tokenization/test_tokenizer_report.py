@@ -79,7 +79,7 @@ def test_coverage_by_class(folder: Path, measured: TokenizerReport) -> None:
 
 
 def test_pieces(measured: TokenizerReport) -> None:
-    unused = measured.never_used()
+    unused = measured.unused_pieces()
     used = {measured.pieces[id] for id in measured.counts.nonzero()[0].tolist()}
     assert not used & set(unused)
     assert len(unused) + len(used - {"[UNK]"}) == measured.vocabulary - measured.special

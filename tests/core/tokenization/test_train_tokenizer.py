@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.plugins import loading as plugins
 from terakoya.tokenization.import_model import import_tokenizer
+from terakoya.tokenization.recognise import load_decoder, recognise_tokenizer
 from terakoya.tokenization.train import train_tokenizer
+from terakoya_plugins.tokenizers.huggingface import HuggingFace
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 TEXT = "庭の池に、赤い魚と白い魚がいる。\n\n魚は池の底で休む。\n" * 5
@@ -105,3 +110,28 @@ def test_a_corpus_without_a_document_makes_no_tokenizer(tmp_path: Path, kind: st
         train_tokenizer([corpus], tmp_path / "out", settings={"type": kind}, processes=1)
     pattern = re.escape(f"{corpus}: ") + ".*" + said.replace("(", r"\(").replace(")", r"\)")
     assert re.match(pattern, str(caught.value)) and not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_a_plugin_is_not_read_as_another_kind_without_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plugin that writes no record of its own: its folder names its kind all the same."""
+    monkeypatch.setattr(plugins, "_current", None)
+    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
+        monkeypatch.setenv(variable, "")
+    source = (TEMPLATES / "tokenizer.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(source.replace('"example"', '"mine"'), encoding="utf-8")
+    plugins.load([str(tmp_path / "mine.py")])
+    out = tmp_path / "out"
+    train_tokenizer([corpus], out, settings={"type": "mine", "vocab_size": 40}, processes=1)
+    assert json.loads((out / "terakoya.json").read_text())["settings"] == {"vocab_size": 40}
+    assert type(recognise_tokenizer(out)).__module__ != HuggingFace.__module__
+    text = recognise_tokenizer(out).load(out).decode([8, 9])
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
+    with pytest.raises(UserError, match=r"tokenizer type mine, which made it, is missing: load its plugin .*--plugin"):
+        recognise_tokenizer(out)
+    assert isinstance(recognise_tokenizer(out, type="huggingface"), HuggingFace)
+    decoder = load_decoder(out)  # ids become text without the plugin
+    assert "type mine, which made it, is missing: Transformers alone" in caplog.text
+    assert decoder.decode([8, 9]) == text and "[UNK]" not in text

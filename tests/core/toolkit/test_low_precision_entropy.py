@@ -62,6 +62,16 @@ def test_no_float32_array_of_the_logits_size(monkeypatch: pytest.MonkeyPatch) ->
     assert max(sizes) <= 3000
 
 
+def test_columns_beyond_the_classes_count_nothing() -> None:
+    logits, labels = case(torch.bfloat16)
+    padded = torch.cat([logits.detach(), torch.full((50, 20), 5.0, dtype=logits.dtype)], 1).requires_grad_()
+    narrow, z = low_precision_entropy.summed_cross_entropy(logits * 1, labels)
+    wide, wide_z = low_precision_entropy.summed_cross_entropy(padded * 1, labels, 300)
+    assert torch.equal(wide, narrow) and torch.equal(wide_z, z)
+    (want,), (got,) = torch.autograd.grad(narrow + z, logits), torch.autograd.grad(wide + wide_z, padded)
+    assert torch.equal(got[:, :300], want) and torch.count_nonzero(got[:, 300:]) == 0
+
+
 def test_without_rows_the_loss_is_zero() -> None:
     logits = torch.empty(0, 30, dtype=torch.bfloat16, requires_grad=True)
     loss = summed_cross_entropy_(logits * 1, torch.empty(0, dtype=torch.int64))
@@ -97,9 +107,9 @@ def test_what_a_gpu_compiles_computes_the_same() -> None:
     used = labels != low_precision_entropy.IGNORED
     share, both = 0.25 * used, 0.3 * used
     expected, of_labels = low_precision_entropy.row_sums(logits.detach(), labels)
-    compiled = low_precision_entropy._compiled(low_precision_entropy._rows)(logits.detach(), labels)
+    compiled = low_precision_entropy._compile(low_precision_entropy._rows)(logits.detach(), labels)
     assert torch.allclose(compiled[0], expected, rtol=1e-6) and torch.equal(compiled[1], of_labels)
     ours, theirs = logits.detach().clone(), logits.detach().clone()
     low_precision_entropy.to_gradient(ours, labels, expected, both, share)
-    low_precision_entropy._compiled(low_precision_entropy._gradient)(theirs, labels, expected, both, share)
+    low_precision_entropy._compile(low_precision_entropy._gradient)(theirs, labels, expected, both, share)
     assert ((ours.float() - theirs.float()).abs() <= 2**-8 * ours.float().abs() + 1e-6).all()

@@ -103,14 +103,14 @@ def test_a_run_makes_its_graphs_in_its_first_step_and_computes_the_same(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-def test_two_processes_compile_too(store: Path, tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(("engine", "precision"), [("ddp", "fp32"), ("fsdp", "fp32"), ("fsdp", "bf16")])
+def test_two_processes_compile_too(store: Path, tmp_path: Path, engine: str, precision: str) -> None:
     architecture = toy.without_dropout(toy.parameters(store)["architecture"])
 
     def losses(mode: str) -> dict[int, tuple[float, float]]:
         settings = toy.parameters(
             store, max_steps=3, architecture=architecture, compile=mode, activation_checkpointing="selective",
-            parallel={"engine": engine},
+            parallel={"engine": engine}, precision=precision,
         )  # fmt: skip
         toy.train(
             settings, tmp_path / mode, nodes=(2,), plugins=[PROBE],
@@ -419,7 +419,7 @@ def test_what_cannot_be_traced_is_named() -> None:
 def test_plugins_run_the_model_with_any_shape() -> None:
     block = nn.Linear(4, 4)
     block.compile(backend=compilation.TRACE_ONLY, fullgraph=True, dynamic=False)
-    with compilation.uncompiled("blocks"):
+    with compilation.run_uncompiled("blocks"):
         for rows in range(1, 20):  # more than the limit of graphs
             block(torch.ones(rows, 4))
     assert not counters["stats"]
@@ -465,6 +465,34 @@ def test_auto_compiles_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "it counts tokens" in str(compilation.choose(parse(), gpu)[1])
     with pytest.raises(UserError, match="it counts tokens"):
         parse(compile="blocks")
+
+
+def test_graphs_need_a_gpu_and_all_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, gpu = parse(cuda_graphs=True), torch.device("cuda", 0)
+    with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and this run is on the cpu; set it to fa"):
+        compilation.choose(wanted, CPU)
+    monkeypatch.setattr(compilation, "_missing_tools", lambda device: "the package triton is not installed")
+    with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and the package triton is not installed"):
+        compilation.choose(wanted, gpu)
+    monkeypatch.setattr(compilation, "_missing_tools", lambda device: None)
+    assert compilation.choose(wanted, gpu) == ("whole", None)
+
+
+def test_the_compiler_is_asked_for_graphs_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: asked.append(options))
+    parameters = toy_run("electra")
+    module = build_module_for_training(parameters, toy_model.VOCABULARY)
+    architectures = all_architectures(parameters.architecture, parameters.objective)
+    for graphs in (True, False):
+        compilation.compile_module(
+            module, architectures, toy_model.VOCABULARY, "whole", layout="packed", cuda_graphs=graphs
+        )
+    assert [each.get("options") for each in asked] == [compilation.GRAPH_OPTIONS, None]
+    assert compilation.GRAPH_OPTIONS["triton.cudagraphs"] and compilation.GRAPH_OPTIONS["triton.cudagraph_or_error"]
+    assert compilation.GRAPH_OPTIONS.keys() <= set(torch._inductor.list_options()), "the compiler has these"
 
 
 @pytest.mark.nightly

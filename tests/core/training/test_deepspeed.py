@@ -57,7 +57,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
     plain = settings(store, validation_store, None, one)
     here(base / "plain", plain)
-    here(base / "plain_bf16", {**plain, **UNVALIDATED, "precision": "bf16"})
+    here(base / "plain_bf16", {**plain, **UNVALIDATED, "precision": "bf16", "autocast": True})
     here(base / "plain_uncorrected", {**plain, **UNVALIDATED, "optimizer": UNCORRECTED})
     here(base / "plain_fp16", {**plain, **HALF})
     here(base / "plain_lion", {**plain, **LION})

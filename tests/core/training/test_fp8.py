@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
 from terakoya.training.engines import fp8 as distributed_fp8
+from terakoya.training.engines import fsdp
+from terakoya.training.engines.build import build
 from terakoya.training.setup import train_in_this_process
 
 GPU = torch.device("cuda", 0)
@@ -42,6 +45,18 @@ def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(UserError, match=r'"fp8": .*pip install "terakoya\[fp8\]"'):
         distributed_fp8.check(GPU)
+
+
+def test_layers_are_converted_before_fsdp_shards_them(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[Any] = []
+    monkeypatch.setattr(distributed_fp8, "convert", lambda module: happened.append(("converted", module)))
+    monkeypatch.setattr(fsdp, "FSDPEngine", lambda context, module, *_, **__: happened.append(("sharded", module)))
+    module = torch.nn.Linear(2, 2)
+    two: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
+    for precision in ("fp8", "bf16"):
+        raw = toy.parameters(store, precision=precision, parallel={"engine": "fsdp"})
+        build(Parameters.from_dict(raw, source="test"), module, VOCABULARY, two, 1, 1)
+    assert happened == [("converted", module), ("sharded", module), ("sharded", module)]
 
 
 def test_weights_keep_their_names_and_train_where_torchao_emulates(monkeypatch: pytest.MonkeyPatch) -> None:

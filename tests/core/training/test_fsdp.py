@@ -105,7 +105,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     spread(BertForMaskedLM(BertConfig(**shape, vocab_size=200, pad_token_id=0)), 1).save_pretrained(base / "start")
     begun = {"start_from": str(base / "start"), "architecture": two_layers}
     variants: dict[str, dict[str, Any]] = {
-        "bf16": {"precision": "bf16", "evaluation": None, "max_steps": MIDDLE},
+        "bf16": {"precision": "bf16", "autocast": True, "evaluation": None, "max_steps": MIDDLE},
         "fp16": HALF,
         "lion": LION,
         "frozen": {**begun, "frozen_layers": 1},

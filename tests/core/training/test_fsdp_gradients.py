@@ -27,7 +27,7 @@ from terakoya.contract.toy import VOCABULARY, make_store, values
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
-from terakoya.training.engines.fsdp import shard_module, shardable_blocks
+from terakoya.training.engines.fsdp_groups import shard_module, shardable_blocks
 from terakoya.training.model.build import build_module
 
 TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}
@@ -47,6 +47,8 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "t5": ("t5", {"type": "span_corruption"}, (2,)),
 }
 """By name: architecture, objective, numbers of processes."""
+HALF = {"llama": "bf16", "gpt2": "fp16"}
+"""What is compared with DDP to the bit, and its precision."""
 ADAGRAD = {"type": "adagrad", "learning_rate": 0.1}
 CASES = [
     pytest.param(name, processes, marks=() if len(worlds) > 1 else pytest.mark.nightly)
@@ -83,6 +85,15 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ]  # fmt: skip
         changes = {"optimizer": ADAGRAD, "schedule": {"type": "constant"}, "max_grad_norm": 0.0, "parallel": parallel}
         jobs.append({"out": str(base / f"adagrad{processes}"), "settings": settings(store, "bert", rows, **changes)})
+        for name, precision in HALF.items() if processes == 2 else ():
+            # the same rows in one micro-step: of two processes there is one way to add up
+            half = {"precision": precision, "autocast": True, "micro_batch_size": 7}
+            half |= {"loss_scaling": {"init_scale": 1024.0}} if precision == "fp16" else {}
+            jobs += [
+                {"out": str(base / f"{name}_{engine}"), "gradients": True,
+                 "settings": settings(store, name, rows, parallel={"engine": engine}, **half)}
+                for engine in ("ddp", "fsdp")
+            ]  # fmt: skip
         work = partial(fsdp_worker.run, jobs)
         started = worlds.start(work, (1,) * processes, base / "said", plugins=[Path(adagrad.__file__)])
         toy.finish(started, seconds=240)
@@ -134,6 +145,17 @@ def test_each_process_holds_its_rows_of_weights_and_gradients(runs: Path, name: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", HALF)
+def test_in_16_bits_gradients_have_the_bits_of_ddp(runs: Path, name: str) -> None:
+    """Weights are cast before they are gathered, as autocast casts them after; gradients are summed in float32."""
+    ddp, fsdp = (load_file(runs / f"{name}_{engine}/gradients.safetensors") for engine in ("ddp", "fsdp"))
+    assert ddp.keys() == fsdp.keys() and len(ddp) > 10
+    for key, value in ddp.items():
+        assert value.dtype == fsdp[key].dtype == torch.float32
+        assert torch.equal(value, fsdp[key]), key
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", TABLES)
 def test_an_optimizer_may_have_state_before_its_first_step(runs: Path, processes: int, tmp_path: Path) -> None:
     weights, _ = plain(runs / "toy/store", "bert", tmp_path / "plain")
@@ -158,4 +180,4 @@ def test_a_scalar_weight_is_refused_by_name() -> None:
     module: Any = build_module(parameters, VOCABULARY)
     module.model.scale = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(UserError, match=r'parallel.engine "fsdp": model.scale is a scalar'):
-        shard_module(module, [parameters.architecture], VOCABULARY, mesh=None)  # type: ignore[arg-type] # not used
+        shard_module(module, [parameters.architecture], VOCABULARY, mesh=None, precision="fp32")  # type: ignore[arg-type]

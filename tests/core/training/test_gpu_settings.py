@@ -30,9 +30,11 @@ def test_the_memory_of_a_gpu_grows_in_place_unless_the_user_says_otherwise(monke
     assert gpu_allocator.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
+@pytest.mark.parametrize("frozen_before", [True, False])
 def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
-    store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frozen_before: bool, store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What was frozen before stays so; what a run has frozen is thawed at its end."""
     frozen: list[int] = []
     train, collate = Trainer.train, MaskedLM.collate
     threads: dict[int, set[str]] = {}
@@ -48,8 +50,15 @@ def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
     monkeypatch.setattr(Trainer, "train", watched_train)
     monkeypatch.setattr(MaskedLM, "collate", watched_collate)
     settings = toy.parameters(store, validation_store, max_steps=2, evaluation={"steps": 2, "batches": 2})
-    before = gc.get_freeze_count()
-    train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
-    assert frozen[0] > before  # which is not 0 where the tests have frozen what they imported
-    assert (gc.get_freeze_count() == 0) == (before == 0)
+    if frozen_before:
+        gc.freeze()
+    else:
+        gc.unfreeze()
+    try:
+        before = gc.get_freeze_count()
+        train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
+        after = gc.get_freeze_count()
+    finally:
+        gc.freeze()  # as conftest.py does
+    assert frozen[0] > before and (before > 0) == (after > 0) == frozen_before
     assert threads[1] == {"terakoya-prefetch"}

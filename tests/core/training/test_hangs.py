@@ -94,6 +94,6 @@ def test_a_killed_rank_is_named(rank: int, store: Path, tmp_path: Path) -> None:
     """Rank 0 takes the store with it, at which the others read who is late."""
     with running(store, tmp_path / "run") as started:
         os.kill(started[rank].pid, signal.SIGKILL)
-        wait_for(lambda: not started[1 - rank].running(), started, seconds=25)
+        wait_for(lambda: not started[1 - rank].running(), started, seconds=10)
         assert started[1 - rank].process.exitcode == 76
         assert re.search(rf"error: rank {rank} on \S+ has been in ", started[1 - rank].output.read_text())

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,38 @@ def test_a_rank_without_news_is_named_with_what_it_did_and_what_the_others_wait_
     assert seen.seconds_silent() == SILENT_BEATS
     seen.look(beats(99))
     assert seen.report() == "" and seen.seconds_silent() == 0
+
+
+def ended_process() -> int:
+    """The id of a process that has ended."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_an_error_a_rank_of_this_host_is_named_as_soon_as_its_process_is_known_to_be_gone() -> None:
+    namespace, own = heartbeat._process_here().split()
+    gone = ended_process()
+    processes = {0: f"{namespace} {own}", 1: f"{namespace} {gone}", 2: f"{namespace} {gone}", 3: ""}
+    seen = ranks()
+    for number in range(1, 2 + heartbeat.GONE_BEATS):
+        assert seen.report(after_an_error=True) == "", "its last news, which says whether it has left, is still to come"
+        others = {rank: beat for rank, beat in beats(1).items() if rank}
+        seen.look(
+            {rank: replace(beat, process=processes[rank]) for rank, beat in {0: beats(number)[0], **others}.items()}
+        )
+    named = seen.report(after_an_error=True)
+    assert named.startswith("rank 1 on a01 has been in all_reduce since ") and "; 3 ranks wait in" in named
+    assert named.count(": its process is gone") == 1, "rank 2 has such an id, too, but on another host"
+    assert seen.report() == "", "at the end of a run processes leave one after the other"
+    for process in (f"{namespace} {own}", f"pid:[1] {gone}", ""):  # it lives; another container's; unknown
+        seen.look({1: replace(beats(1)[1], process=process)})
+        assert seen.report(after_an_error=True) == "", process
+    seen.look({1: replace(beats(1)[1], process=processes[1], ended=True)})
+    assert seen.report(after_an_error=True) == ""
 
 
 def test_a_rank_that_does_not_move_while_others_wait_is_named() -> None:

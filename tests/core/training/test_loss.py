@@ -43,6 +43,13 @@ def test_means_are_over_all_sums_since_the_last_time() -> None:
     assert meter.take_means(meter.local_sums()) == {"loss": 0.0, "accuracy": 0.75}
 
 
+def test_counts_keep_the_order_of_the_terms() -> None:
+    """A checkpoint's bytes are the same in each process: the order of a set is not."""
+    names = [f"count {number}" for number in range(20)]
+    terms = {f"term {name}": LossTerm(count=name) for name in names}
+    assert list(Meter(terms, torch.device("cpu")).state()["counts"]) == names
+
+
 def test_bins_are_summed_and_the_objective_derives_metrics_from_them() -> None:
     """A histogram has no mean: the objective derives metrics from the sums of all ranks since the last time."""
     terms = {"one": LossTerm("tokens", 1.0), "bins": LossTerm("rows", bins=3), "unseen": LossTerm("rows", bins=2)}

@@ -30,7 +30,7 @@ PAIR = {"pp_size": 2}
 INTERLEAVED = {"pp_size": 2, "pp_stages_per_process": 2}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("llama", {"precision": "bf16", "activation_checkpointing": "selective"}),
+    "bf16": ("llama", {"precision": "bf16", "autocast": True, "activation_checkpointing": "selective"}),
     "fp16": ("gpt2", {"precision": "fp16", "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-30}}),
     "head": ("gptj", {"objective": {"type": "causal_lm", "layout": "stream", "z_loss": 0.01, "head_positions": 5}}),
     "frozen": ("gpt2", {"frozen_layers": 2, "activation_checkpointing": "full"}),

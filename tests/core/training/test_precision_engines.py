@@ -52,6 +52,7 @@ def settings(store: Path, family: str, precision: str) -> dict[str, Any]:
         micro_batch_size=4,
         max_steps=3,
         precision=precision,
+        autocast=True,
         checkpoint={"save_steps": 100, "model": "never"},
         **scaling,
     )

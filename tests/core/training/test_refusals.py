@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 import toy
 from saved_weights import FAULTS
@@ -135,6 +136,13 @@ def test_every_key_that_may_change_can_change_on_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compilation, "BACKEND", compilation.TRACE_ONLY)
+    choose = compilation.choose
+
+    def choose_for_gpu(parameters: Parameters, device: torch.device) -> tuple[compilation.Mode, str | None]:
+        return ("whole", None) if parameters.cuda_graphs else choose(parameters, device)
+
+    monkeypatch.setattr(compilation, "choose", choose_for_gpu)
+    monkeypatch.setattr(compilation, "GRAPH_OPTIONS", {})  # which only the compiler for GPUs knows
     settings = toy.parameters(store, validation_store, max_steps=1, architecture=GPT2, objective={"type": "causal_lm"})
     settings["evaluation"]["batches"] = 1
     other = tmp_path / "validation"
@@ -153,6 +161,7 @@ def test_every_key_that_may_change_can_change_on_resume(
         "objective.head_positions": {"objective": {"type": "causal_lm", "head_positions": 64}},
         "parallel": {"parallel": {"timeout_seconds": 60}}, "events": {"events": {"early_stopping": {}}},
         "compile": {"compile": "blocks"}, "profile": {"profile": {"steps": [2, 2]}},
+        "autocast": {"autocast": True}, "cuda_graphs": {"cuda_graphs": True},
     }  # fmt: skip
     assert set(changes) == RESUME_MAY_CHANGE
     run(settings, tmp_path / "run")

@@ -182,7 +182,7 @@ def test_a_full_disk_never_ends_the_run_and_what_had_no_room_is_written_later(
         run_log.write("step", step=step)
     run_log.sync()
     printed = capsys.readouterr().err
-    assert printed.count("metrics.jsonl cannot be written (No space left on device); the run goes on") == 1
+    assert printed.count("metrics.jsonl cannot be written (No space left on device); the run continues") == 1
     assert run_log.file is not None
     run_log.file.close()
     run_log.file = (tmp_path / "later").open("ab", buffering=0)

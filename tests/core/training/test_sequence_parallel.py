@@ -47,7 +47,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "one_key_head": {"architecture": {**LLAMA, "num_key_value_heads": 1}},
     "eager": {"architecture": GPT2, "attention": "eager"},
     "stream": {"architecture": GPT2, "objective": {**CAUSAL, "layout": "stream"}},
-    "bf16": {"architecture": QWEN3, "precision": "bf16"},
+    "bf16": {"architecture": QWEN3, "precision": "bf16", "autocast": True},
     "selective": {"architecture": LLAMA, "activation_checkpointing": "selective"},
 }
 """Two processes, one replica."""

@@ -121,7 +121,7 @@ def test_a_signal_during_start_up_ends_at_once_with_75(number: signal.Signals, i
             process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=20)
     assert process.returncode == 75
-    assert "during start-up: nothing is lost, and the same command goes on\n" in error
+    assert "during start-up: nothing is lost, and the same command continues\n" in error
 
 
 def test_signals_that_are_ignored_by_now_stay_so(said: list[str]) -> None:

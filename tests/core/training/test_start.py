@@ -269,7 +269,8 @@ def test_settings_that_differ_are_all_named(store: Path, tmp_path: Path) -> None
     save_bert(tmp_path / "m", num_hidden_layers=3, hidden_act="relu", layer_norm_eps=1e-5, vocab_size=210)
     where = f"start_from: {tmp_path}/m: "
     assert refusal(settings(store, str(tmp_path / "m"))).splitlines() == [
-        where + "its vocabulary has 210 entries, the stores' 200; prepare the stores with the folder's tokenizer",
+        where + "its vocabulary has 210 entries, the stores' 200; prepare the stores "
+        "with the folder's tokenizer, or set start_from.vocabulary",
         where + "num_hidden_layers is 3 there and 2 in the parameters; set it to the folder's",
         where + 'hidden_act is "relu" there and "gelu" in the parameters; set it to the folder\'s',
         where + "layer_norm_eps is 1e-05 there and 1e-12 in the parameters; set it to the folder's",
@@ -308,7 +309,7 @@ def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path
     assert refusal(settings(copy, str(tmp_path / "m"))) == (
         f"start_from: {tmp_path}/m: its tokenizer differs from the stores': 2 ids mean something else "
         '(7 is "字9" there and "字7" here; 9 is "江戸" there and "字9" here); '
-        "prepare the stores with the folder's tokenizer"
+        "prepare the stores with the folder's tokenizer, or set start_from.vocabulary"
     )
     (tmp_path / "m/tokenizer.json").write_text("{")
     assert "its tokenizer (tokenizer.json) cannot be compared" in refusal(settings(copy, str(tmp_path / "m")))

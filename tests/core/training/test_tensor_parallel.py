@@ -136,7 +136,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
 CLIPPED = {"max_grad_norm": 0.01, **UNVALIDATED}
 OTHERS: dict[str, dict[str, Any]] = {
-    "bf16": {"precision": "bf16", **UNVALIDATED},
+    "bf16": {"precision": "bf16", "autocast": True, **UNVALIDATED},
     "lion": {
         "optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None,
         "checkpoint": {"save_steps": 1, "async_save": True},

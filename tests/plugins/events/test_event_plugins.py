@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from terakoya.commands.main import app
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
+from terakoya.runs import files
 from terakoya.toolkit.checkpoint_copies import copy_checkpoint, finish_copy
 from terakoya.toolkit.validation_metrics import choose_mode, is_better, read_metric
 
@@ -146,6 +148,24 @@ def test_a_save_is_requested_from_outside(stores: tuple[Path, Path], tmp_path: P
             each.process.kill()
     with pytest.raises(UserError, match=r"no process trains here.*its last checkpoint is step-"):
         CliRunner().invoke(app, ["save", str(run)], catch_exceptions=False)
+
+
+def test_a_run_that_ends_before_it_saves_is_told_from_one_that_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "parameters.json").write_text("{}")
+    asked: list[bool] = []
+
+    def read_lock(folder: Path) -> SimpleNamespace:
+        asked.append((folder / "save.request").exists())
+        return SimpleNamespace(held=len(asked) < 3)
+
+    monkeypatch.setattr(files, "read_lock", read_lock)
+    with pytest.raises(UserError, match=r"the run ended before it saved; `terakoya status"):
+        CliRunner().invoke(app, ["save", str(run)], catch_exceptions=False)
+    assert asked == [False, True, True] and not (run / "save.request").exists()
 
 
 # -------------------------------------------------------------------------------------------------------- settings

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
 
 from terakoya.components.vocabulary import Vocabulary
@@ -51,6 +52,18 @@ def test_an_export_has_the_tokenizer_of_the_run(name: str, tmp_path: Path) -> No
         assert isinstance(tokenizer, BertJapaneseTokenizer)
         assert tokenizer("gara su [MASK]")["input_ids"] == [2, 5, 6, 7, 4, 3]
     assert (tmp_path / "out" / "tokenization.py").exists() == (name == "modernbert")
+
+
+def test_the_bias_of_robertas_head_has_the_name_that_transformers_4_45_reads_too(tmp_path: Path) -> None:
+    model = build("roberta", VOCABULARY)
+    with torch.no_grad():
+        model.lm_head.bias.copy_(torch.arange(8.0))
+    model_folder.write(model, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved["lm_head.decoder.bias"].tolist() == saved["lm_head.bias"].tolist() == list(range(8))
+    again, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert again.lm_head.decoder.bias.tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama", "qwen3"])

@@ -27,6 +27,18 @@ def until_stop_request(host: str, code: int) -> str:
     return f"until [ -e {host} ]; do sleep 0.02; done; exit {code}"
 
 
+def send_once_handled(number: signal.Signals) -> None:
+    """Sends this process the signal `number` as soon as somebody has replaced its handler."""
+    before = signal.getsignal(number)
+
+    def send() -> None:
+        while signal.getsignal(number) is before:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
 def test_lines_are_printed_after_the_hosts_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_on_hosts(remotes(tmp_path, a01="echo one; echo two >&2", a02="echo three")) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == ["[a01] one", "[a01] two", "[a02] three"]
@@ -45,7 +57,7 @@ def test_others_get_a_stop_request_some_time_after_one_failed(tmp_path: Path, mo
 def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         ended = run_on_hosts(
-            remotes(tmp_path, a01="sleep 0.5", a02="exit 3"), continue_after_failure=True, grace_seconds=0.1
+            remotes(tmp_path, a01="sleep 1", a02="exit 3"), continue_after_failure=True, grace_seconds=0.1
         )
     assert ended == 0
     assert not (tmp_path / "a01").exists()
@@ -64,7 +76,7 @@ def test_a_host_that_has_saved_is_not_reported_as_lost(tmp_path: Path, caplog: p
 @pytest.mark.slow
 def test_ctrl_c_sends_a_stop_request_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    send_once_handled(signal.SIGINT)
     both = remotes(tmp_path, a01=until_stop_request("a01", 75), a02=until_stop_request("a02", 75))
     assert run_on_hosts(both, continue_after_failure=True) == 75
 
@@ -74,7 +86,7 @@ def test_a_closed_terminal_sends_a_stop_request_to_all(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+    send_once_handled(number)
     assert run_on_hosts(remotes(tmp_path, a01=until_stop_request("a01", 75))) == 75
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import toy
 import yaml
+from followed_pages import blocks_of
 
 from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
@@ -77,8 +78,8 @@ def test_a_config_sample_is_converted(tmp_path: Path) -> None:
 
 
 def test_the_settings_in_the_documentation_are_accepted(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md").read_text()
-    (text,) = re.findall(r"<!-- settings -->\n```json\n(.*?)```", page, re.S)
+    page = "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md"
+    (text,) = [block.content for block in blocks_of(page) if block.what == "sagemaker.json"]
     content = request(planned(tmp_path, json.loads(text), batch_size={"0": 128, "1": 128}))
     assert (
         content["ResourceConfig"]["InstanceCount"] == 2

@@ -78,6 +78,13 @@ def test_a_batch_script_has_all_settings(tmp_path: Path) -> None:
     assert plan.plan.commands == [f"sbatch {plan.folder}/job.sbatch"]
 
 
+def test_the_job_speaks_the_language_that_its_user_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    assert "\nexport TERAKOYA_LANG=ja\n" in planned(tmp_path, {}).plan.files["job.sbatch"]
+    monkeypatch.delenv("TERAKOYA_LANG")
+    assert "TERAKOYA_LANG" not in planned(tmp_path, {}).plan.files["job.sbatch"]
+
+
 def test_a_container_runs_under_apptainer_or_pyxis(tmp_path: Path) -> None:
     image = {"container": "terakoya image.sif", "mounts": ["/data/stores"], "gpus": 1}
     script = planned(tmp_path, image).plan.files["job.sbatch"]

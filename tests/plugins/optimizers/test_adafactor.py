@@ -1,10 +1,11 @@
 """Adafactor against the published formulas in float64."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from terakoya_plugins.optimizers.adafactor import Adafactor
+from terakoya_plugins.optimizers.adafactor import Adafactor, without_waiting
 
 
 def rms(values: np.ndarray) -> float:
@@ -78,3 +79,25 @@ def test_the_step_of_a_gpu_is_that_of_a_cpu_and_can_be_skipped_to_the_bit() -> N
         assert mine.keys() == theirs.keys()
         for key in mine:
             torch.testing.assert_close(mine[key], theirs[key], rtol=1e-5, atol=1e-7)
+
+
+def test_on_a_gpu_tensors_of_one_shape_are_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five layers in stacks of two weights, with one weight that has no gradient and one of three dimensions."""
+    monkeypatch.setattr(without_waiting, "MOST_AT_ONCE", 2 * 15)
+    torch.manual_seed(0)
+    layers = [nn.Sequential(*(nn.Linear(5, 3) for _ in range(5)), nn.Conv1d(2, 3, 4)) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    ours, plain = (Adafactor(learning_rate=0.8, weight_decay=0.05).build(layer, fused=True) for layer in layers)
+    ours.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    pairs = list(zip(layers[0].parameters(), layers[1].parameters(), strict=True))
+    for _ in range(3):
+        for mine, theirs in pairs[1:]:
+            theirs.grad = torch.randn_like(theirs) * 3.0
+            mine.grad = theirs.grad.clone()
+        ours.step()
+        plain.step()
+        for mine, theirs in pairs:
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    for mine, theirs in pairs[1:]:
+        for key in ("step", *({"row_var", "col_var"} if mine.ndim > 1 else {"variance"})):
+            torch.testing.assert_close(ours.state[mine][key], plain.state[theirs][key], rtol=1e-5, atol=1e-7)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import typer
+
+WIDTH = 78
+"""The columns that an example takes at most; a longer one goes on in the next line."""
 
 EXAMPLES: Mapping[str, str] = {
     "": "terakoya demo",
@@ -14,6 +21,7 @@ EXAMPLES: Mapping[str, str] = {
     "tokenizer": "terakoya tokenizer train corpus.jsonl.gz --type mecab_wordpiece --out work/tokenizer",
     "tokenizer train": "terakoya tokenizer train corpus.jsonl.gz --type mecab_wordpiece --vocab-size 32768 "
     "--out work/tokenizer",
+    "tokenizer extend": "terakoya tokenizer extend work/model --corpus corpus.jsonl.gz --add 1000 --out work/extended",
     "tokenizer import": "terakoya tokenizer import tokenizer.model --type sentencepiece --out work/tokenizer",
     "tokenizer count": "terakoya tokenizer count corpus.jsonl.gz --type mecab_wordpiece --out work/words.counts",
     "tokenizer report": "terakoya tokenizer report work/tokenizer --corpus corpus.jsonl.gz",
@@ -68,6 +76,34 @@ def add_examples(app: typer.Typer) -> None:
             command.epilog = _text(f"{group.name} {command.name}")
 
 
+def complete_overview(command: Any) -> None:
+    """Gives the lists of commands, below `command`, whole sentences: the parser's own are cut to one line. What may be
+    given several times is shown as one value: `<path>` for a list of paths, `CORPUS...` for arguments."""
+    for parameter in command.params:
+        parameter.display_type = partial(_type_of_one, parameter.display_type)
+        if parameter.nargs == -1:
+            shown = (parameter.metavar or parameter.name.upper()).removesuffix("...") + "..."
+            parameter.metavar = shown
+            parameter.get_usage_pieces = partial(_usage, shown if parameter.required else f"[{shown}]")
+    for each in getattr(command, "commands", {}).values():
+        each.short_help = " ".join((each.help or "").split("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
+        complete_overview(each)
+
+
+def _type_of_one(display_type: Callable[[Any], str | None], ctx: Any) -> str | None:
+    shown = display_type(ctx)
+    return shown and re.sub(r"list\[(.*)\]", r"\1", shown).replace("<Path>", "<path>")
+
+
+def _usage(shown: str, ctx: Any) -> list[str]:
+    return [shown]
+
+
 def _text(name: str) -> str | None:
-    # \b keeps the line as it is: a command that is wrapped cannot be copied
-    return f"\b\nExample:\n  {EXAMPLES[name]}" if name in EXAMPLES else None
+    if name not in EXAMPLES:
+        return None
+    lines = textwrap.wrap(
+        EXAMPLES[name], WIDTH - len("    ") - len(" \\"), break_on_hyphens=False, break_long_words=False
+    )
+    # \b keeps the lines as they are: a shell takes them with their backslashes
+    return "\b\nExample:\n  " + " \\\n    ".join(lines)

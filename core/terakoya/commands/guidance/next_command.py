@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,19 @@ SENTENCES = {"masked": "東京は日本の[MASK]です。", "spans": "東京は�
 SMALL_STORE, LARGE_STORE = 50_000_000, 1_000_000_000
 """Tokens below which the tiny preset is named, and from which the one of base size is."""
 
+_GIVEN: ContextVar[Sequence[tuple[str, str]]] = ContextVar("_GIVEN", default=())
+
 _VALIDATION_ENDINGS = (".val", ".validation", "-val", "_val")
+
+
+@contextmanager
+def carrying(options: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """While the block runs, every next command has these `options` of terakoya itself, such as ("--plugin", "f.py")."""
+    token = _GIVEN.set(options)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
 
 
 def show(*words: str | Path) -> None:
@@ -27,8 +41,16 @@ def show(*words: str | Path) -> None:
 
 
 def line(*words: str | Path) -> str:
-    """Returns the line `next: terakoya WORDS`, quoted for a shell, for a message that ends with it."""
-    return f"next: {shlex.join(['terakoya', *map(str, words)])}"
+    """Returns the line `next: terakoya WORDS`, quoted for a shell, for a message that ends with it. Options of terakoya
+    itself that this command was given, and WORDS do not name, come first: the next command needs its plugins too."""
+    texts = [str(word) for word in words]
+    given = [
+        word
+        for option, value in _GIVEN.get()
+        if value not in texts and f"{option}={value}" not in texts
+        for word in (option, value)
+    ]
+    return f"next: {shlex.join(['terakoya', *given, *texts])}"
 
 
 def after_tokenizer(out: Path, corpus: Iterable[object], *, field: str = "text", documents: str = "blank") -> None:
@@ -43,18 +65,20 @@ def after_tokenizer(out: Path, corpus: Iterable[object], *, field: str = "text",
 
 def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None) -> None:
     """Names `train` on the store `out`, with a preset that fits its tokenizer and its size; `validation` is the store
-    to validate on, by default the one beside `out` that is named for it."""
+    to validate on, by default the one next to `out` that is named for it."""
     ending = next((each for each in _VALIDATION_ENDINGS if out.name.endswith(each)), "")
-    beside = [out.with_name(out.name + each) for each in _VALIDATION_ENDINGS]
+    neighbours = [out.with_name(out.name + each) for each in _VALIDATION_ENDINGS]
     store = out.with_name(out.name.removesuffix(ending)) if ending else out
     if validation is None:
-        validation = out if ending else next((each for each in beside if each.is_dir()), None)
+        validation = out if ending else next((each for each in neighbours if each.is_dir()), None)
     else:
         store = out
     words: list[str] = ["train", "tiny_instruction" if facts.answers else preset_for(facts)]
     words += ["--out", str(out.with_name("run"))]
     if facts.answers:
         words += ["--set", "start_from=MODEL"]
+    elif facts.vocabulary.mask is not None and not facts.word_starts:  # the presets of a BERT mask whole words
+        words += ["--set", "objective.whole_word_mask=false"]
     if (store, validation) != (Path("work/store"), Path("work/store.val")):
         words += ["--set", f'data.train=["{store}"]', "--set"]
         words += (
@@ -83,15 +107,21 @@ def after_model(out: Path) -> None:
 
 
 def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:
-    """Returns the words of an `upload` of `model` that pushes nothing, with more `options`."""
+    """Returns the words of an `upload` of `model` that pushes nothing, with more `options`, and with the checkpoint
+    that it is from, for the card, if its run is next to it."""
+    from terakoya.toolkit.formats.folder_digests import find_checkpoint
+
     name = f"ORGANISATION/{model.resolve().name}"
-    return ("upload", model, "--name", name, *options, "--dry-run", model.with_name("upload"))
+    folders = (model, model / "discriminator")
+    origin = next((found for each in folders if (found := find_checkpoint(each, model.parent))), None)
+    run = ("--run", origin) if origin is not None else ()
+    return ("upload", model, "--name", name, *run, *options, "--dry-run", model.with_name("upload"))
 
 
 def export_words(run: Path) -> tuple[str | Path, ...]:
-    """Returns the words of an `export` of a run or a checkpoint to a folder beside the run."""
-    beside = run if run.parent.name != "checkpoints" else run.parent.parent
-    return ("export", run, "--out", beside.with_name("model"))
+    """Returns the words of an `export` of a run or a checkpoint to a folder next to the run."""
+    folder = run if run.parent.name != "checkpoints" else run.parent.parent
+    return ("export", run, "--out", folder.with_name("model"))
 
 
 def after_run(run: Path, *, shown: bool = False) -> None:

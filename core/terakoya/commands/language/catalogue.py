@@ -60,11 +60,11 @@ def write_catalogue(file: Path, entries: Iterable[Entry]) -> None:
     for entry in entries:
         lines = [f"#: {each}" for each in entry.files]
         for keyword, text in (("msgid", entry.source), ("msgstr", entry.translation)):
-            lines.append(f"{keyword} {_quoted(text)}")
+            lines.append(f"{keyword} {_quote(text)}")
         blocks.append("\n".join(lines))
     file.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\b": "\\b"}
     return '"' + "".join(escapes.get(character, character) for character in text) + '"'

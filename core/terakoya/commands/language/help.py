@@ -107,7 +107,9 @@ ERRORS = (
     (r"Option '(.+)' requires an argument\.", r"\1: 後に値が必要です"),
     (r"Option '(.+)' does not take a value\.", r"\1: 値は取りません"),
     (r"Got unexpected extra argument\(s\) \((.*)\)", r"余分な引数があります: \1"),
-    (r"No such command '(.+)'\.(?: Did you mean (.+)\?)?", r"\1 というコマンドはありません"),
+    (r"No such command '(.+)'\.", r"\1 というコマンドはありません"),
+    (r"No such command '(.+)'\. Did you mean '(.+)'\?", r"\1 というコマンドはありません。\2 ではありませんか?"),
+    (r"No such command '(.+)'\. \(Possible commands: (.+)\)", r"\1 というコマンドはありません。近い名前: \2"),
     (r"Missing command\.", r"コマンドが必要です"),
     (r"(.*: )Input should be a valid integer.*", r"\1整数が必要です"),
     (r"(.*: )Input should be a valid number.*", r"\1数が必要です"),
@@ -128,4 +130,4 @@ def explain_usage(error: Any) -> str | None:
         text = re.sub(f"^{pattern}$", japanese, text)
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "terakoya"
-    return f"{path}: {text}。`{path} --help` を見てください"
+    return f"{path}: {text}{' ' if text.endswith('?') else '。'}`{path} --help` を見てください"

@@ -14,13 +14,18 @@ _OPENING = "（「『【〈《([{"
 
 def wrap(text: str, width: int) -> Iterator[str]:
     """Yields `text` in lines of at most `width` columns: broken at spaces and between Japanese characters, never within
-    a word of Latin letters that fits, and never before a sign that closes. A text that fits stays as it is."""
+    a word of Latin letters, within a `command` that fits into a line, or before a sign that closes. All lines have the
+    indent of the first. A text that fits stays as it is."""
     from rich.cells import cell_len
 
     if cell_len(text) <= width:
         yield text
         return
-    words = re.findall(rf" +|[!-~]+|[^ !-~][{_CLOSING}]*", text)
+    indent = text[: len(text) - len(text.lstrip(" "))]
+    if indent:
+        yield from (indent + line for line in wrap(text[len(indent) :], width - len(indent)))
+        return
+    words = re.findall(rf" +|(?<!\S)`[ -_a-~]{{1,{max(width - 2, 1)}}}`[!-~]*|[!-~]+|[^ !-~][{_CLOSING}]*", text)
     joined: list[str] = []
     for word in words:  # a closing sign stays with what it closes
         closes = word[0] in _CLOSING or _CLOSING_LATIN.match(word) is not None

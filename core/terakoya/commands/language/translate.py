@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,8 +28,26 @@ SYSTEM_ERRORS = {
     errno.EADDRINUSE: "使用中のアドレスです",
 }
 """What the system calls its errors, in Japanese."""
-_TAIL = r"((?:; |, |\. | \(|: | and | of \d|  |\n).*|)"
+VALIDATION = (
+    Entry("an integer", "整数"),
+    Entry("a number", "数"),
+    Entry("a string", "文字列"),
+    Entry("an object", "オブジェクト"),
+    Entry("true or false", "true か false"),
+    Entry("greater than {limit}", "{limit} より大きい値"),
+    Entry("greater than or equal to {limit}", "{limit} 以上の値"),
+    Entry("less than {limit}", "{limit} より小さい値"),
+    Entry("less than or equal to {limit}", "{limit} 以下の値"),
+)
+"""What pydantic calls values that are expected."""
+_TAIL = r"((?:; |, |\. | \(|: | and | of \d|  |\n)(?s:.*)|)"
 _CHOICE = re.compile(r"\S+ or \S+")
+_PAIR = re.compile(r"\S*\d and \d\S*")
+_QUOTED_CHOICE = re.compile(r'(?:"[^"]*", )*"[^"]*" or "[^"]*"')
+_QUOTED = re.compile(r'"[^"]*"')
+_DURATION = re.compile(r"\d[\d,.]* (?:s|min|h|d)(?: \d+ (?:min|h))?")
+_UNITS = {"s": "秒", "min": "分", "h": "時間", "d": "日"}
+_JAPANESE = re.compile("[ぁ-んァ-ヶー一-龠々]")
 LONG = 8
 """Letters that tell a text with placeholders from others."""
 LONGEST = 20_000
@@ -68,11 +86,13 @@ class Pattern:
     @cached_property
     def expression(self) -> re.Pattern[str]:
         """The regular expression with a group for each placeholder. One that stands directly behind another is what may
-        follow a message or not, and begins with a sign."""
+        follow a message or not, and begins with a sign. A text of one line fits nothing of several, which are messages
+        of their own."""
         groups = [_TAIL if between == "" else "(.*?)" for between in self.literals[:-1]]
         groups[0] = "(.*?)"
         parts = [group + re.escape(literal) for group, literal in zip(groups, self.literals[1:], strict=True)]
-        return re.compile(re.escape(self.literals[0]) + "".join(parts), re.DOTALL)
+        several = any("\n" in literal for literal in self.literals)
+        return re.compile(re.escape(self.literals[0]) + "".join(parts), re.DOTALL if several else 0)
 
     @cached_property
     def is_long(self) -> bool:
@@ -103,10 +123,12 @@ class Translator:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._exact = {os.strerror(number): text for number, text in SYSTEM_ERRORS.items()}
         patterns: list[Pattern] = []
-        for entry in entries:
+        for entry in (part for each in (*VALIDATION, *entries) if each.translation for part in _with_end(each)):
             literals = tuple(PLACEHOLDER.split(entry.source)[::2])
             if len(literals) == 1:
                 self._exact[entry.source] = entry.translation
+                if entry.source.isidentifier():  # a name, which tables and lists show with spaces
+                    self._exact.setdefault(entry.source.replace("_", " "), entry.translation)
             else:
                 patterns.append(Pattern(entry, literals))
         self._patterns = sorted(patterns, key=lambda pattern: -sum(map(len, pattern.literals)))
@@ -121,12 +143,25 @@ class Translator:
     def _whole(self, text: str) -> str | None:
         if text in self._exact:
             return self._exact[text]
+        if _DURATION.fullmatch(text):
+            return re.sub("[a-z]+", lambda unit: _UNITS[unit[0]], text)
+        places = self._places(text)
         for pattern in self._patterns:
-            groups = pattern.groups(text)
-            if groups is not None and (pattern.is_long or all(map(self._is_value, groups.values()))):
-                values = {name: self._value(value) for name, value in groups.items()}
-                return PLACEHOLDER.sub(lambda place: values[place[1]], pattern.entry.translation)  # noqa: B023 - at once
+            for start in places if pattern.literals[0] and pattern.is_long else (0,):
+                groups = pattern.groups(text[start:])
+                if groups is not None and (pattern.is_long or all(map(self._is_value, groups.values()))):
+                    values = {name: self._value(each) for name, each in groups.items()}
+                    return text[:start] + _fill_in(pattern.entry.translation, values)
         return None
+
+    def _places(self, text: str) -> list[int]:
+        """Returns 0 and where the message begins behind each part of its place: `FILE: KEY: ...`."""
+        starts = [0]
+        for part in text.split("\n", 1)[0].split(": ")[:-1]:
+            if " " in part or (len(starts) == 1 and part in self._exact):
+                break
+            starts.append(starts[-1] + len(part) + 2)
+        return starts
 
     def _is_value(self, text: str) -> bool:
         """Returns whether `text` may stand for a placeholder of a short text, which would else match half of English:
@@ -135,11 +170,17 @@ class Translator:
 
     def _value(self, text: str) -> str:
         """Returns a value in the other language if it is several words: one word may be a name. The ending of an
-        English plural goes."""
+        English plural goes, and what is quoted stays."""
         if text in ("s", "es"):
             return ""
+        if _QUOTED.fullmatch(text):
+            return text
+        if _QUOTED_CHOICE.fullmatch(text):
+            return text.replace('", "', '"、"').replace('" or "', '" か "')
         if _CHOICE.fullmatch(text):
             return text.replace(" or ", " か ")
+        if _PAIR.fullmatch(text):
+            return text.replace(" and ", " と ")
         return self(text) if " " in text.strip() else text
 
     def _pieces(self, text: str) -> Iterator[str]:
@@ -157,7 +198,7 @@ class Translator:
             return
         for place in re.finditer(": ", text):
             rest = self._whole(text[place.end() :])
-            if rest is not None:
+            if rest is not None and " " in text[place.end() :]:  # one word may be a name
                 yield text[: place.end()] + rest
                 return
         for sign in ("; ", r"(?<=[.。]) "):
@@ -168,3 +209,33 @@ class Translator:
                 yield joint.join(shown)
                 return
         yield text
+
+
+def _with_end(entry: Entry) -> Iterator[Entry]:
+    """Yields `entry`, and for what is written behind a place (`: is empty`) also what follows the colon."""
+    yield entry
+    if entry.source.startswith(": ") and entry.translation.startswith(": "):
+        yield Entry(entry.source[2:], entry.translation[2:])
+
+
+def _fill_in(translation: str, values: Mapping[str, str]) -> str:
+    """Returns `translation` with `values` in their places. Between Japanese and other letters is a space, between two
+    Japanese ones there is none."""
+    shown = ""
+    parts = PLACEHOLDER.split(translation)
+    for part in (values[each] if number % 2 else each for number, each in enumerate(parts)):
+        if shown and part:
+            if shown[-1] == " " and _JAPANESE.fullmatch(shown[-2:-1]) and _JAPANESE.match(part):
+                shown = shown[:-1]
+            elif part[0] == " " and _JAPANESE.match(part[1:]) and _JAPANESE.fullmatch(shown[-1]):
+                part = part[1:]
+            elif part.startswith("; ") and not part.isascii():
+                part = f"。{part[2:]}"
+            elif _needs_space(shown[-1], part[0]) or _needs_space(part[0], shown[-1]):
+                part = f" {part}"
+        shown += part
+    return shown
+
+
+def _needs_space(one: str, other: str) -> bool:
+    return _JAPANESE.fullmatch(one) is not None and other.isascii() and (other.isalnum() or other in '"}')

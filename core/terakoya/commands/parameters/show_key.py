@@ -20,6 +20,7 @@ _PLACES = {
     "launcher": "of a launcher",
     "exporter": "of an export format",
     "importer": "of an import format",
+    "word_finder": "of a word finder",
     "datatrove": "of prepare --engine datatrove",
 }
 
@@ -32,6 +33,7 @@ _NEXT = {
     "launcher": ("launch", "-h"),
     "exporter": ("export", "-h"),
     "importer": ("import", "-h"),
+    "word_finder": ("prepare", "-h"),
     "datatrove": ("prepare", "-h"),
 }
 """File -> the command in which its keys are used."""
@@ -50,7 +52,7 @@ def is_key(given: Path) -> bool:
 
 def show(key: str) -> None:
     """Prints every entry of `key`. Raises UserError for a key that does not exist, as `find_key` does."""
-    from terakoya.log import console
+    from terakoya.log import console, translated
     from terakoya.pipeline.keys import find_key
     from terakoya.plugins import registry
 
@@ -58,7 +60,8 @@ def show(key: str) -> None:
     for number, entry in enumerate(entries):
         if number:
             console().print()
-        console().print(f"{entry.path}  ({_PLACES[entry.file]})", style="bold", markup=False, highlight=False)
+        place = translated(_PLACES[entry.file])
+        console().print(f"{entry.path}  ({place})", style="bold", markup=False, highlight=False)
         for line in describe(entry):
             console().print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     next_command.show(*_NEXT[entries[0].file])
@@ -67,13 +70,14 @@ def show(key: str) -> None:
 def describe(entry: Entry) -> list[str]:
     """Returns the lines below the key path of `entry`."""
     from terakoya.config.meanings import FIRST_RELEASE
+    from terakoya.log import translated
 
     setting = entry.setting
     lines = [setting.meaning, f"type: {setting.kind}"]
     if setting.unit:
-        lines.append(f"unit: {setting.unit}")
+        lines.append(f"unit: {translated(setting.unit)}")
     for default, types in entry.defaults.items():
-        lines.append(f"default: {default}" + (f"  ({', '.join(types)})" if types else ""))
+        lines.append(f"default: {translated(default)}" + (f"  ({', '.join(types)})" if types else ""))
     if setting.since != FIRST_RELEASE:
         lines.append(f"since: {setting.since}")
     return lines

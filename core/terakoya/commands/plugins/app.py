@@ -23,7 +23,7 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
     from rich.table import Table
 
     from terakoya.config.meanings import settings_of
-    from terakoya.log import console
+    from terakoya.log import console, translated
     from terakoya.plugins import registry
 
     loaded = registry()
@@ -37,8 +37,10 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
         console().print(f"{registration.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
         table = Table("setting", "type", "default", "meaning", box=None, header_style="bold", pad_edge=False)
         for setting in settings_of(component):
-            unit = f" ({setting.unit})" if setting.unit else ""
-            table.add_row(*map(escape, (setting.name, setting.kind + unit, setting.default, setting.meaning)))
+            unit = f" ({translated(setting.unit)})" if setting.unit else ""
+            table.add_row(
+                *map(escape, (setting.name, setting.kind + unit, setting.default, translated(setting.meaning)))
+            )
         console().print(table)
     next_command.show(*_user(found[0].kind, name))
 
@@ -49,11 +51,11 @@ def _user(kind: str, name: str) -> tuple[str, ...]:
         "tokenizers": ("tokenizer", "train", "CORPUS", "--type", name, "--out", "work/tokenizer"),
         "exporters": ("export", "work/run", "--format", name, "--out", "work/model"),
         "importers": ("import", name, "CHECKPOINT", "--out", "work/model"),
+        "word_finders": ("prepare", "CORPUS", "--tokenizer", "TOKENIZER", "--words", name, "--out", "work/store"),
         "launchers": ("launch", name, "bert_base", "--out", "work/run"),
     }
-    return commands.get(
-        kind, ("parameters", "show", kind if kind in ("trackers", "events") else kind.removesuffix("s"))
-    )
+    keys = {"trackers": "trackers", "events": "events", "initializers": "start_from.initializer"}
+    return commands.get(kind, ("parameters", "show", keys.get(kind, kind.removesuffix("s"))))
 
 
 @app.command("list")

@@ -54,7 +54,12 @@ def command(
 
 def show(result: CheckResult, out: Console) -> None:
     """Prints one result: its status, the requirement and, below it, the reason."""
+    from rich.text import Text
+
+    from terakoya.log import lines_of, translated
+
+    lines = lines_of(translated(result.requirement), out.width - 10)
     out.print(f"  {MARKS[result.status]:<8}", style=STYLES[result.status], end="")
-    out.print(result.requirement, markup=False, soft_wrap=True)
+    out.print(Text(("\n" + " " * 10).join(lines)), soft_wrap=True)
     if result.text:
         out.print(f"          {result.text}", markup=False, soft_wrap=True)

@@ -14,8 +14,8 @@ from terakoya.folder_kinds import refuse_address
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SINGULAR = (
-    "tokenizer", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker", "event",
-    "launcher",
+    "tokenizer", "word_finder", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker",
+    "event", "launcher", "initializer",
 )  # fmt: skip
 """The singulars of `components.KINDS`, which is not imported here: `terakoya --help` must stay quick."""
 
@@ -96,7 +96,9 @@ def command(
     ] = False,
 ) -> None:
     """Write a working plugin with its test, as a starting point for your own."""
-    from terakoya.log import console
+    from rich.text import Text
+
+    from terakoya.log import console, translated
 
     files = new(name, kind, out, package=package)
     for file in files:
@@ -112,4 +114,4 @@ def command(
         steps.append((f"pip install -e {plugin.parent}", "install it; --plugin is then not needed"))
     width = max(len(step) for step, _ in steps)
     for step, why in steps:
-        console().print(f"  {step:<{width}}  # {why}", markup=False, soft_wrap=True)
+        console().print(Text(f"  {step:<{width}}  # {translated(why)}"), soft_wrap=True)

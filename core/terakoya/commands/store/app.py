@@ -30,7 +30,8 @@ def info_command(store: Store, json: Json = False) -> None:
     from terakoya.log import console, translated
     from terakoya.store.token_store import TokenStore
 
-    facts = TokenStore.open(store).facts
+    opened = TokenStore.open(store)
+    facts = opened.facts
     if json:
         console().print(facts.model_dump_json(indent=2), markup=False, soft_wrap=True)
         return
@@ -40,31 +41,34 @@ def info_command(store: Store, json: Json = False) -> None:
         "documents": f"{facts.documents:,}",
         "sequences": f"{facts.sequences:,} (a {facts.unit} each)",
         "tokens": f"{facts.tokens:,} {facts.dtype}",
+        "characters per token": "not known" if (text := opened.text_per_token) is None else f"{text.characters:.3f}",
         "vocabulary": f"{facts.vocabulary.size:,}",
         "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
         "word starts": "stored" if facts.word_starts else "not known",
         **_answers(store, facts),
+        **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()},
         "rejected": f"{facts.rejected:,}",
         **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},
         **{f"literal {token}": f"{number:,}" for token, number in facts.literals.items()},
-        **{f"option {name}": value for name, value in facts.options.items()},
+        **{f"{translated('option')} {name}": value for name, value in facts.options.items()},
         **{f"made from {name}": value for name, value in facts.inputs.items()},
         "fingerprint": facts.fingerprint,
     }
     for name, value in rows.items():
-        table.add_row(translated(name).replace("[", "\\["), translated(str(value)).replace("[", "\\["))
+        shown = str(value) if name == "store" else translated(str(value))
+        table.add_row(translated(name).replace("[", "\\["), shown.replace("[", "\\["))
     console().print(table)
     next_command.after_store(store, facts)
 
 
 def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
-    """Returns the tokens of answers and the notes of a store of conversations; nothing for a store of plain text."""
+    """Returns the tokens of answers of a store of conversations; nothing for a store of plain text."""
     from terakoya.store.token_store import TokenStore
 
     if not facts.answers:
         return {}
     count = TokenStore.open(folder, headers_only=True).answer_tokens
-    return {"tokens of answers": f"{count:,}", **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()}}
+    return {"tokens of answers": f"{count:,}"}
 
 
 @app.command("count")

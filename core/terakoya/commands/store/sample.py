@@ -57,14 +57,14 @@ def sample(
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
     from terakoya.store.token_store import TokenStore
-    from terakoya.tokenization.recognise import recognise_tokenizer
+    from terakoya.tokenization.recognise import load_decoder
 
     if masks and causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")
     if settings and not (masks or causal):
         raise UserError("--set: these are settings of the objective: give --masks or --causal too")
     store = TokenStore.open(folder)
-    tokenizer = recognise_tokenizer(store.tokenizer_folder).load(store.tokenizer_folder)
+    tokenizer = load_decoder(store.tokenizer_folder)
     if causal:
         objective = _objective(_ANSWERS if store.facts.answers else _CAUSAL, settings or {})
         return sample_causal(store, tokenizer, objective, rows=rows, sequence_length=sequence_length, seed=seed)

@@ -12,6 +12,7 @@ from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather,
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import CleanFolderOption, CleanOption, complete_tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
+from terakoya.commands.tokenizer import extend as tokenizer_extend
 from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
 
@@ -27,6 +28,7 @@ def describe() -> None:
 
 app.command("report")(tokenizer_report.command)
 app.command("count")(tokenizer_count.command)
+app.command("extend")(tokenizer_extend.command)
 
 
 Kind = Annotated[
@@ -150,7 +152,8 @@ def _take_paths(settings: dict[str, Any], sources: list[str], out: Path | None) 
 def _print_facts(out: Path, facts: Mapping[str, Any]) -> None:
     from terakoya.log import console, translated
 
-    text = ", ".join(f"{translated(name.replace('_', ' '))} {_format(value)}" for name, value in facts.items())
+    told = {name: value for name, value in facts.items() if value or name != "count_error"}
+    text = ", ".join(f"{translated(name.replace('_', ' '))} {_format(value)}" for name, value in told.items())
     console().print(f"{out}: {text}", soft_wrap=True, markup=False)
 
 

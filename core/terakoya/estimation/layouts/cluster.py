@@ -118,6 +118,7 @@ class Layout:
             Tensor-parallel devices are neighbours, then sequence-, then data-, then pipeline-parallel ones.
         zero_stage: what data-parallel devices shard: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also
             weights.
+        shard: data-parallel devices that shard it among themselves, while such groups hold the same; None: all.
         micro_batch_size: rows of one replica's micro-batch.
         micro_steps: micro-steps of an optimizer step.
         virtual: stages of the model that each device of a pipeline holds, interleaved.
@@ -131,6 +132,7 @@ class Layout:
     pipeline: int = 1
     sequence: int = 1
     zero_stage: int = 0
+    shard: int | None = None
     micro_batch_size: int = 1
     micro_steps: int = 1
     virtual: int = 1
@@ -142,6 +144,11 @@ class Layout:
     def devices(self) -> int:
         """Number of devices."""
         return self.data * self.tensor * self.pipeline * self.sequence
+
+    @property
+    def shards(self) -> int:
+        """Number of devices that divide what `zero_stage` shards."""
+        return self.shard or self.data * self.sequence
 
     @property
     def rows(self) -> int:
@@ -166,6 +173,7 @@ class Program:
             those on their way, and the output of each micro-batch in flight. 0 counts none of these in memory.
         ends_shared: whether tensor-parallel devices also divide embeddings and logits.
         max_gathered: elements that stage 3 holds whole at once, at most; None is two layers.
+        cast_weights: whether autocast keeps copies of weights in 16 bits.
         fused: pointwise operations are compiled into few kernels, which halves the traffic.
         flash: attention keeps no scores.
         tensor_overlap: fraction of tensor-parallel communication that is hidden behind products.
@@ -183,6 +191,7 @@ class Program:
     hidden: float = 0
     ends_shared: bool = True
     max_gathered: float | None = None
+    cast_weights: bool = True
     fused: bool = False
     flash: bool = True
     tensor_overlap: float = 0.0

@@ -92,7 +92,9 @@ def find_layouts(
     cluster = Cluster(find_gpu(gpu), gpus, per_node)
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
     check_model(loaded, statistics.vocabulary)
-    model, state = measure_transformer(loaded, statistics.vocabulary, context=statistics.context)
+    model, state = measure_transformer(
+        loaded, statistics.vocabulary, context=statistics.context, documents_per_row=statistics.documents_per_row
+    )
     suggestions = suggest(loaded, model, cluster, state=state)
     return Layouts(cluster, suggestions, batch_size_for(cluster, loaded.batch_size), notes)
 

@@ -24,12 +24,15 @@ LAYERS, ROWS = (1, 2), (1, 2)
 NOT_ACTIVATIONS = {WEIGHTS, GRADIENTS, OPTIMIZER}
 
 
-def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> tuple[Transformer, float]:
+def measure_transformer(
+    parameters: Parameters, vocabulary: Vocabulary, *, context: float, documents_per_row: float = 1.0
+) -> tuple[Transformer, float]:
     """Returns the model of `parameters`, and the bytes of optimizer state for each of its weights. Of several models
     the largest has the layers; the others count like a head.
 
     Args:
         context: average number of positions of its own document that a position attends to.
+        documents_per_row: average number of documents in a row, for a run that takes flash attention.
 
     Raises:
         UserError: the run does not train a model with equal layers, all of them trained.
@@ -71,7 +74,7 @@ def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, conte
     )  # fmt: skip
     outside = flops / 3 - unmeasured.layers * unmeasured.layer_flops
     head_share = max(0.0, outside / (2 * unmeasured.hidden_size * unmeasured.vocabulary_size))
-    return _measure_activations(replace(unmeasured, head_share=head_share), parameters, vocabulary)
+    return _measure_activations(replace(unmeasured, head_share=head_share), parameters, vocabulary, documents_per_row)
 
 
 def _check(parameters: Parameters, config: Any) -> None:
@@ -97,21 +100,24 @@ def _matrices(block: nn.Module) -> list[tuple[int, int]]:
 
 
 def _measure_activations(
-    unmeasured: Transformer, parameters: Parameters, vocabulary: Vocabulary
+    unmeasured: Transformer, parameters: Parameters, vocabulary: Vocabulary, documents_per_row: float
 ) -> tuple[Transformer, float]:
     """Returns `unmeasured` with the bytes that a step keeps for a token, and bytes of optimizer state for a weight."""
     length = parameters.data.sequence_length
     activations: dict[Recomputation | None, float] = {}
     head = copies = state = backward = 0.0
     for recomputation in (*get_args(Recomputation), None):
-        changed = parameters.model_copy(update={"activation_checkpointing": recomputation})
+        # one model for all layouts, of which only plain DDP could keep less than autocast does
+        changed = parameters.model_copy(update={"activation_checkpointing": recomputation, "autocast": True})
         live: dict[tuple[int, int], int] = {}
         late: dict[int, int] = {}
         for layers in LAYERS:
             smaller = fake_step.with_depth(changed, layers)
             assert smaller is not None, "see _check"
             for rows in ROWS:
-                step = fake_step.simulate_step(smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True)
+                step = fake_step.simulate_step(
+                    smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True, documents_per_row=documents_per_row
+                )
                 live[layers, rows] = max(_activations(step, fake_step.FORWARD), _activations(step, fake_step.BACKWARD))
                 late[rows] = _activations(step, fake_step.LATE_BACKWARD)  # of two layers: the first one's backward
         of_row = live[2, 2] - live[2, 1] - live[1, 2] + live[1, 1]

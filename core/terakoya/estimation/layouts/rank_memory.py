@@ -18,16 +18,17 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     logits.
     """
     weights = rank_weights(model, layout, program)
-    replicas = layout.data * layout.sequence
+    replicas, shards = layout.data * layout.sequence, layout.shards
     stage = layout.zero_stage
-    whole = 1.0 if stage < 3 else 1 / replicas
+    whole = 1.0 if stage < 3 else 1 / shards
+    copies = model.weight_copies if program.cast_weights else 0.0
     parts = {
-        "weights": program.weights * weights * whole + model.weight_copies * weights,
-        "gradients": program.gradients * weights / (replicas if _gradients_sharded(layout) else 1),
-        "optimizer": program.optimizer * weights / (replicas if stage else 1),
+        "weights": program.weights * weights * whole + copies * weights,
+        "gradients": program.gradients * weights / (shards if _shards_gradients(layout) else 1),
+        "optimizer": program.optimizer * weights / (shards if stage else 1),
     }
     if stage:
-        parts["weights"] += program.partition * weights / replicas
+        parts["weights"] += program.partition * weights / shards
     if stage == 3:
         layer = model.layer_weights / layout.tensor
         gathered = 2 * layer if program.max_gathered is None else program.max_gathered
@@ -71,6 +72,6 @@ def in_flight(layout: Layout) -> float:
     return min(p * factor, float(layout.micro_steps))
 
 
-def _gradients_sharded(layout: Layout) -> bool:
+def _shards_gradients(layout: Layout) -> bool:
     """Whether a device keeps only its own part of the gradients: stage 1 has all of them until they are reduced."""
     return layout.zero_stage >= 2

@@ -86,7 +86,7 @@ def step_time(model: Transformer, layout: Layout, cluster: Cluster, program: Pro
     parts["bubble"] = others / layout.virtual * (sum(stage.values()) + sends)
     compute = sum(stage.values()) + sum(head.values())
     parts["data"] = _data(model, layout, cluster, program, compute)
-    shards = layout.data * layout.sequence if layout.zero_stage else 1
+    shards = layout.shards if layout.zero_stage else 1
     parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout, program) / shards / cluster.gpu.bandwidth
     nodes = max(1.0, layout.devices / cluster.per_node)
     parts["waiting"] = cluster.straggler_fraction * math.log2(nodes) * sum(parts.values())
@@ -216,16 +216,19 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     """Seconds of communication of gradients and weights that `compute` seconds of a micro-batch do not hide.
 
     Stages 0 and 1 reduce gradients during the last backward, 2 and 3 during each; 1 and 2 gather weights after the
-    step, 3 during each forward and each backward.
+    step, 3 during each forward and each backward. Where groups of devices shard weights among themselves, the groups
+    add up their gradients during the last backward.
     """
     members = layout.data * layout.sequence
     if members == 1:
         return 0.0
     weights = rank_weights(model, layout, program)
 
+    shards = layout.shards
+    stride = layout.tensor * (layout.pipeline if layout.stages_near else 1)
+
     def ring_pass(element: float) -> float:
-        stride = layout.tensor * (layout.pipeline if layout.stages_near else 1)
-        return ring_seconds(element * weights, members, cluster, stride, passes=1)
+        return ring_seconds(element * weights, shards, cluster, stride, passes=1)
 
     backward = compute * BACKWARD / (1 + BACKWARD)
     reduce, gather = ring_pass(program.reduced), ring_pass(program.gathered)
@@ -236,7 +239,9 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
         return _exposed_seconds(reduce, backward, cluster) + gather
     if stage == 2:
         return m * _exposed_seconds(reduce, backward, cluster) + gather
-    return m * _exposed_seconds(2 * gather + reduce, compute, cluster)
+    between = ring_seconds(program.reduced * weights / shards, members // shards, cluster, stride * shards)
+    once = 2 * gather + reduce
+    return (m - 1) * _exposed_seconds(once, compute, cluster) + _exposed_seconds(once + between, compute, cluster)
 
 
 def _exposed_seconds(communication: float, compute: float, cluster: Cluster) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.engine_memory import AHEAD, BUCKET, FLOAT32, LIVE
+from terakoya.estimation.engine_memory import AHEAD, BUCKET, FLOAT16, FLOAT32, LIVE
 from terakoya.estimation.layouts.cluster import Cluster, Layout, Program, Recomputation
 from terakoya.estimation.layouts.rank_memory import rank_memory
 from terakoya.estimation.layouts.step_time import StepTime, step_time
@@ -80,7 +80,8 @@ def suggest(
     """
     suggestions: list[Suggestion] = []
     names: dict[bool, set[str]] = {True: set(), False: set()}  # whether supported -> layouts suggested so far
-    for time, memory, (parallel, layout, _) in _fitting(model, cluster, sum(parameters.batch_size.values()), state):
+    rows, precision = sum(parameters.batch_size.values()), parameters.precision
+    for time, memory, (parallel, layout, _) in _fitting(model, cluster, rows, state, precision):
         name = json.dumps({**parallel, STAGES_PER_PROCESS: None})  # one of those that differ only in this is enough
         if name in names[True]:
             continue
@@ -96,13 +97,13 @@ def suggest(
 
 
 def _fitting(
-    model: Transformer, cluster: Cluster, rows: int, state: float
+    model: Transformer, cluster: Cluster, rows: int, state: float, precision: str
 ) -> list[tuple[StepTime, Mapping[str, float], Candidate]]:
     """Returns the candidates that fit, with their fastest micro-batch, one for each `parallel` and recomputation,
     sorted by time."""
     best: dict[str, tuple[StepTime, Mapping[str, float], Candidate]] = {}
     least: tuple[float, str] | None = None
-    for candidate in candidates(model, cluster, rows, state):
+    for candidate in candidates(model, cluster, rows, state, precision):
         parallel, layout, program = candidate
         memory = rank_memory(model, layout, program)
         size = sum(memory.values())
@@ -111,6 +112,8 @@ def _fitting(
         if size > USABLE * cluster.gpu.memory:
             continue
         time = step_time(model, layout, cluster, program)
+        if layout.rows > rows:  # the last micro-batches of some replicas are not full
+            time = replace(time, tokens=rows * model.sequence_length)
         name = f"{json.dumps(parallel)} {layout.recomputation}"
         if name not in best or time.seconds < best[name][0].seconds:
             best[name] = (time, memory, candidate)
@@ -125,7 +128,7 @@ def _fitting(
     )
 
 
-def candidates(model: Transformer, cluster: Cluster, rows: int, state: float) -> Iterator[Candidate]:
+def candidates(model: Transformer, cluster: Cluster, rows: int, state: float, precision: str) -> Iterator[Candidate]:
     """Yields every layout to compare: the value of `parallel`, the layout, and what its engine holds and sends."""
     for parallel, axes in _parallels(model, cluster):
         replicas = axes.data
@@ -138,11 +141,12 @@ def candidates(model: Transformer, cluster: Cluster, rows: int, state: float) ->
             steps = -(-replica_rows // size)
             for recomputation in (None, *get_args(Recomputation)):
                 layout = axes.replace(micro_batch_size=size, micro_steps=steps, recomputation=recomputation)
-                yield parallel, layout, engine_program(parallel, model, state)
+                yield parallel, layout, engine_program(parallel, model, state, precision)
 
 
-def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float) -> Program:
-    """What an engine of this program holds and sends, all in float32; `state` is the optimizer's, bytes per weight."""
+def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float, precision: str) -> Program:
+    """What an engine of this program holds and sends, in float32 but for blocks that `fully_shard` gathers in 16 bits;
+    `state` is the optimizer's, bytes per weight."""
     if parallel["engine"] == "deepspeed":
         bucket = min(BUCKET, model.parameters) if parallel["zero_stage"] else 0
         if parallel["zero_stage"] == 2:  # a copy is sent
@@ -152,8 +156,12 @@ def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float
         return Program(optimizer=state, partition=FLOAT32, bucket=size, max_gathered=LIVE, ends_shared=False)
     if parallel["engine"] == "fsdp":  # weights outside of blocks, and their gradients, stay whole
         ends = model.embedding_weights + model.head_weights
-        size = FLOAT32 * (ends + model.layer_weights)
-        return Program(optimizer=state, bucket=size, max_gathered=ends + 2 * model.layer_weights, ends_shared=False)
+        low = FLOAT32 if precision == "fp32" else FLOAT16
+        sent = FLOAT32 if precision == "fp32" else FLOAT16 + FLOAT32  # a block's gradient, and what is sent of it
+        return Program(
+            optimizer=state, gathered=low, bucket=FLOAT32 * ends + sent * model.layer_weights, ends_shared=False,
+            max_gathered=ends * FLOAT32 / low + 2 * model.layer_weights, cast_weights=precision == "fp32",
+        )  # fmt: skip
     return Program(optimizer=state, hidden=FLOAT32, ends_shared=False)
 
 
@@ -204,6 +212,9 @@ def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str,
                     if stage or not sizes:
                         yield parallel, axes.replace(zero_stage=stage)
                 yield {"engine": "fsdp", **sizes}, axes.replace(zero_stage=3)
+                node = cluster.per_node
+                if not sizes and node < data and data % node == 0 and node > 1:
+                    yield {"engine": "fsdp", "dp_shard_size": node}, axes.replace(zero_stage=3, shard=node)
     for sequence in SIZES[1:]:
         divides = all(count % sequence == 0 for count in (model.heads, model.key_value_heads, cluster.gpus))
         if divides and sequence <= cluster.per_node:

@@ -165,7 +165,7 @@ def flash(
     else:
         flat_query = flat(query)
     groups = query.shape[1] // key.shape[1]
-    named = varlen_attn.__kwdefaults__ or {}  # torch 2.11's function takes fewer key heads without being told
+    named = varlen_attn.__kwdefaults__ or {}  # torch 2.11's function takes fewer key heads without an argument
     further: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in named else {}
     longest = longest_document.shape[0]
     side = -1 if sliding_window is None else sliding_window - 1  # -1: unlimited

@@ -15,7 +15,11 @@ from terakoya.toolkit.architectures.transformers_model import TransformersArchit
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+TEXT_END_IDS: Mapping[str, str] = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
+"""`config_ids` of families whose config also names the tokens at both ends of a text, CLS and SEP."""
 
 
 class EncoderArchitecture(TransformersArchitecture):
@@ -36,6 +40,15 @@ class EncoderArchitecture(TransformersArchitecture):
     positions_follow_padding: ClassVar[bool] = False
     """Whether the model counts positions from the padding id + 1, as RoBERTa does; its config then has that many more
     positions than `max_position_embeddings`, the longest row."""
+
+    def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
+        """Returns the config. Where its class has ids of its own for the tokens at both ends of a text, which
+        `config_arguments` do not set, they become the vocabulary's CLS and SEP."""
+        config, arguments = super().config(vocabulary), self.config_arguments(vocabulary)
+        for name, token in TEXT_END_IDS.items():
+            if name != "pad_token_id" and name not in arguments and getattr(config, name, None) is not None:
+                setattr(config, name, getattr(vocabulary, token))
+        return config
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids."""

@@ -11,6 +11,7 @@ NumHiddenLayers = Annotated[PositiveInt, Field(description="Number of blocks.")]
 NumAttentionHeads = Annotated[
     PositiveInt, Field(description="Number of attention heads of each block; `hidden_size` is a multiple of it.")
 ]
+HeadDim = Annotated[PositiveInt, Field(description="The width of an attention head.")]
 IntermediateSize = Annotated[PositiveInt, Field(description="The width of the middle of the feed-forward.")]
 Activation = Annotated[
     str, Field(description="The activation function of the feed-forward, by its name in Transformers.")

@@ -1,14 +1,18 @@
-"""The sizes and SHA-256 hashes of an exported folder's files, in a file beside them that Transformers does not read.
+"""The sizes and SHA-256 hashes of an exported folder's files, in a file next to them that Transformers does not read.
 
-They are written when the folder is complete. Whatever reads the folder compares what it reads.
+They are written when the folder is complete. Whatever reads the folder compares what it reads. The same file says which
+checkpoint the model is from.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,16 +20,38 @@ from terakoya.atomic_files import FileFacts, dump_hashed_json, load_hashed_json
 from terakoya.errors import UserError
 
 NAME = "terakoya_files.json"
+MANIFEST = "manifest.json"
+"""The file of a checkpoint that has the digests of its other files."""
 WEIGHTS = (".safetensors", ".bin")
 """The endings of large files. All others are read at once, these while Transformers loads them."""
 _REMEDY = f"export or download it again; or, if you have changed it on purpose, remove {NAME}"
 
 
-def write(folder: Path) -> None:
-    """Writes the digests of all files of `folder`, but not of the folders in it."""
+def write(folder: Path, *, checkpoint: Path | None = None) -> None:
+    """Writes the digests of all files of `folder`, but not of the folders in it; and which `checkpoint` of a run the
+    model is from: its path from the run's folder on, and a digest of its weights."""
     files = {path.name: FileFacts.of(path).model_dump() for path in sorted(folder.iterdir()) if path.is_file()}
     files.pop(NAME, None)
-    (folder / NAME).write_bytes(dump_hashed_json({"files": files}))
+    origin = _describe_origin(checkpoint) if checkpoint is not None else {}
+    (folder / NAME).write_bytes(dump_hashed_json({"files": files, **origin}))
+
+
+def _describe_origin(checkpoint: Path) -> dict[str, Any]:
+    """Returns what is written about `checkpoint`; nothing if it is in no run. No folder above the run is named."""
+    for run in checkpoint.parents[:2]:
+        if (run / "checkpoints").is_dir():
+            place = checkpoint.resolve().relative_to(run.resolve().parent).as_posix()
+            return {"checkpoint": {"place": place, "weights": _digest_weights(checkpoint)}}
+    return {}
+
+
+def _digest_weights(checkpoint: Path) -> str:
+    """Returns a digest of the hashes that the manifest of `checkpoint` has of the model or, where none is saved, of all
+    files: the same for every run that ends with the same weights. The manifest itself also holds times."""
+    recorded: Mapping[str, Mapping[str, Any]] = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
+    hashes = {name: facts["sha256"] for name, facts in recorded.items()}
+    chosen = {name: digest for name, digest in hashes.items() if name.startswith("model/")} or hashes
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
 def read(folder: Path) -> Mapping[str, FileFacts] | None:
@@ -40,6 +66,17 @@ def read(folder: Path) -> Mapping[str, FileFacts] | None:
         }
     except (ValueError, KeyError, AttributeError, ValidationError) as error:
         raise UserError(f"{file}: damaged: {error}; {_REMEDY}") from None
+
+
+def find_checkpoint(folder: Path, near: Path) -> Path | None:
+    """Returns the checkpoint that the model in `folder` is from, if its run is in the folder `near`; None if it is not,
+    or if nothing is recorded."""
+    try:
+        origin = load_hashed_json((folder / NAME).read_bytes())["checkpoint"]
+        found = near / origin["place"]
+        return found if _digest_weights(found) == origin["weights"] else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def find_changes(folder: Path) -> list[str]:

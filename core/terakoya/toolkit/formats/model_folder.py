@@ -26,8 +26,18 @@ def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None 
     """Saves `model` into `folder`: config.json and safetensors weights, its own or those of the state dict `state`."""
     silence_logging()
     with safetensors_as_os_errors(folder):
-        model.save_pretrained(folder, state_dict=state)
+        model.save_pretrained(folder, state_dict=_with_former_bias(model, state))
     _add_former_rotary_keys(folder / "config.json")
+
+
+def _with_former_bias(model: PreTrainedModel, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """Returns what to save of `model`: for a head of RoBERTa's also its bias by the name that Transformers 4.45 reads,
+    which otherwise takes 0 without a word. It is one tensor with two names, of which Transformers 5 saves the first."""
+    head = getattr(model, "lm_head", None)
+    if not hasattr(head, "decoder") or not hasattr(head, "bias"):
+        return state
+    own = model.state_dict() if state is None else state
+    return {**own, "lm_head.decoder.bias": own["lm_head.bias"].clone()} if "lm_head.bias" in own else state
 
 
 def _add_former_rotary_keys(file: Path) -> None:

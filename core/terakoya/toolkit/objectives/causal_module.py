@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.toolkit.objectives.head_in_parts import sum_with_gradients
+from terakoya.toolkit.objectives.padded_head import padded_head
 
 
 class CausalModule(nn.Module):
@@ -39,7 +40,8 @@ class CausalModule(nn.Module):
             return self._score(hidden, labels)
         parts = list(zip(hidden.split(self.head_positions), labels.split(self.head_positions), strict=True))
         if self.training and torch.is_grad_enabled() and not self.z_loss and not torch.compiler.is_compiling():
-            total = sum_with_gradients(lambda *part: self._score(*part)["lm_loss"], parts)
+            with padded_head(self.model):
+                total = sum_with_gradients(lambda *part: self._score(*part)["lm_loss"], parts)
             if total is not None:
                 return {"lm_loss": total}
         scores = [self._checkpointed_score(*part) for part in parts]
@@ -53,11 +55,12 @@ class CausalModule(nn.Module):
 
     def _score(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Returns the sums over positions `hidden` (n, H) with `labels` (n,), -100 ignored."""
-        logits = self.architecture.logits(self.model, hidden)
+        with padded_head(self.model) as classes:
+            logits = self.architecture.logits(self.model, hidden)
         sums = {}
         if not self.training:
-            sums["token_accuracy"] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)
+            sums["token_accuracy"] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
         if not self.z_loss:
-            return sums | {"lm_loss": summed_cross_entropy_(logits, labels)}
-        loss, z = summed_cross_entropy_and_z_(logits, labels)
+            return sums | {"lm_loss": summed_cross_entropy_(logits, labels, classes)}
+        loss, z = summed_cross_entropy_and_z_(logits, labels, classes)
         return sums | {"lm_loss": loss, "z_loss": z}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def terms(*, z_loss: float) -> Mapping[str, LossTerm]:
     """Returns the terms `lm_loss` and `token_accuracy` over all predicted tokens, and `z_loss` if it has a weight."""
-    terms = {"lm_loss": LossTerm("targets", 1.0), "token_accuracy": LossTerm("targets")}
+    terms = {"lm_loss": LossTerm("targets", 1.0, bits="bits"), "token_accuracy": LossTerm("targets")}
     return terms | ({"z_loss": LossTerm("targets", z_loss)} if z_loss else {})
 
 

@@ -23,39 +23,45 @@ ELEMENTS_AT_ONCE = 1 << 22
 """Logits of the rows that are converted to float32 together, where nothing is compiled."""
 
 
-def summed(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def summed_cross_entropy(logits: Tensor, labels: Tensor, classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Returns the summed cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored, and the sum of
-    log^2 Z over the other rows: float32 scalars. The backward overwrites the logits, and can run once."""
-    loss, z = _Summed.apply(logits, labels)
+    log^2 Z over the other rows: float32 scalars. The backward overwrites the logits, and can run once. Columns after
+    the first `classes`, if given, count nothing and get a gradient of 0."""
+    loss, z = _Summed.apply(logits, labels, classes)
     return loss, z
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        log_z, of_labels = torch.ops.terakoya.cross_entropy_rows(logits, labels)
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
+        own = logits if classes is None else logits[:, :classes]
+        log_z, of_labels = torch.ops.terakoya.cross_entropy_rows(own, labels)
         used = labels != IGNORED
         ctx.set_materialize_grads(False)
+        ctx.classes = classes
         ctx.save_for_backward(logits, labels, log_z, used)
         return (log_z - of_labels).mul_(used).sum(), log_z.square().mul_(used).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_loss: Tensor | None, of_z: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, of_loss: Tensor | None, of_z: Tensor | None) -> tuple[Tensor | None, None, None]:
         logits, labels, log_z, used = ctx.saved_tensors
         if of_loss is None and of_z is None:
-            return None, None
+            return None, None, None
         share = torch.zeros_like(log_z) if of_loss is None else of_loss * used
         both = share if of_z is None else share + 2 * of_z * log_z * used
-        torch.ops.terakoya.cross_entropy_gradient_(logits, labels, log_z, both, share)
-        return logits, None
+        own = logits if ctx.classes is None else logits[:, : ctx.classes]
+        torch.ops.terakoya.cross_entropy_gradient_(own, labels, log_z, both, share)
+        if ctx.classes is not None:
+            logits[:, ctx.classes :].zero_()
+        return logits, None, None
 
 
 def row_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Returns of each row the logarithm of its sum of exponentials, (N,) float32, and the logit of its label, (N,)
     float32; 0 where the label is -100. Any other label outside [0, C) is an error."""
     if logits.device.type == "cuda" and _has_triton():
-        log_z, of_labels = _compiled(_rows)(logits, labels)
+        log_z, of_labels = _compile(_rows)(logits, labels)
         return log_z, of_labels
     parts = [_rows(logits[rows], labels[rows]) for rows in _chunks(logits)]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
@@ -70,7 +76,7 @@ def to_gradient(logits: Tensor, labels: Tensor, log_z: Tensor, both: Tensor, sha
     """Overwrites `logits` (N, C) with `both` x softmax - `share` x one-hot of the label; `both`, `share` and the
     logarithms `log_z` are (N,) float32."""
     if logits.device.type == "cuda" and _has_triton():
-        _compiled(_gradient)(logits, labels, log_z, both, share)
+        _compile(_gradient)(logits, labels, log_z, both, share)
         return
     for rows in _chunks(logits):
         part = logits[rows].float()
@@ -108,7 +114,7 @@ def _has_triton() -> bool:
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, dynamic=None)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import vocabulary
+from terakoya.components.tokenizer import RECORD
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers import mecab
 from terakoya.toolkit.tokenizers.word_splitters import mecab_arguments
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-RECORD = "terakoya.json"
 
 
 def special_tokens(num_unused_tokens: int) -> list[str]:

@@ -14,12 +14,15 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
+from terakoya.toolkit.tokenizers.token_spans import ByteSpans, library_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Row = list[int] | np.ndarray
 """The ids of a line. All rows of a batch have the same type."""
+Rows = tuple[Sequence[Row], np.ndarray]
+"""The ids of each line, and a fact of each of their tokens: (T,) word starts, or (T, 2) spans in the line."""
 
 BATCH_CHARACTERS = 1 << 19
 BATCH_LINES = 8192
@@ -44,21 +47,49 @@ class LineEncoder:
         literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
         self._knows_words = has_words(tokenizer)
+        self.gives_spans = bool(tokenizer.is_fast)
+        is_bytes = self._backend is not None and ByteSpans.is_for(self._backend)
+        self._bytes = ByteSpans(self._backend) if is_bytes else None
 
-    def encode(self, documents: Sequence[str], *, whole: bool = False) -> EncodedDocuments:
+    def encode(self, documents: Sequence[str], *, whole: bool = False, spans: bool = False) -> EncodedDocuments:
         """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
 
-        def rows_of(lines: list[str], _: bool) -> tuple[list[list[int]], np.ndarray]:
+        def rows_of(lines: list[str], _: bool) -> Rows:
+            if spans:
+                return encode_texts(self._call_for_spans, lines)
             rows, words = self._rows(lines)
             return rows, np.concatenate([np.empty(0, bool), *map(_word_starts, words)])
 
-        encoded = encode_lines(documents, rows_of, dtype=self.vocabulary.dtype(), literal=self._literal, whole=whole)
-        return encoded if self._knows_words else replace(encoded, word_starts=None)
+        dtype = self.vocabulary.dtype()
+        encoded = encode_lines(documents, rows_of, dtype=dtype, literal=self._literal, whole=whole, spans=spans)
+        return encoded if self._knows_words or spans else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
         """Returns the ids of each line, and the word number of each token where words are known. Raises UserError with
         the first line that the tokenizer's library cannot encode."""
         return encode_texts(self._call, lines)
+
+    def _call_for_spans(self, lines: list[str]) -> Rows:
+        """Returns the ids of each line, and the spans (T, 2) of all tokens in their lines."""
+        if self._backend is None:
+            encoded = self._tokenizer(
+                lines,
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                return_offsets_mapping=True,
+                split_special_tokens=self._split,
+            )
+            offsets = [each for row in encoded["offset_mapping"] for each in row]
+            return encoded["input_ids"], np.array(offsets, np.int64).reshape(-1, 2)
+        self._backend.encode_special_tokens = self._split
+        if self._bytes is None:
+            return library_spans(self._backend.encode_batch(lines, add_special_tokens=False))
+        rows = [each.ids for each in self._backend.encode_batch_fast(lines, add_special_tokens=False)]
+        return rows, self._bytes.find(lines, rows, self._offsets)
+
+    def _offsets(self, line: str) -> np.ndarray:
+        return library_spans(self._backend.encode_batch([line], add_special_tokens=False))[1]
 
     def _call(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
         if self._backend is not None:
@@ -80,16 +111,18 @@ class LineEncoder:
 
 def encode_lines(
     documents: Sequence[str],
-    rows_of: Callable[[list[str], bool], tuple[Sequence[Row], np.ndarray]],
+    rows_of: Callable[[list[str], bool], Rows],
     *,
     dtype: np.dtype,
     literal: re.Pattern[str],
     whole: bool,
+    spans: bool = False,
 ) -> EncodedDocuments:
     """Encodes the lines of `documents`, or with `whole` each document as one line, in batches with `rows_of`.
 
     `rows_of(lines, literals)` returns the ids of each line and the word starts (T,) bool over all of them, or (0,)
-    where words are not known; its argument `literals` is True if `literal` was found in any document.
+    where words are not known; with `spans`, spans (T, 2) instead, and the result has spans and no word starts. Its
+    argument `literals` is True if `literal` was found in any document.
     """
     literals: Counter[str] = Counter()
     lines: list[str] = []
@@ -98,21 +131,31 @@ def encode_lines(
         literals.update(literal.findall(text))
         lines += [text] if whole else text.split("\n")
         ends[number] = len(lines)
-    ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
+    ids, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
+    facts = [np.empty((0, 2), np.int64) if spans else np.empty(0, bool)]
     for batch in _batches(lines):
-        rows, batch_starts = rows_of(batch, bool(literals))
+        rows, batch_facts = rows_of(batch, bool(literals))
         lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
         ids.append(join_rows(rows, dtype))
-        starts.append(batch_starts)
+        facts.append(batch_facts)
     every = np.concatenate(lengths)
     before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
+    of_tokens = np.concatenate(facts)
     return EncodedDocuments(
         ids=np.concatenate(ids),
         line_lengths=every[every > 0].astype(np.int32),
         document_lines=np.diff(before).astype(np.int32),
-        word_starts=np.concatenate(starts),
+        word_starts=None if spans else of_tokens,
         literals=dict(literals),
+        spans=of_tokens + np.repeat(_line_positions(lines, ends), every)[:, None] if spans else None,
     )
+
+
+def _line_positions(lines: Sequence[str], ends: np.ndarray) -> np.ndarray:
+    """Returns the position of each line in its document, of which `ends` count the lines (D + 1,)."""
+    after = np.cumsum(np.fromiter((len(line) + 1 for line in lines), np.int64, len(lines)))
+    begins = np.concatenate([[0], after])
+    return begins[:-1] - np.repeat(begins[ends[:-1]], np.diff(ends))
 
 
 def join_rows(rows: Sequence[Row], dtype: np.dtype | type) -> np.ndarray:

@@ -27,7 +27,6 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 CLASS = "SentencePieceBackend"
 FILES = {CLASS: "tokenizer.model", "BertGenerationTokenizer": "spiece.model", "SpeechT5Tokenizer": "spm_char.model"}
 """The classes of Transformers that return the model's own ids -> the file that each of them reads."""
-RECORD = "terakoya.json"
 
 _CONFIG = "tokenizer_config.json"
 _FOREIGN = ("tokenizer.json", "added_tokens.json", "special_tokens_map.json")

@@ -13,9 +13,11 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.bert_folder import BertFolder
-from terakoya.toolkit.tokenizers.word_cache import LINE_END, WordCache
 from terakoya.toolkit.tokenizers.word_splitters import WordSplitter
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX
+from terakoya_tokenizer.characters import lower_cased
+from terakoya_tokenizer.word_cache import LINE_END, MARK, WordCache
+from terakoya_tokenizer.wordpiece import Pieces
 
 CHUNK_CHARACTERS = 1 << 19
 
@@ -29,13 +31,13 @@ class WordEncoder:
         self,
         folder: BertFolder,
         words: WordSplitter,
-        pieces: Callable[[str], list[int]],
+        pieces: Callable[[str], Pieces],
         *,
         parse: bool,
         lower: bool,
         load: Callable[[], Any],
     ) -> None:
-        """`pieces` returns the ids of a word. With `parse`, special tokens in text get their ids; with `lower`, words
+        """`pieces` splits a word. With `parse`, special tokens in text get their ids; with `lower`, words
         are lower-cased. `load` returns Transformers' tokenizer."""
         self.vocabulary = folder.vocabulary
         self._folder, self._words, self._parse = folder, words, parse
@@ -43,9 +45,9 @@ class WordEncoder:
         special = sorted(folder.special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._literal = re.compile(f"({self._special.pattern})")
-        self._pieces, self._lower = pieces, lower
-        self._never_split = {*(folder.config.get("never_split") or ()), *special}
-        self._cache = WordCache(self._word_ids, self.vocabulary.dtype())
+        never_split = {*(folder.config.get("never_split") or ()), *special}
+        self._pieces = lower_cased(pieces, never_split) if lower else pieces
+        self._cache = WordCache(self._word_pieces, self.vocabulary.dtype())
 
     def encode(self, documents: Sequence[str]) -> EncodedDocuments:
         """See `Encoder.encode`."""
@@ -81,13 +83,13 @@ class WordEncoder:
         return self._words.split(self._words.lines(text))
 
     def _with_literals(self, line: str) -> str:
-        """Returns the words of one line. A special token is a line end, which no word begins with, and its id."""
+        """Returns the words of one line. A special token is a mark, which no word begins with, and its id."""
         if not self._folder.plain:
             return self._slow(line)
         words = []
         for index, segment in enumerate(self._literal.split(line)):
             if index % 2:
-                words.append(f"{LINE_END}{self._folder.special[segment]}")
+                words.append(f"{MARK}{self._folder.special[segment]}")
             elif segment:
                 words += self._plain(segment)
         return " ".join(words)
@@ -102,14 +104,13 @@ class WordEncoder:
             if words and piece.startswith(PREFIX):
                 words[-1] += f",{id}"
             else:
-                words.append(f"{LINE_END}{id}")
+                words.append(f"{MARK}{id}")
         return " ".join(words)
 
-    def _word_ids(self, word: str) -> list[int]:
-        if word.startswith(LINE_END):
-            return [int(id) for id in word[1:].split(",")]
-        if self._lower and word not in self._never_split:
-            word = word.lower()
+    def _word_pieces(self, word: str) -> Pieces:
+        if word.startswith(MARK):  # ids of special tokens, whose place in the text is not asked for
+            ids = [int(id) for id in word[len(MARK) :].split(",")]
+            return ids, [0] * len(ids), [0] * len(ids)
         return self._pieces(word)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab
+from terakoya_tokenizer.mecab import mecab_options as options_of
 
 SUDACHI_BYTES = 48_000
 """Sudachi accepts at most 49,149 bytes at a time."""
@@ -83,7 +84,7 @@ def build_splitter(
         return FunctionSplitter(str.split)
     if kind == "mecab":
         normalize = mecab_arguments(config).get("normalize_text", True)
-        return mecab.MecabSplitter(mecab_options(config), normalize=normalize, white_space=white_space)
+        return mecab.build_splitter(mecab_options(config), normalize=normalize, white_space=white_space)
     from transformers.models.bert_japanese import tokenization_bert_japanese as japanese
 
     never = list(special)
@@ -169,12 +170,7 @@ def mecab_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def mecab_options(config: Mapping[str, Any]) -> str:
     """Returns MeCab's options, as Transformers' MecabTokenizer derives them from `config`."""
-    arguments = mecab_arguments(config)
-    option = arguments.get("mecab_option") or ""
-    dictionary = arguments.get("mecab_dic", "unidic_lite")
-    if dictionary is None:
-        return option
-    return f"{mecab.dictionary_options(mecab.dictionary_folder(dictionary))} {option}".strip()
+    return options_of(mecab_arguments(config), mecab.dictionary_folder)
 
 
 def sudachi_dictionary(config: Mapping[str, Any]) -> str:

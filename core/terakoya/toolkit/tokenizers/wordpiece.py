@@ -1,9 +1,9 @@
-"""WordPiece: splitting words into pieces, and training the pieces on a table of word counts.
+"""WordPiece: training the pieces on a table of word counts; `terakoya_tokenizer` splits words into them.
 
-Splitting is BERT's greedy longest match (https://arxiv.org/abs/1609.08144, section 4.1). Training is that of
-`tokenizers`' `BertWordPieceTokenizer`: byte-pair merges over words whose pieces after the first begin with `##`. That
-library accepts running text only and breaks ties by the order of a hash table. Here the input is counts of any size,
-and among equal counts the order of the pieces' ids decides, so that the same counts give the same vocabulary.
+Training is that of `tokenizers`' `BertWordPieceTokenizer`: byte-pair merges over words whose pieces after the first
+begin with `##`. That library accepts running text only and breaks ties by the order of a hash table. Here the input is
+counts of any size, and among equal counts the order of the pieces' ids decides, so that the same counts give the same
+vocabulary.
 """
 
 from __future__ import annotations
@@ -16,45 +16,9 @@ import numpy as np
 
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers.bpe_merges import codes_of, merge_pairs
+from terakoya_tokenizer.wordpiece import PREFIX, WordPiece
 
-PREFIX = "##"
-MAX_CHARACTERS = 100
-"""Longer words become the unknown token (Transformers' `WordpieceTokenizer`)."""
-
-
-class WordPiece:
-    """Splits words into the ids of their pieces."""
-
-    def __init__(self, vocabulary: Mapping[str, int], unknown: int) -> None:
-        """`unknown` is the id of a word that cannot be split into pieces of `vocabulary`."""
-        self._unknown = unknown
-        self._first = dict(vocabulary)
-        self._next = {piece[len(PREFIX) :]: id for piece, id in vocabulary.items() if piece.startswith(PREFIX)}
-        self._longest = max(map(len, vocabulary), default=0)
-
-    def ids(self, word: str) -> list[int]:
-        """Returns the ids of a word's pieces. White space separates several words; a word of white space has no ids."""
-        ids: list[int] = []
-        for part in word.split():
-            ids += self._part(part)
-        return ids
-
-    def _part(self, word: str) -> list[int]:
-        length = len(word)
-        if length > MAX_CHARACTERS:
-            return [self._unknown]
-        ids: list[int] = []
-        start, pieces = 0, self._first
-        while start < length:
-            for stop in range(min(length, start + self._longest), start, -1):
-                id = pieces.get(word[start:stop])
-                if id is not None:
-                    ids.append(id)
-                    start, pieces = stop, self._next
-                    break
-            else:
-                return [self._unknown]
-        return ids
+__all__ = ["PREFIX", "WordPiece", "bert_words", "train_wordpiece"]
 
 
 def bert_words(counts: Mapping[str, int]) -> Counter[str]:

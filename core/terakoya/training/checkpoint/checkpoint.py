@@ -29,7 +29,7 @@ from terakoya.runs.checkpoints import (
     FORMAT,
     MANIFEST,
     file_facts,
-    find_contradiction,
+    find_conflict,
     find_problems,
     folder_name,
     list_checkpoints,
@@ -121,7 +121,7 @@ def save(
 
 def _refuse_not_finite(step: int, names: Sequence[str], checkpoints: Path) -> None:
     """Raises UserError if there are `names` of tensors that hold a NaN or an infinity: a run could not continue from
-    them, and nobody could use the model."""
+    them, and no program could use the model."""
     if not names:
         return
     shown = ", ".join(names[:SHOWN_TENSORS]) + (", ..." if len(names) > SHOWN_TENSORS else "")
@@ -148,8 +148,8 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
             files[name] = file_facts(path)
     manifest = staging / MANIFEST
     content = with_hash({**facts, "files": dict(sorted(files.items()))})
-    contradiction = find_contradiction(final.name, content)
-    assert contradiction is None, contradiction
+    conflict = find_conflict(final.name, content)
+    assert conflict is None, conflict
     text = json.dumps(content, indent=1, ensure_ascii=False)
     manifest.write_text(text, encoding="utf-8")
     if final.exists():

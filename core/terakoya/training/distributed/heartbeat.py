@@ -19,10 +19,12 @@ import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
 from terakoya.errors import RankLostError, UserError
+from terakoya.process_pool import is_alive
 from terakoya.training.distributed.activity import Activity, ActivityWatch
 from terakoya.training.distributed.topology import Topology
 
@@ -31,6 +33,8 @@ logger = logging.getLogger("terakoya")
 BEAT_SECONDS = 1.0
 SILENT_BEATS = 6
 """A rank without news for so many beats is silent: its process is stopped or gone, or its host is."""
+GONE_BEATS = 2
+"""A rank of this host without news for so many beats, whose process does not exist any more, is gone."""
 STUCK_SECONDS = 30.0
 """A rank that has not moved for so long while others wait for it is stuck, although its threads still run."""
 LEAVE_SECONDS = 10.0
@@ -52,6 +56,7 @@ class Beat:
         error: the error that it ends with; None before.
         gives_up: whether it leaves, as it has waited for another in vain.
         ended: whether it has left the run, and sends no more.
+        process: its process, as `_process_here` names it; empty where the system does not say.
     """
 
     number: int
@@ -60,6 +65,7 @@ class Beat:
     error: str | None = None
     gives_up: bool = False
     ended: bool = False
+    process: str = ""
 
     def to_json(self) -> str:
         """Returns the text that `from_json` reads."""
@@ -101,27 +107,37 @@ class Ranks:
         """Takes note that the store does not answer: none of the other ranks can be heard."""
         self.look({rank: beat for rank, beat in self.beats.items() if rank != self._own})
 
-    def late(self) -> dict[int, str]:
+    def late(self, *, after_an_error: bool = False) -> dict[int, str]:
         """Returns the ranks for which the others wait, with a sentence about each: those that have failed; else those
-        that are silent; else those that are stuck while others wait."""
+        that are silent; else those that are stuck while others wait.
+
+        `after_an_error` of a connection a rank is silent sooner where its process is known to be gone. At the end of a
+        run that says nothing: processes leave one after the other.
+        """
         others = {rank: beat for rank, beat in self.beats.items() if rank != self._own}
         failed = {rank: beat for rank, beat in others.items() if beat.error is not None}
         if failed:
             return {rank: f"{self.name(rank)} ended with {beat.error}" for rank, beat in failed.items()}
         others = {rank: beat for rank, beat in others.items() if not beat.ended}
-        silent = {rank: beat for rank, beat in others.items() if self._unchanged[rank] >= SILENT_BEATS}
-        if silent:
-            return {
-                rank: f"{self._describe(rank, beat.activity)}, and has not answered since "
-                f"{_clock(self._last_news[rank])}: its process is stopped or gone, or its host is"
-                for rank, beat in silent.items()
-            }
+        gone = {rank for rank in others if after_an_error and self._is_gone(rank)}
+        silent = {rank for rank in others if self._unchanged[rank] >= SILENT_BEATS}
+        if gone or silent:
+            return {rank: self._describe_silence(rank, is_gone=rank in gone) for rank in sorted({*gone, *silent})}
         now = time.time()
         still = {rank: beat for rank, beat in self.beats.items() if now - beat.activity.since >= STUCK_SECONDS}
         stuck = {rank: beat for rank, beat in still.items() if not beat.activity.waits and not beat.ended}
         if len(stuck) == len(still):
-            return {}  # nobody waits for them
+            return {}  # no rank waits for them
         return {rank: self._describe(rank, beat.activity) for rank, beat in stuck.items()}
+
+    def _is_gone(self, rank: int) -> bool:
+        """Whether `rank` is on this host, and its process, which sends nothing, does not exist any more."""
+        if self._unchanged[rank] < GONE_BEATS:  # it may have said that it ends
+            return False
+        namespace, _, process = self.beats[rank].process.partition(" ")
+        hosts = [self._topology.processes[each].host for each in (rank, self._own)]
+        is_here = hosts[0] == hosts[1] and bool(namespace) and namespace == _process_here().partition(" ")[0]
+        return is_here and not is_alive(int(process))
 
     def seconds_silent(self) -> float:
         """Returns for how long the rank that has been silent longest was so; 0.0 if none is."""
@@ -132,9 +148,9 @@ class Ranks:
         ]
         return max(silent, default=0) * BEAT_SECONDS
 
-    def report(self) -> str:
-        """Returns which ranks are late and where the others wait for them; empty if none is late."""
-        late = self.late()
+    def report(self, *, after_an_error: bool = False) -> str:
+        """Returns which ranks are late and where the others wait for them; empty if none is late. See `late`."""
+        late = self.late(after_an_error=after_an_error)
         if not late:
             return ""
         named = [*list(late.values())[:SHOWN], *([f"{len(late) - SHOWN} more ranks" if len(late) > SHOWN else ""])]
@@ -183,6 +199,12 @@ class Ranks:
         """Returns `rank 3 on a02`."""
         return f"rank {rank} on {self._topology.processes[rank].host}"
 
+    def _describe_silence(self, rank: int, *, is_gone: bool) -> str:
+        activity, clock = self._describe(rank, self.beats[rank].activity), _clock(self._last_news[rank])
+        if is_gone:
+            return f"{activity}, and has not answered since {clock}: its process is gone"
+        return f"{activity}, and has not answered since {clock}: its process is stopped or gone, or its host is"
+
     def _describe(self, rank: int, activity: Activity) -> str:
         since = _clock(activity.since)
         return f"{self.name(rank)} has been in {activity.place} since {since} (step {activity.step:,})"
@@ -214,7 +236,7 @@ class Heartbeat:
             timeout=timedelta(seconds=4 * timeout_seconds + 600),  # a store that hangs is noticed by `_watch`
         )
         self._activity = ActivityWatch(threading.main_thread().ident or 0, lambda: self._step())
-        self._beat = Beat(0, self._activity.look())
+        self._beat = Beat(0, self._activity.look(), process=_process_here())
         self._error: str | None = None
         self._beats_done = 0
         self._lost_store = self._leaving = self._gives_up = False
@@ -261,7 +283,7 @@ class Heartbeat:
 
     def explain(self, error: BaseException) -> RankLostError | None:
         """Returns the error that names the rank because of which this one failed with `error`; None where the cause is
-        on this rank, of which the others are then told. Waits some seconds for news of the others."""
+        on this rank, which the others then hear of. Waits some seconds for news of the others."""
         self._leaving = True
         if not is_communication_error(error):
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -270,7 +292,9 @@ class Heartbeat:
                 self._wait_until_heard()
             return None
         deadline = time.monotonic() + (SILENT_BEATS + 4) * BEAT_SECONDS
-        while not (report := self._ranks.report() or self._report) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if report := self._ranks.report(after_an_error=True) or self._report:
+                break
             time.sleep(0.1)
         if self._rank == 0:
             self._gives_up = True
@@ -278,7 +302,7 @@ class Heartbeat:
         report = report or f"lost the connection to another rank, and all still answer: {self._ranks.waiting()}"
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         return RankLostError(
-            f"{report}. The same command goes on from the last checkpoint. ({self.name(self._rank)} got from torch: "
+            f"{report}. The same command continues from the last checkpoint. ({self.name(self._rank)} got from torch: "
             f"{first_line[:300]}; TERAKOYA_DEBUG=1 shows all of it)"
         )
 
@@ -297,12 +321,13 @@ class Heartbeat:
         try:
             while not self._closed.wait(BEAT_SECONDS):
                 number, activity = self._beat.number + 1, self._activity.look()
-                self._beat = Beat(number, activity, self._work_seconds(), self._error, self._gives_up)
+                news = (self._work_seconds(), self._error, self._gives_up)
+                self._beat = Beat(number, activity, *news, process=self._beat.process)
                 self._store.set(self._key(self._rank), self._beat.to_json())
                 values = self._store.multi_get([self._key(rank) for rank in self._read])
                 self._ranks.look({rank: Beat.from_json(value) for rank, value in zip(self._read, values, strict=True)})
                 if self._rank == 0:
-                    self._report = self._ranks.report()
+                    self._report = self._ranks.report(after_an_error=True)  # the others read it after an error alone
                     self._store.set(self._report_key, f"{self._ranks.seconds_silent()} {self._report}")
                 else:
                     seconds, _, self._report = self._store.get(self._report_key).decode().partition(" ")
@@ -330,7 +355,7 @@ class Heartbeat:
             silent = max(self._ranks.seconds_silent(), self._silent_on_rank_0)
             last = LEAVE_SECONDS + (3 * BEAT_SECONDS if self._rank == 0 else 0.0)  # the others hear it from rank 0
             if silent >= self._timeout_seconds + last or (given_up and time.monotonic() - given_up > LEAVE_SECONDS):
-                self.say(f"{report or self._report}. This process leaves; the same command goes on")
+                self.say(f"{report or self._report}. This process leaves; the same command continues")
                 os._exit(RankLostError.exit_code)
 
     def _speaks(self) -> bool:
@@ -350,6 +375,15 @@ def is_communication_error(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and bool(COMMUNICATION_ERRORS.search(str(error)))
+
+
+def _process_here() -> str:
+    """Returns this process's id behind the namespace in which it counts: containers of one host have their own ids.
+    Empty where the system has no namespaces."""
+    try:
+        return f"{Path('/proc/self/ns/pid').readlink()} {os.getpid()}"
+    except OSError:
+        return ""
 
 
 def _clock(seconds: float) -> str:

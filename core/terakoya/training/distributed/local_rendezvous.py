@@ -1,6 +1,6 @@
 """The store at which the processes of one machine meet: it listens on the loopback interface alone.
 
-torch's own listens on every interface of the machine, and whoever connects can read and write it.
+torch's own listens on every interface of the machine, and any program that connects can read and write it.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class StopRequest:
                 continue
             name, now = signal.Signals(number[0]).name, time.monotonic()
             if self._starting:
-                self._tell(f"{name} during start-up: nothing is lost, and the same command goes on")
+                self._tell(f"{name} during start-up: nothing is lost, and the same command continues")
                 os._exit(exit_code(stopped=True))
             outlook = self.outlook() if self.outlook is not None else None
             if not first:

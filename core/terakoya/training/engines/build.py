@@ -44,9 +44,11 @@ def build(
     if parallel.engine == "fsdp" and context.world_size > 1:  # one process has nothing to shard
         from terakoya.training.engines.fsdp import FSDPEngine
 
+        if precision == "fp8":
+            fp8.convert(module)  # weights are the same ones, which the engine then shards
         return FSDPEngine(
             context, module, parameters.optimizer, architectures, vocabulary,
-            precision=precision, max_grad_norm=max_grad_norm, scaler=scaler,
+            parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, scaler=scaler,
         )  # fmt: skip
     if parallel.tp_size > 1:
         from terakoya.training.engines.tensor_parallel import TensorParallelEngine
@@ -76,4 +78,18 @@ def build(
     return DDPEngine(
         context, module, optimizer,
         precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,
+        bf16_stream=uses_bf16_stream(parameters),
+        cuda_graphs=parameters.cuda_graphs and context.device.type == "cuda",  # `estimate` builds it on a CPU
     )  # fmt: skip
+
+
+def uses_bf16_stream(parameters: Parameters) -> bool:
+    """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
+    parallel = parameters.parallel
+    return (
+        parameters.precision == "bf16"
+        and not parameters.autocast
+        and parallel.engine == "ddp"
+        and parallel.replica_size == 1
+        and all(each.bf16_stream for each in all_architectures(parameters.architecture, parameters.objective))
+    )

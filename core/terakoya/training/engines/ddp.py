@@ -24,6 +24,7 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.engine import LossFn, autocast_forward, may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.model.bf16_stream import WeightCopies
 from terakoya.training.model.module_parts import saved_values
 
 BUFFERS_OPTION = next(
@@ -51,7 +52,12 @@ class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process.
 
     Subclasses override `gradient_group` (the group in which DDP sums gradients) and `clip`. `micro_steps` is the number
-    of micro-steps in an optimizer step; it matters only where DDP is used.
+    of micro-steps in an optimizer step; it matters only where DDP is used. With `bf16_stream` layers read bf16 copies
+    of their weights, see `model/bf16_stream.py`. With `cuda_graphs` the module's compiled forward and backward are
+    recorded: their results lie in memory of the graphs, which the next micro-step writes over.
+
+    Attributes:
+        copies: these copies; None without.
     """
 
     full_module = True
@@ -66,6 +72,8 @@ class DDPEngine:
         max_grad_norm: float,
         scaler: LossScaler | None = None,
         micro_steps: int = 1,
+        bf16_stream: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
         self.module = module.to(context.device)
         self.scaler = scaler
@@ -74,6 +82,7 @@ class DDPEngine:
         self.max_grad_norm = max_grad_norm
         self.dropout_rank = context.rank
         self.micro_steps = micro_steps
+        self.cuda_graphs = cuda_graphs
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         autocast_forward(self.module, context.device, precision)
         self.wrapped: nn.Module = self.module
@@ -88,6 +97,12 @@ class DDPEngine:
                 **no_buffer_sync,
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
+        # after DDP has given all processes the same weights
+        self.copies = WeightCopies(self.module) if bf16_stream else None
+        if cuda_graphs and micro_steps > 1:  # gradients that outlive a micro-step are outside the graphs' memory
+            for parameter in self.trainable:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         # whether the optimizer skips a step by itself, where `found_inf` on the device says so; torch's name for it
         self.skips_steps = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
@@ -106,17 +121,28 @@ class DDPEngine:
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
+        self._begin_graphs()
         sync = last or not self.uses_ddp
         with contextlib.nullcontext() if sync else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
             loss = loss_fn(sums)
             (loss if self.scaler is None else loss * self.scaler.scale).backward()
-        return {name: value.detach() for name, value in sums.items()}
+        return self._results(sums)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`; bypasses DDP, which has nothing to reduce."""
+        self._begin_graphs()
         with torch.no_grad():
-            return self.module(batch)
+            return self._results(self.module(batch))
+
+    def _begin_graphs(self) -> None:
+        """Allows graphs to write over the results of the micro-step before."""
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def _results(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns `sums` detached, and outside the graphs' memory."""
+        return {name: value.detach().clone() if self.cuda_graphs else value.detach() for name, value in sums.items()}
 
     def step(self, learning_rate: float, *, skip_above: float = math.inf) -> Tensor:
         """See `Engine`."""
@@ -133,19 +159,26 @@ class DDPEngine:
             # read on the device, so the host need not wait to skip a step
             self.optimizer.found_inf = (~healthy).float()  # type: ignore[attr-defined]
             self.optimizer.step()
+        self.refresh_copies()
         self.clear_gradients()
         if self.scaler is not None:
             self.scaler.update(norm)
         return norm
+
+    def refresh_copies(self) -> None:
+        """Makes bf16 copies again, where layers read them, after weights were changed."""
+        if self.copies is not None:
+            self.copies.refresh()
 
     def clear_gradients(self) -> None:
         """Prepares gradients for a step's first micro-step.
 
         Gradients of micro-steps without a reduction are summed in place: in DDP's buckets if zeroed gradients stay
         there, else in as much memory again. With one micro-step DDP itself moves gradients into its buckets, and
-        zeroing them would cost a pass.
+        zeroing them would cost a pass. With CUDA graphs they are summed outside the graphs' memory.
         """
-        self.optimizer.zero_grad(set_to_none=not (self.uses_ddp and self.micro_steps > 1))
+        summed_in_place = self.micro_steps > 1 and (self.uses_ddp or self.cuda_graphs)
+        self.optimizer.zero_grad(set_to_none=not summed_in_place)
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Every process has whole values, its own or gathered, which are divided among all processes."""
@@ -161,6 +194,7 @@ class DDPEngine:
         with torch.no_grad():
             for name, value in saved_values(self.module):
                 value.copy_(values(name))
+        self.refresh_copies()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields each parameter that this process has, with its name in the root module."""

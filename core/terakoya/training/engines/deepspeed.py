@@ -6,8 +6,9 @@ for each forward and backward. The module may be any `nn.Module`; the optimizer 
 
 Weights, gradients and state are fp32 in every stage; bf16 and fp16 are autocast in the module's forward, as without
 DeepSpeed, so a stage changes where numbers are stored and not their values. DeepSpeed's own section `fp16`, which would
-keep weights in fp16, stays off: gradients are unscaled before DeepSpeed sees them. Checkpoints hold whole tensors under
-the module's names: a checkpoint of any engine, stage or number of processes can be read by any other.
+keep weights in fp16, stays off: gradients are unscaled before DeepSpeed sees them. Stage 3 therefore gathers fp32
+weights, twice the bytes that `fsdp` gathers. Checkpoints hold whole tensors under the module's names: a checkpoint of
+any engine, stage or number of processes can be read by any other.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """8-bit floating-point matrix products in linear layers, by accelerate's torchao recipe (Micikevicius et al., 2022,
 arXiv:2209.05433).
 
-fp8 shards nothing and communicates nothing; it combines with DDP. It needs `nn.Linear` layers whose widths are
-multiples of 16. Weights keep their names and stay fp32; both operands of each product are scaled and cast. The first
-and last linear layers of a model, and layers with another width, stay bf16. Scaling and casting are passes of their own
-unless they are compiled, so runs without `compile` are refused. So far this has run on CPUs only, where torchao
-emulates 8-bit products, and never on a GPU that supports them.
+fp8 shards nothing and communicates nothing; it combines with DDP and with FSDP, which gathers weights in bf16 before
+each process casts them, so that the scale of a weight is that of the whole weight. It needs `nn.Linear` layers whose
+widths are multiples of 16. Weights keep their names and stay fp32; both operands of each product are scaled and cast.
+The first and last linear layers of a model, and layers with another width, stay bf16. Scaling and casting are passes of
+their own unless they are compiled, so runs without `compile` are refused. So far this has run on CPUs only, where
+torchao emulates 8-bit products, and never on a GPU that supports them.
 """
 
 from __future__ import annotations

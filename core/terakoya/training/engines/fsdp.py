@@ -7,32 +7,34 @@ in between. Gradients are reduce-scattered in every micro-step's backward. Of a 
 holds the first ceil(n / processes), and so on: the last processes may hold fewer, or none. The engine needs an
 architecture that defines the blocks, weights that are not scalars, and an elementwise optimizer.
 
-The optimizer sees rows as plain tensors. Weights, gradients and state are fp32; bf16 and fp16 are autocast in the
-module's forward, as under DDP. Checkpoints hold tensors under the module's names: a checkpoint of any engine or number
-of processes can be read by any other.
+With `dp_shard_size` groups of processes, such as those of a node, share weights among themselves (hybrid sharding):
+weights are gathered within a group, and the groups add up their gradients, once a step.
+
+The optimizer sees rows as plain tensors. Weights, gradients and state are fp32. In bf16 and fp16 a block's matrices are
+gathered in 16 bits, to which autocast would cast them anyway, and their gradients are summed in fp32: the numbers are
+those of DDP. Checkpoints hold tensors under the module's names: a checkpoint of any engine or number of processes can
+be read by any other.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from terakoya.components import Architecture, Optimizer
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.errors import UserError
+from terakoya.config.parallel import Parallel
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
+from terakoya.training.engines.fsdp_groups import create_mesh, shard_module
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
-from terakoya.training.model.module_parts import architecture_of, saved_values, top_level_models
+from terakoya.training.model.module_parts import saved_values
 
 
 class FSDPEngine(DDPEngine):
@@ -40,6 +42,7 @@ class FSDPEngine(DDPEngine):
 
     Attributes:
         groups: the modules whose weights are gathered together; the root module, with all other weights, is the last.
+        mesh: the processes; its last dimension is those that share weights.
         sharded: name -> each trained parameter, a DTensor.
         shards: name -> this process's rows of it as a plain tensor, which the optimizer updates.
     """
@@ -54,6 +57,7 @@ class FSDPEngine(DDPEngine):
         architectures: Sequence[Architecture],
         vocabulary: Vocabulary,
         *,
+        parallel: Parallel,
         precision: str,
         max_grad_norm: float,
         scaler: LossScaler | None = None,
@@ -61,10 +65,10 @@ class FSDPEngine(DDPEngine):
         """Shards `module` with the weights of rank 0.
 
         Raises:
-            UserError: none of `architectures` defines a model's blocks, or a weight cannot be sharded.
+            UserError: none of `architectures` defines a model's blocks, a weight cannot be sharded, or `dp_shard_size`
+                does not divide the processes.
         """
         assert optimizer.elementwise, "checked when the parameters are read"
-        assert context.data_parallel_group is not None, "one process has nothing to shard"
         built = optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
         names = {id(value): name for name, value in module.named_parameters()}
         group_names = [[names[id(each)] for each in group["params"]] for group in built.param_groups]
@@ -73,8 +77,8 @@ class FSDPEngine(DDPEngine):
             group["params"] = []  # a reference would keep the whole weight on the device
         built.state.clear()
         context.broadcast_module(module)
-        self.mesh = DeviceMesh.from_group(context.data_parallel_group, context.device.type)
-        self.groups = shard_module(module, architectures, vocabulary, self.mesh)
+        self.mesh = create_mesh(context, parallel)
+        self.groups = shard_module(module, architectures, vocabulary, self.mesh, precision=precision)
         super().__init__(context, module, built, precision=precision, max_grad_norm=max_grad_norm, scaler=scaler)
         self.sharded = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self.shards = {name: nn.Parameter(_local(value)) for name, value in self.sharded.items()}
@@ -87,6 +91,16 @@ class FSDPEngine(DDPEngine):
             }
         self.trainable = list(self.shards.values())
 
+    @property
+    def replicas(self) -> int:
+        """Number of groups of processes of which each holds all weights."""
+        return self.mesh.size() // self.mesh.size(-1)
+
+    @property
+    def replica(self) -> int:
+        """Index of this process's group."""
+        return self.context.rank // self.mesh.size(-1)
+
     def gradient_group(self) -> None:
         """None: `fully_shard` sums gradients itself."""
 
@@ -94,7 +108,8 @@ class FSDPEngine(DDPEngine):
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`. Gradients are reduced in every micro-step: whole gradients, kept until the last micro-step,
-        would take as much memory on each process as `fully_shard` saves."""
+        would take as much memory on each process as `fully_shard` saves. Replicas of the shards add theirs up once."""
+        self.groups[-1].set_requires_all_reduce(last)
         sums = super().micro_step(batch, loss_fn, last=last)
         if last:
             for value, shard in zip(self.sharded.values(), self.trainable, strict=True):
@@ -106,21 +121,23 @@ class FSDPEngine(DDPEngine):
         """See `DDPEngine`. The norm is that of all processes' rows, so that all clip, or skip a step, alike."""
         gradients = [shard.grad for shard in self.trainable if shard.grad is not None and shard.numel()]
         local = nn.utils.get_total_norm(gradients, foreach=True).to(self.context.device, torch.float64)
-        norm = self.context.sum_on_device(local.square()).sqrt().float()
+        norm = (self.context.sum_on_device(local.square()) / self.replicas).sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
         return norm
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """See `Engine`. Each process writes its own rows, without gathering; replicated tensors are divided."""
-        replicated = []
+        """See `Engine`. Each process writes its own rows, without gathering; rows of several replicas, and replicated
+        tensors, are divided."""
+        rows, replicated = [], []
         for name, value, shape in self._weights() if kind == "model" else self._state():
             if shape is None:
                 replicated.append(whole_shard(name, value))
             elif value.numel():
                 first, _ = self._rows(shape[0])
-                yield TensorShard(name, value, shape, (first, *(0 for _ in shape[1:])))
+                rows.append(TensorShard(name, value, shape, (first, *(0 for _ in shape[1:]))))
+        yield from assign_shards(rows, self.replica, self.replicas)
         yield from assign_shards(replicated, self.context.rank, self.context.world_size)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
@@ -156,59 +173,9 @@ class FSDPEngine(DDPEngine):
 
     def _rows(self, length: int) -> tuple[int, int]:
         """The rows [first, last) that this process holds of a tensor with `length` rows."""
-        size = -(-length // self.mesh.size())
-        first = min(length, size * self.mesh.get_local_rank())
+        size = -(-length // self.mesh.size(-1))
+        first = min(length, size * self.mesh.get_local_rank(self.mesh.ndim - 1))
         return first, min(length, first + size)
-
-
-def shard_module(
-    module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary, mesh: DeviceMesh
-) -> list[FSDPModule]:
-    """Shards `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last.
-
-    Raises:
-        UserError: none of `architectures` defines a model's blocks, or a weight is a scalar.
-    """
-    for name, value in module.named_parameters():
-        if value.ndim == 0:
-            raise UserError(
-                f'parallel.engine "fsdp": {name} is a scalar, which has no rows to shard; use engine "ddp", or make it '
-                "a tensor of one element"
-            )
-    groups = []
-    for group in [*shardable_blocks(module, architectures, vocabulary), module]:
-        groups.append(fully_shard(group, mesh=mesh))
-        # losses are parts of a global mean already, so gradients are summed and not averaged
-        groups[-1].set_gradient_divide_factor(1.0)
-        groups[-1].set_force_sum_reduction_for_comms(True)
-    return groups
-
-
-def shardable_blocks(
-    module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary
-) -> list[nn.Module]:
-    """The blocks of every model in `module`, each once, without those that share a weight with another module.
-
-    Raises:
-        UserError: none of `architectures` defines a model's blocks.
-    """
-    blocks = dict.fromkeys(
-        block
-        for model in top_level_models(module)
-        for block in architecture_of(model, architectures, vocabulary, key='parallel.engine "fsdp"').blocks(model)
-    )
-    in_module = Counter(map(id, _occurrences(module)))
-    return [
-        block
-        for block in blocks
-        if all(in_module[each] == count for each, count in Counter(map(id, _occurrences(block))).items())
-    ]
-
-
-def _occurrences(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the parameters of `module`, each as often as it occurs in it."""
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        yield parameter
 
 
 def _local(value: Tensor) -> Tensor:

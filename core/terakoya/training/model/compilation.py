@@ -24,7 +24,7 @@ from torch import nn
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.conflicts import compile_obstacle
+from terakoya.config.conflicts import VARYING_WIDTH, compile_obstacle
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.module_parts import architecture_of, top_level_models
@@ -35,8 +35,9 @@ BACKEND = "inductor"
 """torch's name of the compiler."""
 TRACE_ONLY = "eager"
 """torch's name of a compiler that traces graphs and runs them as they are."""
-VARYING_WIDTH = ("lines", "pairs")
-"""Layouts whose rows are as long as the longest of their batch."""
+GRAPH_OPTIONS = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True, "graph_partition": False}
+"""The compiler's options for CUDA graphs: one for each forward and backward, or an error that names what it cannot
+record, and never the same kernels started one by one without a word."""
 MIN_CAPABILITY = (7, 0)
 """The lowest compute capability for which torch's compiler writes kernels."""
 RECOMPILE_LIMIT = 64
@@ -47,8 +48,14 @@ def choose(parameters: Parameters, device: torch.device) -> tuple[Mode, str | No
     """Returns what is compiled, and why nothing is where "auto" would compile on another machine or run.
 
     Raises:
-        UserError: nothing can be compiled, and `precision` is "fp8", which is slower then than "bf16".
+        UserError: nothing can be compiled, and `precision` is "fp8", which is slower then than "bf16"; or
+            `cuda_graphs` is true and the device cannot record them.
     """
+    if parameters.cuda_graphs:
+        lacks = _missing_tools(device) if device.type == "cuda" else f"this run is on the {device.type}"
+        if lacks:
+            raise UserError(f"cuda_graphs: needs a GPU and a compiler for it, and {lacks}; set it to false")
+        return "whole", None
     if parameters.compile != "auto":
         return parameters.compile, None
     if device.type != "cuda":
@@ -77,6 +84,7 @@ def compile_module(
     mode: Mode,
     *,
     layout: str,
+    cuda_graphs: bool = False,
     backend: str | None = None,
 ) -> None:
     """Makes the blocks of every model in `module`, or `module` itself, run compiled, in place. The first call of each
@@ -84,6 +92,7 @@ def compile_module(
 
     Args:
         layout: the `kind` of the rows' layout.
+        cuda_graphs: whether what is compiled is recorded and replayed, see docs/design/cuda-graphs.md.
         backend: torch's name of the compiler; None is BACKEND.
     """
     if mode == "off":
@@ -92,6 +101,8 @@ def compile_module(
     # rows of varying width: the second width makes a graph for all widths
     dynamic = None if layout in VARYING_WIDTH else False
     options: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
+    if cuda_graphs:
+        options["options"] = GRAPH_OPTIONS
     for part in [module] if mode == "whole" else blocks(module, architectures, vocabulary):
         if type(part).__module__.startswith("torch."):
             # the compiler passes over functions of torch, such as Linear.forward, unless another one calls them
@@ -120,7 +131,7 @@ def _set_options() -> None:
 
 
 @contextlib.contextmanager
-def uncompiled(mode: Mode) -> Iterator[None]:
+def run_uncompiled(mode: Mode) -> Iterator[None]:
     """While open, compiled modules run as they are: for shapes that training does not have."""
     if mode == "off":
         yield

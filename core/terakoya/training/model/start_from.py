@@ -29,6 +29,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.module_parts import all_architectures, named_values
+from terakoya.training.model.new_vocabulary import plan_rows, replace_rows
 from terakoya.training.model.start_config import (
     architecture_settings,
     compare_settings,
@@ -117,14 +118,7 @@ def load_start_weights(
         with folder_digests.check_while_loading(folder):
             config = read_config(folder, target, where)
             sources[name], info = _read_model(folder, type(target), config, where)
-        differences = vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
-        match.problems += [f"{where}: {each}" for each in differences]
-        if config.vocab_size > vocabulary.size and not differences:
-            sources[name].resize_token_embeddings(vocabulary.size)
-            match.notes.append(
-                f"{where}: its last {config.vocab_size - vocabulary.size:,} embeddings belong to no token; they are "
-                "left out"
-            )
+        _fit_vocabulary(sources[name], folder, settings, vocabulary, tokenizer_folder, where, match)
         conflicts, allowed = compare_settings(config, target.config, settable)
         match.problems += [f"{where}: {each}" for each in conflicts]
         match.notes += [f"{where}: {each}" for each in allowed]
@@ -219,6 +213,40 @@ def _read_model(
     except (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise UserError(f"{where}: weights cannot be read: {error}") from error
     return model, info
+
+
+def _fit_vocabulary(
+    source: PreTrainedModel,
+    folder: Path,
+    settings: StartFrom,
+    vocabulary: Vocabulary,
+    tokenizer_folder: Path,
+    where: str,
+    match: WeightMatch,
+) -> None:
+    """Gives `source`, the model in `folder`, as many rows as `vocabulary` has ids: a new vocabulary, or its own without
+    the rows that belong to no token. Fills in `match`."""
+    config = source.config
+    if settings.vocabulary is not None:
+        try:
+            rows, note = plan_rows(
+                folder, config, vocabulary, tokenizer_folder, change=settings.vocabulary,
+                initializer=settings.initializer,
+            )  # fmt: skip
+        except UserError as error:
+            match.problems.append(f"{where}: {error}")
+            return
+        replace_rows(source, rows)
+        match.notes.append(f"{where}: {note}")
+        return
+    differences = vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
+    match.problems += [f"{where}: {each}" for each in differences]
+    if config.vocab_size > vocabulary.size and not differences:
+        match.notes.append(
+            f"{where}: its last {config.vocab_size - vocabulary.size:,} embeddings belong to no token; they are "
+            "left out"
+        )
+        source.resize_token_embeddings(vocabulary.size)
 
 
 def _compare_weights(

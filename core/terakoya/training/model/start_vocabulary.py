@@ -30,7 +30,7 @@ def vocabulary_problems(
     if config.vocab_size != vocabulary.size:
         problems.append(
             f"its vocabulary has {config.vocab_size:,} entries, the stores' {vocabulary.size:,}; prepare the stores "
-            "with the folder's tokenizer"
+            "with the folder's tokenizer, or set start_from.vocabulary"
         )
     files = [name for name in FILES if (folder / name).is_file()]
     if not files:
@@ -69,5 +69,5 @@ def _difference(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
     examples = "; ".join(f"{id} is {quote(a)} there and {quote(b)} here" for id, a, b in different[:SHOWN])
     return (
         f"its tokenizer differs from the stores': {len(different):,} ids mean something else ({examples}); prepare the "
-        "stores with the folder's tokenizer"
+        "stores with the folder's tokenizer, or set start_from.vocabulary"
     )

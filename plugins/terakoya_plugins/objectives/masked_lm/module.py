@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_
+from terakoya.toolkit.objectives.padded_head import padded_head
 
 
 class MaskedLMModule(nn.Module):
@@ -25,21 +26,20 @@ class MaskedLMModule(nn.Module):
         """Sums over the micro-batch: `mlm_loss` and, with pairs, `nsp_loss`; in evaluation also correct predictions."""
         hidden = self.architecture.hidden(self.model, batch)
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
-        sums = self._score(
-            "mlm_loss",
-            "masked_accuracy",
-            self.architecture.logits(self.model, picked),
-            batch["masked_labels"],
-        )
+        with padded_head(self.model) as classes:
+            logits = self.architecture.logits(self.model, picked)
+        sums = self._score("mlm_loss", "masked_accuracy", logits, batch["masked_labels"], classes)
         if self.next_sentence:
             logits = self.architecture.next_sentence_logits(self.model, hidden)
             sums |= self._score("nsp_loss", "nsp_accuracy", logits, batch["next_sentence_labels"])
         return sums
 
-    def _score(self, loss: str, accuracy: str, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _score(
+        self, loss: str, accuracy: str, logits: Tensor, labels: Tensor, classes: int | None = None
+    ) -> dict[str, Tensor]:
         """The summed cross entropy of `logits` (N, C) and `labels` (N,), -100 ignored; in evaluation also the number of
-        correct predictions."""
+        correct predictions. Columns after the first `classes` count nothing."""
         sums = {}
         if not self.training:
-            sums[accuracy] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)
-        return sums | {loss: summed_cross_entropy_(logits, labels)}
+            sums[accuracy] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
+        return sums | {loss: summed_cross_entropy_(logits, labels, classes)}

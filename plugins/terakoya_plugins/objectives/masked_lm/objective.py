@@ -71,7 +71,7 @@ class MaskedLM(Objective):
 
     def terms(self) -> Mapping[str, LossTerm]:
         """`mlm_loss`, `masked_accuracy` over masked tokens; with pairs also `nsp_loss`, `nsp_accuracy` over rows."""
-        terms = {"mlm_loss": LossTerm("masked", 1.0), "masked_accuracy": LossTerm("masked")}
+        terms = {"mlm_loss": LossTerm("masked", 1.0, bits="masked_bits"), "masked_accuracy": LossTerm("masked")}
         if self.next_sentence:
             terms |= {"nsp_loss": LossTerm("rows", 1.0), "nsp_accuracy": LossTerm("rows")}
         return terms

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture
 from terakoya.errors import UserError
 from terakoya.toolkit.objectives.cross_entropy import IGNORED, summed_cross_entropy_and_odds_
+from terakoya.toolkit.objectives.padded_head import padded_head
 from terakoya.toolkit.objectives.sampling import draw
 
 BINS = 512
@@ -55,8 +56,9 @@ class ReplacedTokenModule(nn.Module):
         labels = batch["masked_labels"]
         hidden = self.generator_architecture.hidden(self.generator, batch)
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
-        logits = self.generator_architecture.logits(self.generator, picked)
-        generator_loss, odds = summed_cross_entropy_and_odds_(logits, labels)
+        with padded_head(self.generator) as classes:
+            logits = self.generator_architecture.logits(self.generator, picked)
+        generator_loss, odds = summed_cross_entropy_and_odds_(logits, labels, classes)
         sampled = self.sample(odds, batch)
         correct = odds.gather(1, labels.clamp(min=0)[:, None])[:, 0] == 1.0  # the most likely token has odds 1
         corrupted, replaced = corrupt(batch["input_ids"], batch["masked_positions"], labels, sampled)

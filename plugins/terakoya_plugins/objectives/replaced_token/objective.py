@@ -93,7 +93,7 @@ class ReplacedToken(Objective):
         from terakoya_plugins.objectives.replaced_token.module import BINS
 
         return {
-            "generator_loss": LossTerm("masked", self.generator_weight),
+            "generator_loss": LossTerm("masked", self.generator_weight, bits="masked_bits"),
             "generator_accuracy": LossTerm("masked"),
             "sampled_accuracy": LossTerm("masked"),
             "discriminator_loss": LossTerm("tokens", self.discriminator_weight),

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_
+from terakoya.toolkit.objectives.padded_head import padded_head
 
 
 class SpanCorruptionModule(nn.Module):
@@ -23,9 +24,10 @@ class SpanCorruptionModule(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over the micro-batch: `span_loss`; in evaluation also the number of correct target tokens."""
         hidden = self.architecture.hidden(self.model, batch)
-        logits = self.architecture.logits(self.model, hidden.flatten(0, 1))
+        with padded_head(self.model) as classes:
+            logits = self.architecture.logits(self.model, hidden.flatten(0, 1))
         labels = batch["labels"].flatten()
         sums = {}
         if not self.training:
-            sums["target_accuracy"] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)
-        return sums | {"span_loss": summed_cross_entropy_(logits, labels)}
+            sums["target_accuracy"] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
+        return sums | {"span_loss": summed_cross_entropy_(logits, labels, classes)}

@@ -4,12 +4,13 @@ a kernel; and without waiting for the device where a step must be skipped."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from terakoya.toolkit.parameter_groups import of_one_shape
 
 MOST_AT_ONCE = 1 << 26
 """Elements of the matrices that are stacked: a stack is copied several times."""
@@ -39,18 +40,8 @@ class BatchedMuon(torch.optim.Muon):
 @torch.no_grad()
 def step_by_shape(group: Mapping[str, Any], state: Mapping[Tensor, dict[str, Any]], found_inf: Tensor | None) -> None:
     """Takes a step of torch's Muon with the settings of `group`, over stacks of matrices of one shape."""
-    by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
-    for each in group["params"]:
-        if each.grad is not None:
-            by_shape[each.shape].append(each)
-    for shape, matrices in by_shape.items():
-        for some in _chunks(matrices, max(1, MOST_AT_ONCE // shape.numel())):
-            _step_stack(some, group, state, found_inf)
-
-
-def _chunks(matrices: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
-    for start in range(0, len(matrices), size):
-        yield matrices[start : start + size]
+    for matrices in of_one_shape(group["params"], MOST_AT_ONCE):
+        _step_stack(matrices, group, state, found_inf)
 
 
 def _step_stack(

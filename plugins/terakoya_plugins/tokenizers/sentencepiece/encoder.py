@@ -15,6 +15,7 @@ from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
+from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds, word_start_flags
 
 
@@ -22,6 +23,7 @@ class SentencePieceEncoder:
     """Implements `Encoder`. Word starts are known if MeCab splits words; a literal special token is one word."""
 
     vocabulary: Vocabulary
+    gives_spans = True
 
     def __init__(
         self, folder: SentencePieceFolder, words: WordBounds | None, *, parse: bool, load: Callable[[], Any]
@@ -35,18 +37,20 @@ class SentencePieceEncoder:
         self._literal = re.compile(f"({self._special.pattern})")
         self._silent = _any_of(filter(None, map(folder.processor.id_to_piece, folder.silent)) if parse else ())
 
-    def encode(self, documents: Sequence[str], *, whole: bool = False) -> EncodedDocuments:
+    def encode(self, documents: Sequence[str], *, whole: bool = False, spans: bool = False) -> EncodedDocuments:
         """Implements `Encoder.encode` and `Tokenizer.keeps_line_ends`. MeCab, if it is used, reads single lines."""
         whole = whole and self._words is None
 
         def rows_of(lines: list[str], literals: bool) -> tuple[list[np.ndarray], np.ndarray]:
-            return self._rows(lines, literals and self._parse)
+            return self._rows(lines, literals and self._parse, spans)
 
-        encoded = encode_lines(documents, rows_of, dtype=self.vocabulary.dtype(), literal=self._special, whole=whole)
-        return encoded if self._words is not None else replace(encoded, word_starts=None)
+        dtype = self.vocabulary.dtype()
+        encoded = encode_lines(documents, rows_of, dtype=dtype, literal=self._special, whole=whole, spans=spans)
+        return encoded if self._words is not None or spans else replace(encoded, word_starts=None)
 
-    def _rows(self, lines: list[str], search: bool) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns the ids of each line and the word starts of all lines; `search`: whether to find literals."""
+    def _rows(self, lines: list[str], search: bool, spans: bool) -> tuple[list[np.ndarray], np.ndarray]:
+        """Returns the ids of each line, and the spans or the word starts of all lines; `search`: whether to find
+        literals."""
         split: dict[int, list[str]] = {}  # line -> text, literal, text, ..., literal, text
         plain = lines
         if search:
@@ -54,10 +58,13 @@ class SentencePieceEncoder:
             plain = [*("" if index in split else line for index, line in enumerate(lines))]
             plain += itertools.chain.from_iterable(parts[::2] for parts in split.values())
         rows = self._ids(plain)
-        flat = self._starts(plain, rows) if self._words is not None else np.empty(0, bool)
+        if spans:
+            flat = self._spans(plain, rows)
+        else:
+            flat = self._starts(plain, rows) if self._words is not None else np.empty(0, bool)
         if not split:
             return rows, flat
-        starts = np.split(flat, np.cumsum([*map(len, rows[:-1])])) if self._words is not None else []
+        facts = np.split(flat, np.cumsum([*map(len, rows[:-1])])) if spans or self._words is not None else []
         position = len(lines)
         for index, parts in split.items():
             texts = slice(position, position + len(parts[::2]))
@@ -65,16 +72,20 @@ class SentencePieceEncoder:
             if self._folder.plain:
                 literals = [np.array([self._folder.special[part]], np.int32) for part in parts[1::2]]
                 rows[index] = np.concatenate([*_interleave(rows[texts], literals)])
-                if starts:
+                if spans:
+                    facts[index] = _literal_spans(parts, facts[texts])
+                elif facts:
                     one = np.ones(1, bool)
-                    starts[index] = np.concatenate([*_interleave(starts[texts], [one] * len(literals))])
+                    facts[index] = np.concatenate([*_interleave(facts[texts], [one] * len(literals))])
             else:  # special tokens overlap, or strip white space around them
                 ids = self._load()(lines[index], add_special_tokens=False)["input_ids"]
                 rows[index] = np.array(ids, np.int32)
-                if starts:  # the text of each piece is not known, so the line counts as one word
-                    starts[index] = np.arange(len(rows[index])) == 0
+                if spans:  # the text of each piece is not known, so the line counts as one word
+                    facts[index] = np.full((len(ids), 2), [0, len(lines[index])], np.int64)
+                elif facts:
+                    facts[index] = np.arange(len(rows[index])) == 0
         del rows[len(lines) :]
-        return rows, np.concatenate(starts[: len(lines)]) if starts else flat
+        return rows, np.concatenate(facts[: len(lines)]) if facts else flat
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text. If special tokens are parsed, looks ids up by the pieces' names as Transformers
@@ -103,6 +114,19 @@ class SentencePieceEncoder:
     def _starts(self, texts: list[str], rows: list[np.ndarray]) -> np.ndarray:
         """Returns the word starts of all texts, concatenated."""
         assert self._words is not None
+        counts, lengths = self._piece_lengths(texts, rows)
+        normalized = self._processor.normalize(texts)
+        bounds = self._words.starts([text.replace("\u2581", " ") for text in normalized])
+        return word_start_flags(bounds, [*map(len, normalized)], counts, lengths)
+
+    def _spans(self, texts: list[str], rows: list[np.ndarray]) -> np.ndarray:
+        """Returns the spans (T, 2) of all tokens in their texts."""
+        counts, lengths = self._piece_lengths(texts, rows)
+        origins = [self._processor.normalize(text, with_offsets=True)[1] for text in texts]
+        return piece_spans(origins, [*map(len, texts)], counts, lengths)
+
+    def _piece_lengths(self, texts: list[str], rows: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
+        """Returns the number of pieces of each text, and the number of normalised characters of each piece (T,)."""
         counts = [*map(len, rows)]
         lengths = self._lengths[join_rows(rows, np.int64)]
         unknown = np.flatnonzero(lengths < 0)  # their number of characters depends on the text
@@ -112,14 +136,21 @@ class SentencePieceEncoder:
                 pieces = self._processor.encode(texts[number], out_type=str)
                 row = lengths[ends[number] - counts[number] : ends[number]]
                 row[row < 0] = [len(piece) for piece, length in zip(pieces, row, strict=True) if length < 0]
-        normalized = self._processor.normalize(texts)
-        bounds = self._words.starts([text.replace("\u2581", " ") for text in normalized])
-        return word_start_flags(bounds, [*map(len, normalized)], counts, lengths)
+        return counts, lengths
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _literal_spans(parts: Sequence[str], spans: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the spans (n, 2) of the tokens of a line, which is `parts`: a text, a literal, a text, ..., a text.
+    `spans` are those of each text in it."""
+    ends = [*itertools.accumulate(map(len, parts))]
+    literals = [np.array([[end - len(part), end]]) for end, part in zip(ends[1::2], parts[1::2], strict=True)]
+    moved = [each + end - len(part) for each, end, part in zip(spans, ends[::2], parts[::2], strict=True)]
+    return np.concatenate([*_interleave(moved, literals)])
 
 
 def _interleave(texts: Sequence[Any], literals: Sequence[Any]) -> Iterator[Any]:

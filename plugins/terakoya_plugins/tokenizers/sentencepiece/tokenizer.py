@@ -21,11 +21,12 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
+from terakoya.components.tokenizer import RECORD
 from terakoya.components.vocabulary import Vocabulary, planned_vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab, sentencepiece_folder
-from terakoya.toolkit.tokenizers.sentencepiece_folder import CLASS, FILES, RECORD, ROLES
+from terakoya.toolkit.tokenizers.sentencepiece_folder import CLASS, FILES, ROLES
 from terakoya_plugins.tokenizers.sentencepiece.encoder import SentencePieceEncoder
 from terakoya_plugins.tokenizers.sentencepiece.trainer import TrainingLines, train_model
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds

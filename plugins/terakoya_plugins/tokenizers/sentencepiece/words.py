@@ -24,7 +24,7 @@ class WordBounds:
     def __init__(self, options: str, *, space_is_suffix: bool = False, symbols: Iterable[str] = ()) -> None:
         """`options` are MeCab's. White space between words belongs to the next word, with `space_is_suffix` to the
         previous one. No word starts inside one of the strings `symbols`."""
-        self._words = mecab.MecabSplitter(options, normalize=False)
+        self._words = mecab.build_splitter(options, normalize=False)
         self._space_is_suffix = space_is_suffix
         symbols = sorted(filter(None, symbols), key=len, reverse=True)
         self._symbols = re.compile("|".join(map(re.escape, symbols)) or "(?!)")

@@ -30,7 +30,9 @@ class Example(EncoderArchitecture):
     intermediate_size: PositiveInt = 1024
     max_position_embeddings: PositiveInt = 512
     hidden_dropout_prob: NonNegativeFloat = 0.1
+    """The share of hidden values that dropout sets to zero."""
     attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    """The share of attention weights that dropout sets to zero."""
 
 
 @hookimpl

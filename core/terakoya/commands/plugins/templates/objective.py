@@ -22,7 +22,9 @@ class Example(Objective):
     """Masked language modelling in its simplest form. Fields are the keys of the parameter JSON."""
 
     layout: Literal["packed", "stream", "lines"] = "packed"
+    """How documents become rows."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """The share of tokens that are hidden."""
 
     def row_layout(self) -> Layout:
         """Returns how rows are cut from the token store."""

@@ -18,7 +18,9 @@ class Example(Optimizer):
     # Set `elementwise: ClassVar[bool] = False` if a weight's update depends on others: ZeRO then does not split them.
 
     learning_rate: PositiveFloat = 0.05
+    """The peak, which the schedule scales."""
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """The share of the previous update that is added to the next."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """Returns a torch optimizer over the trainable parameters. `fused` says that torch's fused kernels fit the

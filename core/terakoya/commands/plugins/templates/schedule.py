@@ -14,6 +14,7 @@ class Example(Schedule):
     """Fields are the keys of the parameter JSON."""
 
     warmup_steps: NonNegativeInt = 0
+    """Steps in which the factor rises from 0 to 1."""
     floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
     """The share of the peak at the end."""
 

@@ -1,0 +1,36 @@
+"""How much text the documents of a store are: what losses are divided by so that tokenizers compare.
+
+`documents.sizes` holds two numbers of 32 bits for each document, little-endian: the characters (Unicode code points) of
+its text as it was read, and its bytes in UTF-8. Ids do not tell them: a tokenizer drops spaces and normalises. Imported
+stores and stores of conversations have no such file.
+
+Letters: D documents, n any number of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+FILE = "documents.sizes"
+SIZES = np.dtype("<u4")
+
+
+class TextPerToken(NamedTuple):
+    """How many characters and bytes of text a token stands for, on average."""
+
+    characters: float
+    bytes: float
+
+
+def measure_texts(texts: Iterable[str]) -> np.ndarray:
+    """Returns the characters and bytes of each of `texts`, (n, 2)."""
+    return np.array([(len(text), len(text.encode())) for text in texts], SIZES).reshape(-1, 2)
+
+
+def mean_text(sizes: np.ndarray, tokens: int) -> TextPerToken:
+    """Returns the text of documents of these `sizes` (n, 2) that together have `tokens`, for each token."""
+    characters, size = sizes.sum(axis=0, dtype=np.int64).tolist()
+    return TextPerToken(characters / tokens, size / tokens)

@@ -1,0 +1,41 @@
+"""What a reader of an export is told about its tokenizer: its kind, and what to install."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def describe_tokenizer(settings: Mapping[str, Any]) -> str:
+    """Returns which tokenizer a model has, and which packages it needs besides Transformers, in a sentence or two.
+
+    `settings` is the content of tokenizer_config.json.
+    """
+    kind = settings.get("tokenizer_class", "AutoTokenizer")
+    packages: tuple[str, ...] = ()
+    further = ""
+    words = settings.get("word_tokenizer_type")
+    if kind == "BertJapaneseTokenizer" and words != "basic":
+        kind += f" over the words of {words or 'mecab'}"
+        packages, further = _needs_of_words(str(words or "mecab"), settings)
+    elif "SentencePiece" in kind or "BertGeneration" in kind or settings.get("tokenizer_file") == "tokenizer.model":
+        packages = ("sentencepiece",)
+    needs = f" It needs `pip install {' '.join(packages)}`{further}." if packages else ""
+    if "fugashi" in packages and settings.get("subword_tokenizer_type", "wordpiece") in ("wordpiece", "character"):
+        needs += " The package `terakoya_tokenizer` reads it as a fast tokenizer, with offsets and the same ids."
+    return f"The tokenizer is a {kind}.{needs}"
+
+
+def _needs_of_words(words: str, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Returns the packages of the word splitter `words`, and what it needs beside them, as the end of a sentence."""
+    if words == "sudachi":
+        dictionary = (settings.get("sudachi_kwargs") or {}).get("sudachi_dict_type") or "core"
+        return ("sudachipy", f"sudachidict-{dictionary}"), ""
+    if words == "jumanpp":
+        return ("rhoknp",), " and the program jumanpp (https://github.com/ku-nlp/jumanpp)"
+    mecab = {"mecab_dic": "unidic_lite", **(settings.get("mecab_kwargs") or {})}
+    dictionary = mecab["mecab_dic"]
+    if not dictionary:
+        return ("fugashi",), f" and the dictionary of its MeCab options, `{mecab.get('mecab_option') or ''}`"
+    further = " and `python -m unidic download`" if dictionary == "unidic" else ""
+    return ("fugashi", dictionary.replace("_", "-")), further

@@ -1,0 +1,168 @@
+"""A Transformers folder with config, safetensors weights and tokenizer, which versions 4 and 5 load offline."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terakoya.components.tokenizer import load_tokenizer
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+CODE = """import transformers
+
+
+class {name}(transformers.{name}):
+    \"\"\"The class of Transformers, under a name by which AutoTokenizer finds it for any model.\"\"\"
+"""
+CLS_SEP_CODE = '''import transformers
+
+if hasattr(transformers, "SentencePieceBackend"):
+
+    class SentencePieceBackend(transformers.SentencePieceBackend):
+        """The class of Transformers 5, under a name by which AutoTokenizer finds it for any model."""
+
+else:
+
+    class SentencePieceBackend(transformers.BertGenerationTokenizer):
+        """The class of Transformers 5 with [CLS] and [SEP], for Transformers 4, which does not have it."""
+
+        vocab_files_names = {"vocab_file": "tokenizer.model"}
+
+        def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None):
+            first = [self.cls_token_id, *token_ids_0, self.sep_token_id]
+            return first if token_ids_1 is None else [*first, *token_ids_1, self.sep_token_id]
+
+        def create_token_type_ids_from_sequences(self, token_ids_0, token_ids_1=None):
+            first = [0] * (len(token_ids_0) + 2)
+            return first if token_ids_1 is None else [*first, *[1] * (len(token_ids_1) + 1)]
+
+        def get_special_tokens_mask(self, token_ids_0, token_ids_1=None, already_has_special_tokens=False):
+            if already_has_special_tokens:
+                return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens=True)
+            first = [1, *[0] * len(token_ids_0), 1]
+            return first if token_ids_1 is None else [*first, *[0] * len(token_ids_1), 1]
+'''
+RELATIVE_LENGTH = 512
+"""The `model_max_length` for models whose positions have no end, such as T5's: that of the published T5 tokenizers."""
+FORMER_SENTENCEPIECE = "BertGenerationTokenizer", "spiece.model"
+"""The class of Transformers 4 and 5 that returns a SentencePiece model's own ids, and the file that it reads."""
+
+
+def write(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -> None:
+    """Writes `model` into `folder`, with the tokenizer of `tokenizer_folder` fitted to it."""
+    from terakoya.toolkit.architectures import attention
+    from terakoya.toolkit.formats import model_folder
+
+    attention.release(model)
+    model_folder.write(model, folder)
+    write_tokenizer(model, tokenizer_folder, folder)
+
+
+def write_tokenizer(model: PreTrainedModel, tokenizer_folder: Path, folder: Path) -> None:
+    """Writes the tokenizer of `tokenizer_folder`, fitted to `model`, into `folder`, which has the model's config.json.
+
+    AutoTokenizer of Transformers 4 and 5 loads from there a tokenizer with the same ids, and with the inputs that
+    `model` accepts: `truncation=True` cuts texts to its positions, and `padding=True` works.
+    """
+    for file in sorted(tokenizer_folder.iterdir()):
+        if file.is_file() and file.name != "config.json":  # keeps the model's config
+            shutil.copyfile(file, folder / file.name)
+    _fit_tokenizer(model, folder, tokenizer_folder)
+
+
+def _judges_pairs(model: PreTrainedModel) -> bool:
+    """Returns whether `model` has a head for next-sentence prediction, and so knows first and second texts apart."""
+    return any(name.endswith("seq_relationship") for name, _ in model.named_modules())
+
+
+def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None:
+    """Rewrites tokenizer_config.json in `folder` as `write_tokenizer` says; `original` is where the tokenizer is from.
+
+    For some models, such as ModernBERT, AutoTokenizer ignores the class that tokenizer_config.json names, unless
+    `auto_map` names it; so `auto_map` then names the same class. Models without token types get no token types.
+
+    If the model has code of its own, this runs it. The code is that of the plugin which has just trained the model.
+    """
+    tokenizer = _load_tokenizer(original)
+    if tokenizer is None:
+        return
+    file = folder / "tokenizer_config.json"
+    settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    tokenizer_class = type(tokenizer)
+    names = list(tokenizer.model_input_names)
+    # A GPT-2 would look token types up in its word embeddings and add them; other decoders do not accept them.
+    parameters = inspect.signature(type(model).forward).parameters
+    has_no_types = (
+        model.can_generate()
+        or getattr(model.config, "type_vocab_size", 2) < 2
+        or ("token_type_ids" not in parameters and "args" not in parameters)
+    )
+    if has_no_types:
+        names = [name for name in names if name != "token_type_ids"]
+    elif "token_type_ids" not in names and _judges_pairs(model):
+        names.insert(1, "token_type_ids")  # trained with them, although Transformers 5 makes none for this class
+    settings["model_input_names"] = names  # defaults of the same class differ between Transformers 4 and 5
+    settings["model_max_length"] = min(_longest_input(model), int(tokenizer.model_max_length))
+    if tokenizer.pad_token is None and (pad := tokenizer.unk_token or tokenizer.eos_token or tokenizer.sep_token):
+        settings["pad_token"] = str(pad)  # an id that the model has; the attention mask says what is padding
+    code = None
+    if settings.get("tokenizer_class") == "SentencePieceBackend" and settings.get("legacy", True):
+        if settings.get("special_tokens_pattern") == "none":
+            import transformers
+
+            name, model_file = FORMER_SENTENCEPIECE
+            tokenizer_class = getattr(transformers, name)
+            shutil.copyfile(folder / "tokenizer.model", folder / model_file)
+            del settings["special_tokens_pattern"]
+            tokens = {f"{role}_token": None for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+            settings = {**tokens, **settings, "tokenizer_class": name}
+        elif settings.get("special_tokens_pattern") == "cls_sep":
+            code = CLS_SEP_CODE
+    _use_former_names(settings)
+    _write(file, settings)
+    is_builtin = tokenizer_class.__module__.startswith("transformers.")
+    if code is None and is_builtin and type(_load_tokenizer(folder, trust=True)) is not tokenizer_class:
+        code = CODE.format(name=tokenizer_class.__name__)
+    if code is not None:
+        (folder / "tokenization.py").write_text(code, encoding="utf-8")
+        _write(file, settings | {"auto_map": {"AutoTokenizer": [f"tokenization.{tokenizer_class.__name__}", None]}})
+
+
+def _use_former_names(settings: dict[str, Any]) -> None:
+    """Gives what Transformers 5 has renamed in tokenizer_config.json the names that 4 knows and 5 still reads."""
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):  # Transformers 4 has an object of named tokens here
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+
+
+def _write(file: Path, settings: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _longest_input(model: PreTrainedModel) -> int:
+    """The tokens that `model` has positions for; what it is configured for if its positions are relative alone, as
+    DeBERTa's may be, and `RELATIVE_LENGTH` if its config does not say, as T5's."""
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    if positions is None:
+        return int(getattr(model.config, "n_positions", RELATIVE_LENGTH))
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts from padding + 1
+        positions -= table.padding_idx + 1  # type: ignore[union-attr]
+    return positions
+
+
+def _load_tokenizer(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:
+    """Loads the tokenizer of `folder` with AutoTokenizer; None if that fails. `trust` allows running its code."""
+    try:
+        return load_tokenizer(folder, trust_remote_code=trust)
+    except UserError:
+        return None

@@ -1,0 +1,116 @@
+"""A vocabulary head with a multiple of 64 columns, for a GPU: rows of 16-bit logits then begin at 128-byte boundaries,
+with which Tensor Cores are most efficient (NVIDIA, Matrix Multiplication Background User's Guide).
+
+Only the product sees the further columns. Weights, checkpoints and exports keep their shapes.
+
+Letters: V vocabulary, W columns of the padded head, H hidden size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+MULTIPLE = 64
+DEVICES = ("cuda",)
+"""Where heads are padded; a CPU gains nothing."""
+OWN_FORWARD = "padded_forward"
+"""The method of a head that keeps a padded weight itself, as in the bf16 stream: its forward, with W columns."""
+
+
+@contextlib.contextmanager
+def padded_head(model: PreTrainedModel) -> Iterator[int | None]:
+    """While open, the logits of `model` have W columns, of which the last are 0 and mean nothing. Yields V, or None
+    where logits have no further columns: V is a multiple of 64, the head is no plain linear layer whose weight is here
+    whole, its product takes no Tensor Cores, or nothing is trained. torch's compiler pads by itself.
+
+    Where the head has no `OWN_FORWARD`, the padded weight is made at its first call, in autocast's precision if that is
+    on, and once if this is opened again while it is open.
+    """
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear) and isinstance(head.__dict__.get("forward"), _PaddedForward):
+        yield head.out_features
+        return
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _gains(head):
+        yield None
+        return
+    head.forward = _PaddedForward(head)
+    try:
+        yield head.out_features
+    finally:
+        del head.forward
+
+
+def can_be_padded(head: nn.Module | None) -> bool:
+    """Whether `head` is a plain linear layer on a GPU, with its whole weight, whose V is no multiple of 64."""
+    return (
+        type(head) is nn.Linear
+        and "forward" not in head.__dict__
+        and head.out_features % MULTIPLE != 0
+        and head.weight.device.type in DEVICES
+        and tuple(head.weight.shape) == (head.out_features, head.in_features)  # empty in ZeRO's third stage
+        and not hasattr(head.weight, "placements")  # a DTensor's, of which this process has a part
+    )
+
+
+def pad_rows(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns `value` (V, ...) as `dtype`, with rows of 0 up to a multiple of 64: (W, ...)."""
+    padded = value.new_empty((-(-len(value) // MULTIPLE) * MULTIPLE, *value.shape[1:]), dtype=dtype)
+    padded[: len(value)].copy_(value)
+    padded[len(value) :].zero_()
+    return padded
+
+
+def _gains(head: nn.Module | None) -> bool:
+    if hasattr(head, OWN_FORWARD):
+        return True
+    if not can_be_padded(head):
+        return False
+    assert isinstance(head, nn.Linear)
+    # other float32 products take no Tensor Cores, and would pay for a copy of the weight
+    return _product_dtype(head.weight) != torch.float32 or torch.backends.cuda.matmul.allow_tf32
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+class _PaddedForward:
+    """The forward of the linear layer `head`, with W outputs."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        self.head = head
+        self.padded: tuple[Tensor, Tensor | None] | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Returns `hidden` (..., H) times the padded weight: (..., W)."""
+        own = getattr(self.head, OWN_FORWARD, None)
+        if own is not None:
+            logits: Tensor = own(hidden)
+            return logits
+        if self.padded is None:
+            weight, bias = self.head.weight, self.head.bias
+            dtype = _product_dtype(weight)
+            self.padded = _Padded.apply(weight, dtype), None if bias is None else _Padded.apply(bias, dtype)
+        return nn.functional.linear(hidden, *self.padded)
+
+
+class _Padded(torch.autograd.Function):
+    """Casts and pads in one pass; the gradient is cut and cast in one, too."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.rows, ctx.dtype = len(value), value.dtype
+        return pad_rows(value, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient[: ctx.rows].to(ctx.dtype), None

@@ -1,0 +1,133 @@
+"""Which processes share weights under `fully_shard`, and which weights are gathered together, in which precision.
+
+See docs/design/engines.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.conv import _ConvNd
+from transformers.pytorch_utils import Conv1D
+
+from terakoya.components import Architecture
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parallel import Parallel
+from terakoya.errors import UserError
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.engines.engine import AUTOCAST_DTYPES
+from terakoya.training.model.module_parts import architecture_of, top_level_models
+
+PRODUCTS = (nn.Linear, _ConvNd, Conv1D)
+"""Modules whose weights and biases autocast casts; Transformers' `Conv1D` is GPT-2's linear layer."""
+
+
+def create_mesh(context: DistributedContext, parallel: Parallel) -> DeviceMesh:
+    """Returns the mesh whose last dimension is the processes that share weights; with fewer of them than processes the
+    first dimension is the groups, each of which holds all weights. Collective.
+
+    Raises:
+        UserError: the processes cannot be divided into groups of `dp_shard_size`.
+    """
+    assert context.data_parallel_group is not None, "one process has nothing to shard"
+    size = parallel.shard_size(context.world_size)
+    if size == context.world_size:
+        return DeviceMesh.from_group(context.data_parallel_group, context.device.type)
+    ranks = torch.arange(context.world_size).view(-1, size)
+    timeout = timedelta(seconds=parallel.timeout_seconds)
+    mine = []
+    for groups in (ranks.T, ranks):  # every process creates all groups, in the same order
+        created = [(each.tolist(), dist.new_group(each.tolist(), timeout=timeout)) for each in groups]
+        mine.append(next(group for members, group in created if context.rank in members))
+    return DeviceMesh.from_group(mine, context.device.type, mesh=ranks, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def shard_module(
+    module: nn.Module,
+    architectures: Sequence[Architecture],
+    vocabulary: Vocabulary,
+    mesh: DeviceMesh,
+    *,
+    precision: str,
+) -> list[FSDPModule]:
+    """Shards `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last.
+
+    Raises:
+        UserError: none of `architectures` defines a model's blocks, or a weight is a scalar.
+    """
+    for name, value in module.named_parameters():
+        if value.ndim == 0:
+            raise UserError(
+                f'parallel.engine "fsdp": {name} is a scalar, which has no rows to shard; use engine "ddp", or make it '
+                "a tensor of one element"
+            )
+    policy = MixedPrecisionPolicy()
+    if precision in AUTOCAST_DTYPES:
+        policy = MixedPrecisionPolicy(AUTOCAST_DTYPES[precision], torch.float32, cast_forward_inputs=False)
+    blocks = shardable_blocks(module, architectures, vocabulary)
+    gathered_by_blocks = {
+        value
+        for block in blocks
+        for value in set(block.parameters()) - (float32_weights(block) if policy.param_dtype else set())
+    }
+    # the root comes first, so that what blocks leave in float32 becomes a part of its group
+    root = fully_shard(module, mesh=mesh, ignored_params=gathered_by_blocks)
+    groups = []
+    for block in blocks:
+        of_root: set[nn.Parameter] = {value for value in block.parameters() if isinstance(value, DTensor)}
+        groups.append(fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=of_root))
+    for this, following in pairwise(groups):
+        this.set_modules_to_forward_prefetch([following])
+    for group in (*groups, root):
+        # losses are parts of a global mean already, so gradients are summed and not averaged
+        group.set_gradient_divide_factor(1.0)
+        group.set_force_sum_reduction_for_comms(True)
+    return [*groups, root]
+
+
+def float32_weights(block: nn.Module) -> set[nn.Parameter]:
+    """The weights of `block` that autocast does not cast: those of embeddings, and vectors outside of products, such as
+    a norm's."""
+    return {
+        value
+        for module in block.modules()
+        if not isinstance(module, PRODUCTS)
+        for value in module.parameters(recurse=False)
+        if value.ndim == 1 or isinstance(module, nn.Embedding)
+    }
+
+
+def shardable_blocks(
+    module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary
+) -> list[nn.Module]:
+    """The blocks of every model in `module`, each once, without those that share a weight with another module.
+
+    Raises:
+        UserError: none of `architectures` defines a model's blocks.
+    """
+    blocks = dict.fromkeys(
+        block
+        for model in top_level_models(module)
+        for block in architecture_of(model, architectures, vocabulary, key='parallel.engine "fsdp"').blocks(model)
+    )
+    in_module = Counter(map(id, _occurrences(module)))
+    return [
+        block
+        for block in blocks
+        if all(in_module[each] == count for each, count in Counter(map(id, _occurrences(block))).items())
+    ]
+
+
+def _occurrences(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields the parameters of `module`, each as often as it occurs in it."""
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        yield parameter

@@ -1,0 +1,225 @@
+"""The library's `Encoding`, made from tokens and their places in a text, now or when somebody asks for it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, overload
+
+import numpy as np
+from tokenizers import Encoding
+
+from terakoya_tokenizer.spans import EncodedTexts
+
+
+class QuotedTokens(dict[int, str]):
+    """The JSON strings of tokens by their ids."""
+
+    def __init__(self, token: Callable[[int], str | None]) -> None:
+        self._token = token
+
+    def __missing__(self, id: int) -> str:
+        self[id] = json.dumps(self._token(id))
+        return self[id]
+
+
+class TokenRun:
+    """The tokens of a text among those of several.
+
+    Attributes:
+        ids: of the tokens (T).
+    """
+
+    __slots__ = ("_encoded", "_first", "_last", "ids")
+
+    def __init__(self, encoded: EncodedTexts, first: int, last: int) -> None:
+        """The text consists of those numbered `first` to `last` - 1 of `encoded`: one, or several words."""
+        self._encoded, self._first, self._last = encoded, first, last
+        self.ids = encoded.ids[encoded.bounds[first] : encoded.bounds[last]]
+
+    def offsets(self) -> list[tuple[int, int]]:
+        """Returns start and stop of each token."""
+        bounds = self._encoded.bounds
+        return self._encoded.offsets[bounds[self._first] : bounds[self._last]]
+
+    def words(self) -> list[int]:
+        """Returns the number of each token's word."""
+        bounds = self._encoded.bounds
+        words: list[int] = self._encoded.spans.words[bounds[self._first] : bounds[self._last]].tolist()
+        return words
+
+    def encoding(self, quoted: QuotedTokens) -> Encoding:
+        """Returns the tokens as the library has them before it adds special tokens."""
+        size = len(self.ids)
+        return _encoding(self.ids, [0] * size, quoted, self.words(), self.offsets(), [0] * size, [1] * size, "{}")
+
+
+class GivenWords(TokenRun):
+    """The tokens of a text that was given as words. Those are its words, whatever MeCab makes of each."""
+
+    __slots__ = ()
+
+    def words(self) -> list[int]:
+        """Returns the number of each token's word."""
+        bounds = np.array(self._encoded.bounds[self._first : self._last + 1])
+        words: list[int] = np.repeat(np.arange(self._last - self._first), np.diff(bounds)).tolist()
+        return words
+
+
+class PlainEncoding:
+    """An `Encoding` of one text that is not cut, with a token before and after it or none.
+
+    The lists that most callers want are here; for all else it becomes an `Encoding`, which costs more than its ids.
+    """
+
+    n_sequences = 1
+    overflowing: ClassVar[list[Encoding]] = []
+    """What was cut off: nothing."""
+
+    def __init__(self, run: TokenRun, around: tuple[int, int] | None, quoted: QuotedTokens) -> None:
+        self._run, self._quoted = run, quoted
+        self._around = int(around is not None)
+        self._left = self._right = self._pad_type = 0
+        self.ids = run.ids if around is None else [around[0], *run.ids, around[1]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def pad(
+        self, length: int, *, direction: str = "right", pad_id: int = 0, pad_type_id: int = 0, pad_token: str = "[PAD]"
+    ) -> None:
+        """See `tokenizers.Encoding.pad`; once at most."""
+        missing = max(0, length - len(self.ids))
+        self._left, self._right = (missing, 0) if direction == "left" else (0, missing)
+        self._pad_type = pad_type_id
+        self.ids = [pad_id] * self._left + self.ids + [pad_id] * self._right
+
+    @property
+    def type_ids(self) -> list[int]:
+        """The number of each token's text."""
+        return self._padded(0, [0] * len(self._run.ids), self._pad_type)
+
+    @property
+    def attention_mask(self) -> list[int]:
+        """0 for padding."""
+        return self._padded(1, [1] * len(self._run.ids), 0)
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        """1 for padding and the tokens around the text."""
+        return self._padded(1, [0] * len(self._run.ids), 1)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Start and stop of each token in the text."""
+        return self._padded((0, 0), self._run.offsets(), (0, 0))
+
+    @functools.cached_property
+    def whole(self) -> Encoding:
+        """The `Encoding`."""
+        start = self._left + self._around
+        return _encoding(
+            self.ids,
+            self.type_ids,
+            self._quoted,
+            self._padded(None, self._run.words(), None),
+            self.offsets,
+            self.special_tokens_mask,
+            self.attention_mask,
+            f'{{"0":{{"start":{start},"end":{start + len(self._run.ids)}}}}}',
+        )
+
+    def _padded(self, around: Any, values: list[Any], padding: Any) -> list[Any]:
+        whole = [around, *values, around] if self._around else values
+        if self._left or self._right:
+            return [padding] * self._left + whole + [padding] * self._right
+        return whole
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "whole":
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.whole.__getstate__(),)
+
+
+class PlainEncodings(Sequence[PlainEncoding]):
+    """The encodings of several texts, none of which is cut. Each is made when somebody asks for it; `column` gives the
+    lists of all at once."""
+
+    def __init__(self, encoded: EncodedTexts, around: tuple[int, int] | None, quoted: QuotedTokens) -> None:
+        """`around` are the tokens before and after each text."""
+        self._encoded, self._around, self._quoted = encoded, around, quoted
+        self._padding: dict[str, Any] = {}
+        edges = zip(encoded.bounds, encoded.bounds[1:], strict=False)
+        if around is None:
+            self._ids = [encoded.ids[first:last] for first, last in edges]
+        else:
+            before, after = around
+            self._ids = [[before, *encoded.ids[first:last], after] for first, last in edges]
+        self.lengths = list(map(len, self._ids))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> PlainEncoding: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PlainEncoding]: ...
+
+    def __getitem__(self, index: int | slice) -> PlainEncoding | list[PlainEncoding]:
+        numbers = range(len(self))[index]
+        if isinstance(numbers, range):
+            return [self[number] for number in numbers]
+        encoding = PlainEncoding(TokenRun(self._encoded, numbers, numbers + 1), self._around, self._quoted)
+        if self._padding:
+            encoding.pad(**self._padding)
+        return encoding
+
+    def pad(self, length: int, **padding: Any) -> None:
+        """See `PlainEncoding.pad`."""
+        self._padding = {"length": length, **padding}
+
+    def column(self, name: str) -> list[list[Any]]:
+        """Returns the attribute `name` of each encoding."""
+        if not self._padding:
+            if name == "ids":
+                return self._ids
+            if name == "type_ids":
+                return [[0] * length for length in self.lengths]
+            if name == "attention_mask":
+                return [[1] * length for length in self.lengths]
+        return [getattr(each, name) for each in self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def _restored(state: bytes) -> Encoding:
+    encoding = Encoding()
+    encoding.__setstate__(state)
+    return encoding
+
+
+def _encoding(
+    ids: list[int],
+    type_ids: list[int],
+    quoted: QuotedTokens,
+    words: Sequence[int | None],
+    offsets: list[tuple[int, int]],
+    special: list[int],
+    attention: list[int],
+    ranges: str,
+) -> Encoding:
+    """Returns the `Encoding` from the JSON into which the library itself writes it."""
+    tokens = ",".join(map(quoted.__getitem__, ids))
+    pairs = str(offsets).replace("(", "[").replace(")", "]")
+    numbers = str(list(words)).replace("None", "null")
+    return _restored(
+        f'{{"ids":{ids},"type_ids":{type_ids},"tokens":[{tokens}],"words":{numbers},"offsets":{pairs},'
+        f'"special_tokens_mask":{special},"attention_mask":{attention},"overflowing":[],'
+        f'"sequence_ranges":{ranges}}}'.encode()
+    )

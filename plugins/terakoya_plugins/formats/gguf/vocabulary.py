@@ -1,0 +1,126 @@
+"""A tokenizer in GGUF. llama.cpp splits texts by itself, so only what it computes in the same way can be written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from transformers import PreTrainedTokenizerBase
+
+ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")
+
+
+def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnormalized: bool) -> None:
+    """Writes the tokenizer in `folder` with `size` ids, those of the model.
+
+    Raises:
+        UserError: llama.cpp would give other ids: MeCab's words, other rules for splitting, normalisation that it does
+            not have (unless `allow_unnormalized`).
+    """
+    from terakoya.components.tokenizer import load_tokenizer
+    from terakoya.toolkit.tokenizers import sentencepiece_folder
+
+    found = sentencepiece_folder.model_file(folder)
+    tokenizer = sentencepiece_folder.load_tokenizer(folder) if found else load_tokenizer(folder)
+    if found is not None:
+        _write_sentencepiece(writer, found[0], tokenizer, size, allow_unnormalized)
+    elif (folder / "tokenizer.json").is_file():
+        _write_byte_level(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), tokenizer, size)
+    else:
+        raise UserError(
+            f"format gguf: llama.cpp has no {type(tokenizer).__name__}, which needs a morphological analyser; train "
+            "the model with --type byte_bpe or --type sentencepiece, or use --format onnx"
+        )
+    _write_roles(writer, tokenizer)
+
+
+def _write_roles(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes which tokens are special, and whether they are added around a text."""
+    for role in ROLES:
+        if (number := getattr(tokenizer, f"{role}_token_id")) is not None:
+            getattr(writer, f"add_{role}_token_id")(number)
+    inside, around = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (False, True))
+    first, last = around[: around.index(inside[0])], around[around.index(inside[0]) + len(inside) :]
+    if first:
+        writer.add_bos_token_id(first[0])
+    if last:
+        writer.add_eos_token_id(last[0])
+    writer.add_add_bos_token(bool(first))
+    writer.add_add_eos_token(bool(last))
+
+
+def _write_byte_level(writer: GGUFWriter, content: Any, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    """Writes the byte-level BPE of a tokenizer.json with GPT-2's pattern."""
+    from gguf import TokenType
+
+    before = content.get("pre_tokenizer") or {}
+    is_gpt2 = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
+    if content["model"]["type"] != "BPE" or content.get("normalizer") or not is_gpt2:
+        raise UserError(
+            "format gguf: of tokenizer.json, byte-level BPE with GPT-2's pattern can be written, without normalisation "
+            "and without a space before the text; this is another one"
+        )
+    pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
+    special = {each["id"] for each in content["added_tokens"]}
+    types = [
+        TokenType.CONTROL if number in special else TokenType.NORMAL if number in pieces else TokenType.UNUSED
+        for number in range(size)
+    ]
+    merges = [each if isinstance(each, str) else " ".join(each) for each in content["model"]["merges"]]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([pieces.get(number, f"[unused {number}]") for number in range(size)])
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+
+
+def _write_sentencepiece(
+    writer: GGUFWriter, file: Path, tokenizer: PreTrainedTokenizerBase, size: int, allow_unnormalized: bool
+) -> None:
+    """Writes the SentencePiece model `file`: unigram models as T5's, BPE with bytes as Llama's."""
+    from gguf import TokenType
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(file.read_bytes())
+    trained, rules = model.trainer_spec, model.normalizer_spec
+    kind = {1: "unigram", 2: "bpe"}.get(trained.model_type)
+    if kind is None or trained.treat_whitespace_as_suffix or not rules.escape_whitespaces:
+        raise UserError(
+            "format gguf: llama.cpp has SentencePiece's unigram and BPE models with the mark of a space at the start "
+            "of a piece; this is another one"
+        )
+    if trained.byte_fallback != (kind == "bpe"):
+        wanted = "with byte_fallback" if kind == "bpe" else "without byte_fallback"
+        raise UserError(f"format gguf: llama.cpp has SentencePiece's {kind} models only {wanted}")
+    if kind == "unigram" and rules.remove_extra_whitespaces and not rules.add_dummy_prefix:
+        raise UserError(
+            "format gguf: llama.cpp puts a space before each text where repeated spaces are removed; this model does "
+            "not (add_dummy_prefix false)"
+        )
+    changes = bool(rules.precompiled_charsmap) or rules.remove_extra_whitespaces
+    if kind == "bpe" and changes and not allow_unnormalized:
+        raise UserError(
+            f"format gguf: llama.cpp does not normalise text for SentencePiece's BPE models, and this one has "
+            f"{rules.name} and removes repeated spaces, so that full-width and half-width characters get other ids; "
+            "with --allow-unnormalized true the file is written, and you normalise texts before"
+        )
+    pieces = [each.piece for each in model.pieces]
+    added = {number: piece for piece, number in tokenizer.get_vocab().items() if number >= len(pieces)}
+    unused = range(len(pieces), size)
+    special = [TokenType.CONTROL if number in added else TokenType.UNUSED for number in unused]
+    # The numbers of SentencePiece's types are those of GGUF
+    writer.add_tokenizer_model({"unigram": "t5", "bpe": "llama"}[kind])
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(pieces + [added.get(number, f"[unused {number}]") for number in unused])
+    writer.add_token_scores([each.score for each in model.pieces] + [0.0] * len(unused))
+    writer.add_token_types([TokenType(each.type) for each in model.pieces] + special)
+    writer.add_add_space_prefix(rules.add_dummy_prefix)
+    writer.add_remove_extra_whitespaces(rules.remove_extra_whitespaces)
+    if kind == "unigram" and rules.precompiled_charsmap:
+        writer.add_precompiled_charsmap(rules.precompiled_charsmap)

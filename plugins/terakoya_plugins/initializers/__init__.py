@@ -1,0 +1,1 @@
+"""Initializers of the embeddings of new pieces: one file each."""
