@@ -11,6 +11,7 @@ from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, whole_sections
 from terakoya.errors import UserError
 from terakoya.json_settings import short_json, value_at
+from terakoya.log import translated
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, reading
 from terakoya.training.checkpoint import state as checkpoint_state
@@ -19,6 +20,7 @@ from terakoya.training.checkpoint.restoring import check_base_unchanged
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import lora
 from terakoya.training.rollback import Rollback
+from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.trainer import Trainer
 
@@ -117,6 +119,19 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     trainer.saver.step = trainer.saver.saved_step = run.step
     run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
     run_log.print(f"resumed from {folder} at step {run.step:,}")
+    if run.finished:
+        run_log.print(describe_finished(run))
+
+
+def describe_finished(run: Run) -> str:
+    """Returns that the steps of `run` are all taken, and which key continues it."""
+    key, length = run.parameters.length_key, run.length
+    by_tokens = length.unit == "tokens"
+    done, whole = (run.consumed_tokens, length.tokens) if by_tokens else (run.step, length.steps)
+    return (
+        f"the run is finished: {done:,} of {whole:,} {translated(length.unit)}, nothing is left to train; a larger "
+        f"value of {key} continues it, in the parameter file or with --set {key}=NUMBER"
+    )
 
 
 def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path) -> None:
