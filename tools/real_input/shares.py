@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from terakoya.conversion.export import find_checkpoint
-from terakoya.training.checkpoint.checkpoint import read_manifest
+from terakoya.runs.checkpoints import read_manifest
 
 
 def main() -> None:
