@@ -18,6 +18,7 @@ from terakoya.commands import (
     estimate,
     evaluate,
     export,
+    fork,
     import_checkpoint,
     init,
     launch,
@@ -48,8 +49,9 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
-    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "save", "report",
-    "verify", "evaluate", "export", "import", "try", "upload", "plugins", "parameters", "doctor",
+    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "fork", "status", "save",
+    "report", "verify", "evaluate", "export", "import", "try", "upload", "plugins", "parameters",
+    "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
 
@@ -103,6 +105,7 @@ app.add_typer(store.app, name="store")
 app.command("estimate")(estimate.command)
 app.command("train")(train.command)
 app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
+app.command("fork")(fork.command)
 app.command("status")(status.command)
 app.command("save")(save.command)
 app.command("report")(report.command)

@@ -170,7 +170,8 @@ def train_words(run: Path) -> tuple[str | Path, ...]:
     batch_size = parameters.get("batch_size", {})
     if not parameters or not isinstance(batch_size, dict) or len(batch_size) > 1:
         return ()
-    worlds = [record["world"] for record in metrics.read(run).of_kind("start") if isinstance(record.get("world"), dict)]
+    starts = [*map(files.read_manifest, files.find_checkpoints(run)), *metrics.read(run).of_kind("start")]
+    worlds = [record["world"] for record in starts if isinstance(record.get("world"), dict)]
     processes = worlds[-1].get("processes", 1) if worlds else 1
     return ("train", run / "parameters.json", "--out", run, *(("--processes", str(processes)) * (processes > 1)))
 
