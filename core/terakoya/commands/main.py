@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from terakoya import log
 from terakoya.commands import (
+    average,
     demo,
     doctor,
     estimate,
@@ -50,7 +51,7 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
     "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "fork", "status", "save",
-    "report", "verify", "evaluate", "export", "import", "try", "upload", "plugins", "parameters",
+    "report", "verify", "evaluate", "export", "average", "import", "try", "upload", "plugins", "parameters",
     "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
@@ -112,6 +113,7 @@ app.command("report")(report.command)
 app.command("verify")(verify.command)
 app.command("evaluate")(evaluate.command)
 app.command("export", context_settings=ACCEPT_UNKNOWN_OPTIONS)(export.command)
+app.command("average")(average.command)
 app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("upload")(upload.command)

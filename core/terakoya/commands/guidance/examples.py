@@ -47,6 +47,7 @@ EXAMPLES: Mapping[str, str] = {
     "verify": "terakoya verify work/run",
     "evaluate": "terakoya evaluate work/model --corpus held_out.jsonl.gz",
     "export": "terakoya export work/run --out work/model",
+    "average": "terakoya average work/run --last 5 --out work/averaged",
     "import": "terakoya import megatron checkpoints/iter_0001000 --tokenizer work/tokenizer --out work/model",
     "try": 'terakoya try work/model "東京は日本の[MASK]です。"',
     "upload": "terakoya upload work/model --name my-lab/my-bert --license apache-2.0",
