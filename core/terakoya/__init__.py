@@ -2,7 +2,7 @@
 
 Each command has a function of the same name here, which is imported when it is first used:
 `terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.estimate`, `terakoya.train`, `terakoya.evaluate`,
-`terakoya.export`, `terakoya.import_checkpoint`, `terakoya.fill_mask`, `terakoya.find_replaced`.
+`terakoya.export`, `terakoya.finetune`, `terakoya.import_checkpoint`, `terakoya.fill_mask`, `terakoya.find_replaced`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from terakoya.conversion.import_checkpoint import import_checkpoint as import_checkpoint
     from terakoya.estimation.estimate import estimate as estimate
     from terakoya.evaluation.evaluate import evaluate as evaluate
+    from terakoya.finetuning.finetune import finetune as finetune
     from terakoya.hookspecs import hookimpl as hookimpl
     from terakoya.inference.predictions import fill_mask as fill_mask
     from terakoya.inference.predictions import find_replaced as find_replaced
@@ -32,6 +33,7 @@ _FUNCTIONS = {
     "train": "terakoya.launch.here",
     "evaluate": "terakoya.evaluation.evaluate",
     "export": "terakoya.conversion.export",
+    "finetune": "terakoya.finetuning.finetune",
     "import_checkpoint": "terakoya.conversion.import_checkpoint",
     "fill_mask": "terakoya.inference.predictions",
     "find_replaced": "terakoya.inference.predictions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +27,11 @@ def command(
     source: Annotated[Path, typer.Argument(help="A Transformers folder, a checkpoint or a run.", metavar="DIR")],
     data: Annotated[
         list[Path] | None,
-        typer.Option(metavar="STORE", help="A token store; may be repeated. Default for a run: its validation stores."),
+        typer.Option(
+            metavar="STORE",
+            help="A token store; may be repeated. Default for a run: its validation stores. For suites: the folder of "
+            "their files.",
+        ),
     ] = None,
     corpus: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Raw text (jsonl, txt, parquet ...); may be repeated.")
@@ -72,7 +77,22 @@ def command(
         Literal["fp32", "bf16"] | None, typer.Option(help="Default: fp32; for the objective, the run's own.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None,
-    tasks: Annotated[str | None, typer.Option(metavar="A,B,...", help="Tasks of lm-eval, if it is installed.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Suites (jglue, glue), their tasks (jsts, jnli, sst2, ...) or suite files, for which the model is "
+            "fine-tuned; or tasks of lm-eval, if it is installed.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="For suites: the number of seeds. Default: the suite's.")
+    ] = None,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="For suites: a learning rate to try; may be repeated.")
+    ] = None,
+    epochs: Annotated[list[int] | None, typer.Option(help="For suites: epochs to try; may be repeated.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="For suites: examples of a step.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
     ] = False,
@@ -87,6 +107,7 @@ def command(
     pseudo-perplexity; tokens are masked one at a time. A run or checkpoint on stores: the losses of its objective.
     """
     from terakoya.atomic_files import check_writable, write_text
+    from terakoya.commands.guidance.training_scores import TuningProgress, show_benchmark
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.evaluation.evaluate import evaluate
@@ -96,12 +117,14 @@ def command(
     if out is not None:
         check_writable(out.parent)
     corpora = {file: Corpus(find_files([file]), field=field, documents=documents) for file in corpus or ()}
-    with error_console().status(translated("evaluating"), spinner="dots"):
+    given = {"seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size}
+    tuning = {name: value for name, value in given.items() if value is not None}
+    with error_console().status(translated("evaluating"), spinner="dots") if tasks is None else nullcontext():
         evaluation = evaluate(
             source, stores=data or (), corpora=corpora, measure=measure, limit=limit, length=length, stride=stride,
             start_token=start_token, batch_tokens=batch_tokens, precision=precision, device=device,
             tasks=[task.strip() for task in (tasks or "").split(",") if task.strip()],
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trust_remote_code, tuning=tuning, watch=TuningProgress,
         )  # fmt: skip
     text = json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False)
     if out is not None:
@@ -109,8 +132,8 @@ def command(
     if as_json:
         typer.echo(text)
         return
-    given = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
-    settings = ", ".join(f"{translated(name)} {value}" for name, value in given.items())
+    shown = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
+    settings = ", ".join(f"{translated(name)} {value}" for name, value in shown.items())
     console().print(
         f"{evaluation.model}{f': {translated(evaluation.measure)}' if evaluation.measure else ''}",
         markup=False,
@@ -120,6 +143,8 @@ def command(
         console().print(settings, markup=False, soft_wrap=True, style="dim")
     if evaluation.results:
         console().print(table(evaluation))
+    for result in evaluation.finetuned.values():
+        show_benchmark(result)
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
     is_model = kind_of(source) == "Transformers model"

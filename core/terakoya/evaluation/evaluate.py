@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from terakoya.corpus.corpus import Corpus
     from terakoya.evaluation.data import DataSet
     from terakoya.evaluation.models import EvaluatedModel
+    from terakoya.finetuning.benchmark import Watch
 
 Measure = Literal["auto", "objective", "perplexity", "pseudo-perplexity"]
 Precision = Literal["fp32", "bf16"]
@@ -34,6 +36,8 @@ class Evaluation:
         settings: the other settings that decide the numbers.
         results: data set -> its numbers.
         tasks: task of lm-eval -> its numbers.
+        finetuned: task of a suite -> its result, see `finetuning/benchmark.py`.
+        skipped: task of a suite -> why it was not done.
     """
 
     model: Path
@@ -41,6 +45,8 @@ class Evaluation:
     settings: Mapping[str, Any]
     results: Mapping[str, Mapping[str, float]]
     tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    finetuned: Mapping[str, Any] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the evaluation as a JSON object; infinity and NaN, which JSON does not have, become null."""
@@ -54,6 +60,7 @@ class Evaluation:
             "settings": dict(self.settings),
             "results": [{"data": name, **finite(numbers)} for name, numbers in self.results.items()],
             "tasks": {name: finite(numbers) for name, numbers in self.tasks.items()},
+            **({"finetuned": dict(self.finetuned), "skipped": dict(self.skipped)} if self.finetuned else {}),
         }
 
 
@@ -72,6 +79,8 @@ def evaluate(
     device: str | None = None,
     tasks: Sequence[str] = (),
     trust_remote_code: bool = False,
+    tuning: Mapping[str, Any] | None = None,
+    watch: Callable[[str], AbstractContextManager[Watch]] | None = None,
 ) -> Evaluation:
     """Evaluates the model in `source`: a Transformers folder, a checkpoint, or a run (its newest whole checkpoint).
 
@@ -89,14 +98,19 @@ def evaluate(
         batch_tokens: largest number of positions in a batch, with padding.
         precision: by default fp32; for the objective, the run's own.
         device: by default the first GPU, or the CPU.
-        tasks: names of lm-eval's tasks.
+        tasks: names of lm-eval's tasks; or suites, their tasks and suite files, for which the model is fine-tuned, and
+            `stores` is the folder with their files.
         trust_remote_code: whether to run Python code that the folder contains.
+        tuning: settings of the fine-tuning that replace those of the suites.
+        watch: (title of a task) -> who follows its trainings.
 
     Raises:
         UserError: the arguments, the model or the data do not fit together.
     """
     import torch
 
+    from terakoya.evaluation.suites import measure_suites
+    from terakoya.finetuning.suites import is_suite_task
     from terakoya.training.distributed.context import with_index
 
     corpora = corpora or {}
@@ -110,6 +124,14 @@ def evaluate(
             "use --device cpu"
         )
     checkpoint_folder = _find_checkpoint(source)
+    if any(is_suite_task(task) for task in tasks):
+        measured, deciding = measure_suites(
+            source, tasks, stores, corpora=corpora, tuning=tuning or {}, limit=limit, device=torch_device,
+            precision=precision or "fp32", trust=trust_remote_code, watch=watch,
+        )  # fmt: skip
+        return Evaluation(source, "fine-tuning", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)
+    if tuning:
+        raise UserError(f"--{next(iter(tuning)).replace('_', '-')}: is for --tasks of a suite, such as jglue")
     by_objective = measure == "objective" or (
         measure == "auto" and checkpoint_folder is not None and not corpora and not tasks
     )
@@ -177,7 +199,7 @@ def _find_checkpoint(source: Path) -> Path | None:
     Raises:
         UserError: the checkpoint is damaged, or all checkpoints of the run are.
     """
-    from terakoya.runs.finding import find_checkpoint
+    from terakoya.conversion.export import find_checkpoint
 
     if not (source / "manifest.json").is_file() and not (source / "checkpoints").is_dir():
         return None

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json
+from terakoya.log import plural
 from terakoya.runs import metrics
 from terakoya.runs.metrics import Metrics
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
+
+SCORES = "terakoya_scores.json"
+"""The file of a model's folder with scores of `finetune` or `evaluate --tasks`."""
 
 TASK_NAMES = {
     "fill-mask": "Masked language modelling",
@@ -63,12 +67,14 @@ class CardResult:
         origin: what was measured and how: `validation at step 2,000`.
         values: name -> number, finite ones alone.
         settings: what else decides the numbers.
+        intervals: name -> half the width of the 95 % interval of a mean.
     """
 
     data: str
     origin: str
     values: Mapping[str, float]
     settings: Mapping[str, Any]
+    intervals: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_validation(written: Metrics) -> list[CardResult]:
@@ -110,7 +116,24 @@ def read_evaluation(file: Path) -> list[CardResult]:
     results += [
         CardResult(str(task), "lm-eval", _finite(numbers), settings) for task, numbers in content["tasks"].items()
     ]
+    results += [_read_finetuned(name, result) for name, result in content.get("finetuned", {}).items()]
     return [each for each in results if each.values]
+
+
+def _read_finetuned(name: str, result: Mapping[str, Any]) -> CardResult:
+    """Returns the means over the seeds of a task that the model was fine-tuned for. The scores of other examples than
+    those that chose the settings have their name before them."""
+    found = {
+        score if part == "eval" else f"{part} {score}": summary
+        for part, scores in result["scores"].items()
+        for score, summary in scores.items()
+        if score in result.get("shown", scores)
+    }
+    settings = {key: value for key, value in result["settings"].items() if value is not None}
+    seeds = settings.get("seeds")
+    origin = "without training" if seeds is None else f"fine-tuned, mean of {seeds} seed{plural(seeds)}"
+    means, intervals = ({score: each[part] for score, each in found.items()} for part in ("mean", "interval"))
+    return CardResult(str(result.get("title", name)), origin, _finite(means), settings, _finite(intervals))
 
 
 def to_metadata(results: Sequence[CardResult], *, task: str) -> list[EvalResult]:
@@ -126,7 +149,7 @@ def to_metadata(results: Sequence[CardResult], *, task: str) -> list[EvalResult]
             metric_type=_metric_type(name),
             metric_name=f"{meaning(name)} ({each.origin})",
             metric_value=round(value, 6),
-            metric_args=dict(each.settings) or None,
+            metric_args=dict(each.settings) | _interval_args(each.intervals.get(name)) or None,
         )
         for each in results
         for name, value in each.values.items()
@@ -140,7 +163,7 @@ def table(results: Sequence[CardResult]) -> str:
     lines = ["## Evaluation", "", "| data | measured | metric | value |", "|---|---|---|---:|"]
     for each in results:
         lines += [
-            f"| {_cell(each.data)} | {each.origin} | {meaning(name)} | {_number(value)} |"
+            f"| {_cell(each.data)} | {each.origin} | {meaning(name)} | {_number(value, each.intervals.get(name))} |"
             for name, value in each.values.items()
         ]
     settings = {json.dumps(dict(each.settings), ensure_ascii=False): each for each in results if len(each.settings) > 1}
@@ -160,6 +183,10 @@ def _metric_type(name: str) -> str:
     return next((kind for kind in ("perplexity", "accuracy", "loss") if name.endswith(kind)), name)
 
 
+def _interval_args(half: float | None) -> dict[str, float]:
+    return {} if half is None else {"half_of_95_percent_interval": round(half, 6)}
+
+
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:
     """Returns the finite numbers of `values`, without counts; `loss` goes where another name has the same value."""
     numbers = {
@@ -173,8 +200,9 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
-def _number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+def _number(value: float, half: float | None) -> str:
+    """Returns the number, with half of its 95 % interval if that is known."""
+    return (f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}") + ("" if half is None else f" ± {half:.4f}")
 
 
 def _cell(text: str) -> str:

@@ -32,6 +32,10 @@ TASKS = (
     ("LMHeadModel", "text-generation"),
     ("ForMaskedLM", "fill-mask"),
     ("ForConditionalGeneration", "text2text-generation"),
+    ("ForSequenceClassification", "text-classification"),
+    ("ForTokenClassification", "token-classification"),
+    ("ForQuestionAnswering", "question-answering"),
+    ("ForMultipleChoice", "multiple-choice"),
 )
 """Ending of a model's class -> the Hub's name of its task."""
 DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.components.tokenizer import encode_texts
-from terakoya.conversion.export import export
+from terakoya.conversion.export import export, find_checkpoint
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.hub import card_evaluation, model_card
-from terakoya.runs.finding import find_checkpoint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -104,6 +103,8 @@ def upload(
         if dry_run is None:
             _check_token()
         models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
+        kept = (folder / sub / card_evaluation.SCORES for sub in models)
+        measured += [result for file in kept if file.is_file() for result in card_evaluation.read_evaluation(file)]
         for sub in models:
             if not (
                 folder / sub / "tokenizer_config.json"

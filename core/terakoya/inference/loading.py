@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def find_models(folder: Path) -> Path:
     """
     if not (folder / "checkpoints").is_dir() and not (folder / "manifest.json").is_file():
         return folder
-    from terakoya.runs.finding import find_checkpoint
+    from terakoya.conversion.export import find_checkpoint
 
     return find_checkpoint(folder, hashed=("model/", "tokenizer/")) / "model"
 
@@ -75,7 +76,14 @@ def custom_code_files(folder: Path) -> list[str]:
     return sorted({f"{name.rpartition('.')[0]}.py" for name in classes})
 
 
-def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **options: Any) -> tuple[Any, Any]:
+def load_model_and_tokenizer(
+    auto: Any,
+    folder: Path,
+    *,
+    trust: bool = False,
+    is_new: Callable[[Any, str], bool] = lambda model, name: False,
+    **options: Any,
+) -> tuple[Any, Any]:
     """Returns the model of `folder`, in evaluation mode, and its tokenizer.
 
     In a checkpoint the tokenizer is in a folder next to the models.
@@ -83,6 +91,7 @@ def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **
     Args:
         auto: the Auto class of Transformers that loads the model.
         trust: whether to run Python code that the folder contains.
+        is_new: (model, name of a weight) -> whether the folder need not have that weight; it is then random.
         options: further arguments of `from_pretrained`, such as `dtype`.
 
     Raises:
@@ -113,9 +122,10 @@ def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **
             f"{folder}: its weights are a pickle that is damaged or asks for more than tensors; it was not read. Get "
             "the model as safetensors"
         ) from error
-    if info["missing_keys"]:
+    missing = sorted(name for name in info["missing_keys"] if not is_new(model, name))
+    if missing:
         raise UserError(
-            f"{folder}: has no weights for {', '.join(sorted(info['missing_keys'])[:5])}; "
+            f"{folder}: has no weights for {', '.join(missing[:5])}; "
             "Transformers would initialise them at random, so the model's output would mean nothing"
         )
     return model.eval(), tokenizer

@@ -155,6 +155,7 @@ FIRST: dict[tuple[str, ...], tuple[str, ...]] = {
 NEEDED: dict[str, str] = {
     "--out": "out", "--tokenizer": "missing", "--name": "a/b", "--parts": "1,1", "--kind": "schedule",
     "--corpus": "missing.txt", "--type": "mecab_wordpiece", "--format": "huggingface",
+    "--train": "missing.jsonl", "--eval": "missing.jsonl", "--task": "classification",
 }  # fmt: skip
 
 

@@ -409,4 +409,4 @@ def test_tasks_without_the_harness_are_refused_before_anything_is_loaded(
     monkeypatch.setattr("terakoya.evaluation.harness.importlib.util.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text("{}")  # no model: loading it would be another error
     with pytest.raises(UserError, match="lm-eval is not installed"):
-        evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["jsquad"])
+        evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["lambada"])

@@ -1,0 +1,146 @@
+"""Measures a finished model with tasks of suites: it is fine-tuned on each, as the suite says, and scored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from terakoya.errors import UserError
+from terakoya.finetuning.kinds import KINDS
+from terakoya.finetuning.model import finished_model
+from terakoya.finetuning.rows import read_rows
+from terakoya.finetuning.search import TrainedOnce, search, summaries_as_json
+from terakoya.finetuning.similarity import TextVectors, similarity_scores
+from terakoya.finetuning.suites import SIMILARITY, ChosenTask, find_files, find_tasks
+
+logger = logging.getLogger("terakoya")
+
+
+class Watch(Protocol):
+    """Who follows a task."""
+
+    def report(self, trained: TrainedOnce) -> None:
+        """Receives each training when it is done."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Receives the steps done and the steps of a training."""
+
+
+class Unwatched:
+    """Follows nothing."""
+
+    def report(self, trained: TrainedOnce) -> None:
+        """Implements `Watch.report`."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Implements `Watch.progress`."""
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """The results of tasks, in their order.
+
+    Attributes:
+        finetuned: name -> result as JSON: `title`, `suite`, `task`, `settings`, `scores`, `published`, ...
+        skipped: name -> why the task was not done.
+    """
+
+    finetuned: Mapping[str, Any]
+    skipped: Mapping[str, str]
+
+
+def benchmark(
+    source: Path,
+    names: Sequence[str],
+    data: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    limit: int | None = None,
+    device: torch.device,
+    precision: str = "fp32",
+    trust: bool = False,
+    watch: Callable[[str], AbstractContextManager[Watch]] = lambda title: nullcontext(Unwatched()),
+) -> BenchmarkResult:
+    """Fine-tunes the model in `source` on each of the tasks, and scores it. A task whose files are missing is skipped.
+
+    Args:
+        names: suites, tasks of bundled suites, and suite files.
+        data: the folder with their files.
+        settings: settings of the fine-tuning that replace those of the suites.
+        limit: the largest number of examples of each file.
+
+    Raises:
+        UserError: there is no such task, the files of all tasks are missing, or a task and the model do not fit.
+    """
+    tasks = find_tasks(names)
+    chosen_settings = {each.name: each.settings(settings or {}) for each in tasks}
+    if not data.is_dir():
+        raise UserError(
+            f"--data {data}: expected the folder with the tasks' files, as they are published; no such folder"
+        )
+    files: dict[str, Mapping[str, Path]] = {}
+    skipped: dict[str, str] = {}
+    for each in tasks:
+        try:
+            files[each.name] = find_files(each, data)
+        except UserError as error:
+            skipped[each.name] = str(error)
+    if not files:
+        raise UserError("\n".join(skipped.values()))
+    for reason in skipped.values():
+        logger.warning("%s", f"skipped: {reason}")
+    finetuned: dict[str, Any] = {}
+    with finished_model(source) as folder:
+        for each in tasks:
+            if each.name not in files:
+                continue
+            read = {
+                name: read_rows(file, columns=each.task.columns, header=each.task.header, limit=limit)
+                for name, file in files[each.name].items()
+            }
+            tuning = chosen_settings[each.name]
+            with watch(each.task.title) as watched:
+                if each.task.task == SIMILARITY:
+                    vectors = TextVectors(folder, max_length=tuning.max_length, device=device, trust=trust)
+                    found = _without_training(each, vectors, read, batch_size=tuning.batch_size)
+                else:
+                    found = search(
+                        folder, KINDS[each.task.task], read, tuning, device=device, precision=precision, trust=trust,
+                        shorten=True, report=watched.report, progress=watched.progress,
+                    ).as_json()  # fmt: skip
+            finetuned[each.name] = {
+                "title": each.task.title,
+                "suite": each.suite.name,
+                **found,
+                "shown": list(each.task.scores),
+                "limit": limit,
+                "published": [] if limit is not None else _list_published(each),
+            }
+    return BenchmarkResult(finetuned, skipped)
+
+
+def _without_training(
+    chosen: ChosenTask, vectors: TextVectors, sets: Mapping[str, Any], *, batch_size: int
+) -> dict[str, Any]:
+    """Returns the result of a task of similarity in the form of `SearchResult.as_json`."""
+    scores = {name: similarity_scores(vectors, rows, batch_size=batch_size) for name, rows in sets.items()}
+    return {
+        "task": chosen.task.task,
+        "settings": {"max_length": vectors.encoder.max_length, "pooling": "mean"},
+        "scores": summaries_as_json([scores]),
+        "examples": {name: len(rows) for name, rows in sets.items()},
+        "cut": {"all": vectors.encoder.cut} if vectors.encoder.cut else {},
+        "trainings": [],
+    }
+
+
+def _list_published(chosen: ChosenTask) -> list[dict[str, Any]]:
+    return [
+        {**each.model_dump(mode="json"), "source": chosen.suite.sources[each.source]} for each in chosen.task.published
+    ]

@@ -1,0 +1,166 @@
+"""Reads files of labelled examples: a row for each line of jsonl, csv or tsv, or for each question of SQuAD's JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Never
+
+from terakoya.corpus.files import COMPRESSIONS, open_decompressed
+from terakoya.errors import UserError, nearest
+from terakoya.folder_kinds import missing_file
+from terakoya.json_settings import short_json
+
+FORMATS = (".jsonl", ".json", ".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example as its file has it.
+
+    Attributes:
+        place: the file and the line, for messages: `train.jsonl, line 3`.
+        values: column -> value; text alone in csv and tsv.
+    """
+
+    place: str
+    values: Mapping[str, Any]
+
+    def text(self, column: str) -> str:
+        """Returns the text in `column`. Raises UserError if there is no such column, or no text in it."""
+        value = self.value(column)
+        if not isinstance(value, str):
+            self.refuse(f"{column}: expected text, got {short_json(value)}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            self.refuse(f"{column}: contains half of a surrogate pair, which is no character; leave it out")
+        return value
+
+    def value(self, column: str) -> Any:
+        """Returns what is in `column`. Raises UserError if there is no such column."""
+        if column not in self.values:
+            self.refuse(
+                f'has no column "{column}"{nearest(column, self.values)}; name the one that is meant: '
+                f"--column {column}=NAME"
+            )
+        return self.values[column]
+
+    def refuse(self, problem: str) -> Never:
+        """Raises UserError that names the place."""
+        raise UserError(f"{self.place}: {problem}")
+
+
+def read_rows(
+    file: Path, *, columns: Mapping[str, str] | None = None, header: Sequence[str] = (), limit: int | None = None
+) -> list[Row]:
+    """Returns the rows of `file`, by its ending: .jsonl, .json (an object a line, a list of objects, or SQuAD's), .csv,
+    or .tsv (without quotes, as GLUE is published); also compressed.
+
+    Args:
+        columns: the name that a task has for a column -> the file's own.
+        header: names of the columns of a csv or tsv file without a first line of names.
+        limit: the largest number of rows; None: all.
+
+    Raises:
+        UserError: there is no such file, it is of another kind, damaged, or has no rows.
+    """
+    if not file.is_file():
+        raise UserError(f"{file}: {missing_file(file)}")
+    name = file.name.lower()
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    ending = Path(name).suffix
+    if ending not in FORMATS:
+        raise UserError(f"{file}: expected a name that ends in {', '.join(FORMATS)} (also compressed), got {file.name}")
+    try:
+        with open_decompressed(file) as (stream, _):
+            text = stream.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read: {error}; save it as UTF-8 text") from None
+    read = _json_rows(file, text) if ending in (".json", ".jsonl") else _table_rows(file, text, ending, header)
+    rows: list[Row] = []
+    for row in read:
+        if limit is not None and len(rows) == limit:
+            break
+        rows.append(_rename_columns(row, columns or {}))
+    if not rows:
+        raise UserError(f"{file}: expected examples, found none: the file is empty")
+    return rows
+
+
+def _rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
+    """Returns `row` with the columns that `columns` maps also under the names that the task has for them."""
+    renamed = dict(row.values)
+    for name, own in columns.items():
+        if own not in row.values:
+            row.refuse(f'has no column "{own}"{nearest(own, row.values)}')
+        renamed[name] = row.values[own]
+    return Row(row.place, renamed)
+
+
+def _json_rows(file: Path, text: str) -> Iterator[Row]:
+    """Yields the rows of JSON lines, of a list of objects, or of an object as SQuAD is published."""
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if len(lines) == 1 or (lines and lines[0][1].strip() in ("[", "{")):
+        try:
+            whole = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{file}: not valid JSON: {error}") from None
+        if isinstance(whole, dict) and isinstance(whole.get("data"), list):
+            yield from _squad_rows(file, whole["data"])
+            return
+        if isinstance(whole, list):
+            for number, value in enumerate(whole, 1):
+                yield _object_row(f"{file}, entry {number}", value)
+            return
+        if len(lines) > 1:
+            raise UserError(f'{file}: expected an object a line, a list of objects, or an object with "data" as SQuAD')
+    for number, line in lines:
+        place = f"{file}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{place}: not valid JSON: {error}") from None
+        yield _object_row(place, value)
+
+
+def _object_row(place: str, value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: expected an object with a key for each column, got {short_json(value)}")
+    return Row(place, value)
+
+
+def _squad_rows(file: Path, articles: Sequence[Any]) -> Iterator[Row]:
+    """Yields a row (id, question, context, answers) for each question of SQuAD's nested JSON."""
+    try:
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    yield Row(f"{file}, question {asked.get('id', '')}", {**asked, "context": paragraph["context"]})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: expected data[].paragraphs[].qas[] as SQuAD has it, stopped at {error}") from None
+
+
+def _table_rows(file: Path, text: str, ending: str, header: Sequence[str]) -> Iterator[Row]:
+    """Yields the rows of csv, or of tsv without quotes; the names of the columns are in the first line or `header`."""
+    csv.field_size_limit(sys.maxsize)
+    options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if ending == ".tsv" else {"strict": True}
+    reader = csv.reader(io.StringIO(text, newline=""), **options)
+    names = list(header)
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if not names:
+                names = cells
+                continue
+            place = f"{file}, line {reader.line_num}"
+            if len(cells) != len(names):
+                raise UserError(f"{place}: expected {len(names)} columns ({', '.join(names)}), got {len(cells)}")
+            yield Row(place, dict(zip(names, cells, strict=True)))
+    except csv.Error as error:
+        raise UserError(f"{file}, line {reader.line_num}: cannot be read: {error}") from None

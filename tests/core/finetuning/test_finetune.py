@@ -1,0 +1,272 @@
+"""Tiny models learn toy tasks of each kind; plain Transformers computes the same scores from the written folder."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_exports
+import torch
+import transformers
+from labelled_examples import WORDS, classified, write
+from safetensors.torch import load_file, save_file
+
+from terakoya import finetune
+from terakoya.errors import UserError
+from terakoya.finetuning import metrics
+from terakoya.finetuning.answers import Answers
+from terakoya.finetuning.entities import NamedEntities
+from terakoya.finetuning.model import load_fast_tokenizer
+from terakoya.finetuning.rows import Row
+from terakoya.finetuning.settings import TuningSettings
+from terakoya.finetuning.task import IGNORED, TextEncoder
+from terakoya.toolkit.formats import folder_digests
+
+FAST = TuningSettings(learning_rates=(1e-2,), epochs=(4,), batch_size=8)
+
+
+def loaded(kind: str, folder: Path) -> tuple[Any, Any]:
+    """The model and the tokenizer, as a stranger loads them."""
+    auto = getattr(transformers, kind)
+    model, info = auto.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def logits_of(model: Any, **inputs: Any) -> np.ndarray:
+    with torch.no_grad():
+        output = model(**inputs)
+    return output.logits[0].numpy() if hasattr(output, "logits") else torch.stack(output[:2], -1)[0].numpy()
+
+
+@pytest.mark.slow
+def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: Path, tmp_path: Path) -> None:
+    train, held_out = write(tmp_path / "t.jsonl", classified(80, 1)), write(tmp_path / "e.jsonl", classified(60, 2))
+    settings = FAST.model_copy(update={"learning_rates": (1e-6, 1e-2), "epochs": (3,), "seeds": 2})
+    first, second = (
+        finetune(model, tmp_path / name, task="classification", train=train, eval=held_out, settings=settings)
+        for name in ("one", "two")
+    )
+    accuracy = first.scores["eval"]["accuracy"]
+    assert accuracy.mean > 0.9 and len(accuracy.values) == 2 and first.chosen == (1e-2, 3)
+    assert [each.seed for each in first.trainings] == [1, 1, 2]
+    assert [each.scores for each in first.trainings] == [each.scores for each in second.trainings]
+    assert (tmp_path / "one/model.safetensors").read_bytes() == (tmp_path / "two/model.safetensors").read_bytes()
+
+    classifier, tokenizer = loaded("AutoModelForSequenceClassification", tmp_path / "one")
+    assert classifier.config.id2label == {0: "bad", 1: "good"}
+    guesses = [
+        classifier.config.id2label[int(logits_of(classifier, **tokenizer(row["text"], return_tensors="pt")).argmax())]
+        for row in classified(60, 2)
+    ]
+    right = np.mean([guess == row["label"] for guess, row in zip(guesses, classified(60, 2), strict=True)])
+    assert right == max(accuracy.values)  # the best seed's weights are written
+    record = json.loads((tmp_path / "one/terakoya_scores.json").read_text())["finetuned"]["e.jsonl"]
+    assert record["scores"]["eval"]["accuracy"]["values"] == accuracy.values and record["settings"]["epochs"] == 3
+    assert folder_digests.find_changes(tmp_path / "one") == []
+
+
+@pytest.mark.slow
+def test_a_number_for_a_pair_is_learnt(model: Path, tmp_path: Path) -> None:
+    draw = random.Random(3)
+    rows = []
+    for _ in range(200):
+        first = draw.choice(WORDS[:5])
+        second = draw.choice(WORDS[5:])
+        rows.append({"text1": first, "text2": second, "label": WORDS.index(first) - WORDS.index(second) / 2})
+    train, held_out = write(tmp_path / "t.jsonl", rows[:150]), write(tmp_path / "e.jsonl", rows[150:])
+    result = finetune(model, tmp_path / "out", task="regression", train=train, eval=held_out, settings=FAST)
+    regressor, tokenizer = loaded("AutoModelForSequenceClassification", tmp_path / "out")
+    predicted = [
+        logits_of(regressor, **tokenizer(row["text1"], row["text2"], return_tensors="pt")).item() for row in rows[150:]
+    ]
+    expected = np.corrcoef(predicted, [row["label"] for row in rows[150:]])[0, 1]
+    assert result.scores["eval"]["pearson"].mean == pytest.approx(expected, abs=1e-5) and expected > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_words", [True, False])
+def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
+    draw = random.Random(4)
+    rows: list[dict[str, Any]] = []
+    for _ in range(80):
+        words = [draw.choice(WORDS[:4]) for _ in range(6)]
+        tags = ["O"] * 6
+        if draw.random() < 0.7:
+            at = draw.randrange(5)
+            words[at : at + 2], tags[at : at + 2] = ["saru", "hika"], ["B-ape", "I-ape"]
+        text, spans = " ".join(words), []
+        for kind, first, last in metrics.entities(tags):
+            start = len(" ".join(words[:first])) + (first > 0)
+            spans.append({"start": start, "end": len(" ".join(words[:last])), "label": kind})
+        rows.append({"tokens": words, "tags": tags} if in_words else {"text": text, "spans": spans})
+    train, held_out = write(tmp_path / "t.jsonl", rows[:50]), write(tmp_path / "e.jsonl", rows[50:])
+    settings = FAST.model_copy(update={"epochs": (3,)})
+    result = finetune(model, tmp_path / "out", task="ner", train=train, eval=held_out, settings=settings)
+    assert result.scores["eval"]["f1"].mean > 0.8
+    assert list(result.task.labels) == ["O", "B-ape", "I-ape"]
+    if in_words:  # each word is a token here
+        tagger, tokenizer = loaded("AutoModelForTokenClassification", tmp_path / "out")
+        guesses, gold = [], []
+        for row in rows[50:]:
+            ids = logits_of(tagger, **tokenizer(" ".join(row["tokens"]), return_tensors="pt"))[1:-1].argmax(-1)
+            guesses.append(metrics.entities([tagger.config.id2label[int(id)] for id in ids]))
+            gold.append(metrics.entities(row["tags"]))
+        assert metrics.span_scores(guesses, gold)["f1"] == result.scores["eval"]["f1"].mean
+
+
+@pytest.mark.slow
+def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
+    """The answer to a question is the word in the context that the question names; contexts need several windows."""
+    draw = random.Random(5)
+    rows: list[dict[str, Any]] = []
+    for _ in range(200):
+        words = [draw.choice(WORDS[5:]) for _ in range(draw.randint(5, 30))]
+        at, word = draw.randrange(len(words)), draw.choice(WORDS[:3])
+        words[at] = word
+        start = len(" ".join(words[:at])) + (at > 0)
+        rows.append({"question": word, "context": " ".join(words), "answers": [{"text": word, "answer_start": start}]})
+    train, held_out = write(tmp_path / "t.jsonl", rows[:160]), write(tmp_path / "e.jsonl", rows[160:])
+    settings = FAST.model_copy(update={"max_length": 16, "stride": 4, "epochs": (5,)})
+    result = finetune(model, tmp_path / "out", task="qa", train=train, eval=held_out, settings=settings)
+    assert result.scores["eval"]["exact_match"].mean > 0.8
+    answerer, tokenizer = loaded("AutoModelForQuestionAnswering", tmp_path / "out")
+    short = [row for row in rows[160:] if len(row["context"].split()) <= 12]  # one window
+    for row in short:
+        scores = logits_of(answerer, **tokenizer(row["question"], row["context"], return_tensors="pt"))[3:-1]
+        first, last = scores.argmax(0)
+        if first == last:
+            assert row["context"].split()[first] == row["answers"][0]["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_class", [True, False])
+def test_choices_are_learnt(model: Path, tmp_path: Path, own_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right choice is the word of the question; also as texts with one number each, without a class of its own."""
+    if not own_class:
+        monkeypatch.setitem(
+            __import__("terakoya.finetuning.model", fromlist=["FAMILIES"]).FAMILIES, "AutoModelForMultipleChoice", {}
+        )
+    draw = random.Random(6)
+    rows = []
+    for _ in range(200):
+        choices = draw.sample(WORDS, 3)
+        rows.append({"question": choices[label := draw.randrange(3)], "choices": choices, "label": label})
+    train, held_out = write(tmp_path / "t.jsonl", rows[:160]), write(tmp_path / "e.jsonl", rows[160:])
+    settings = FAST.model_copy(update={"epochs": (8,)})
+    result = finetune(model, tmp_path / "out", task="choice", train=train, eval=held_out, settings=settings)
+    accuracy = result.scores["eval"]["accuracy"].mean
+    kind = "AutoModelForMultipleChoice" if own_class else "AutoModelForSequenceClassification"
+    chooser, tokenizer = loaded(kind, tmp_path / "out")
+    right = 0
+    for row in rows[160:]:
+        inputs = tokenizer([row["question"]] * 3, row["choices"], return_tensors="pt")
+        if own_class:
+            inputs = {name: each[None] for name, each in inputs.items()}
+        with torch.no_grad():
+            right += int(chooser(**inputs).logits.reshape(-1).argmax()) == row["label"]
+    assert right / 40 == accuracy and accuracy > 0.5
+
+
+@pytest.fixture(scope="module")
+def japanese(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer of MeCab's words, with a model."""
+    base = tmp_path_factory.mktemp("japanese")
+    tokenizer = tiny_exports.train_tokenizer(base / "tokenizer", "mecab_wordpiece", vocab_size=300)
+    model = tiny_exports.make_model("bert", "masked", tokenizer, "mecab_wordpiece")
+    from terakoya.toolkit.formats import transformers_folder
+
+    (base / "model").mkdir()
+    transformers_folder.write(model, tokenizer, base / "model")
+    return base / "model"
+
+
+def test_positions_in_japanese_text_are_characters(japanese: Path) -> None:
+    text, name = "図書館で借りた本を、電車の中で読み終えた。", "電車"
+    start = text.index(name)
+    tokenizer = load_fast_tokenizer(japanese, trust=False, needs_offsets=True)
+    encoder = TextEncoder(tokenizer, max_length=32, stride=4)
+    row = Row("x", {"text": text, "spans": [{"start": start, "end": start + 2, "label": "THING"}]})
+    tagging = NamedEntities([row])
+    (feature,) = tagging.features(tagging.read([row]), encoder)
+    perfect = np.eye(3)[np.where(np.array(feature.target) == IGNORED, 0, feature.target)]
+    assert tagging.scores(tagging.read([row]), [feature], [perfect])["f1"] == 1
+
+    asked = Row("x", {"question": "何？", "context": text * 4, "answers": [{"text": name, "answer_start": start}]})
+    answering = Answers([asked])
+    windows = answering.features(answering.read([asked]), encoder)
+    assert len(windows) > 2 and sum(window.target != [0, 0] for window in windows) >= 1
+    for window in windows:
+        assert len(window.inputs[0]["input_ids"]) <= 32
+        if window.target != [0, 0]:
+            first, last = (window.spans[at] for at in window.target)
+            assert first is not None and last is not None and (text * 4)[first[0] : last[1]] == name
+    scores = [np.zeros((len(window.spans), 2)) for window in windows]
+    best = next(number for number, window in enumerate(windows) if window.target != [0, 0])
+    for side in (0, 1):
+        scores[best][windows[best].target[side], side] = 5.0
+    assert answering.scores(answering.read([asked]), windows, scores)["exact_match"] == 1
+
+
+REFUSALS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [
+    ("classification", [{"sentence": "mi", "label": 1}, {"label": 0}], [{}], 'line 1: has no column "text", nor'),
+    ("classification", [{"text": "mi", "label": 1}], [{}], 'at least two labels to tell apart, found only "1"'),
+    ("classification", classified(4, 1), [{"text": "mi", "label": "ugly"}], 'line 1: the label "ugly" does not occur'),
+    ("classification", [{"text": "mi", "label": 0.5}], [{}], "expected text or a whole number, got 0.5"),
+    ("regression", [{"text": "mi", "label": "high"}], [{}], 'label: expected a number, got "high"'),
+    ("regression", [{"text": "mi", "label": "nan"}], [{}], 'label: expected a number, got "nan"'),
+    ("ner", [{"tokens": ["mi"], "tags": ["X"]}], [{}], 'tags: expected O, B-TYPE or I-TYPE (also E-TYPE, S-TYPE), got'),
+    ("ner", [{"tokens": ["mi", "ton"], "tags": ["B-X"]}], [{}], "got 2 tokens and 1 tags"),
+    ("ner", [{"text": "mi", "spans": [[0, 3, "X"]]}], [{}], "{start, end, label} within the 2 characters"),
+    ("ner", [{"text": "mi ton", "spans": [[0, 3, "X"], [2, 4, "X"]]}], [{}], "X at 2 begins before 3"),
+    ("ner", [{"text": "mi", "spans": [[0, 2, "X"]]}], [{"text": "mi", "spans": [[0, 2, "Y"]]}], '"B-Y" does not occur'),
+    ("qa", [{"question": "a", "context": "b c", "answers": [{"text": "c", "answer_start": 1}]}], [{}],
+     'answers: "c" does not stand at 1 of the context'),
+    ("qa", [{"question": "a", "context": "b c", "answers": []}], [{}], "expected at least one {text, answer_start}"),
+    ("choice", [{"question": "a", "choices": ["b"], "label": 0}], [{}], "expected at least two choices"),
+    ("choice", [{"question": "a", "choice0": "b", "choice1": "c", "label": 2}], [{}], "0 to 1, got 2"),
+    ("typo", classified(4, 1), [{}], "--task typo: expected a kind of task"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "train", "held_out", "message"), REFUSALS)
+def test_what_is_no_example_is_refused(
+    model: Path, tmp_path: Path, task: str, train: list[dict[str, Any]], held_out: list[dict[str, Any]], message: str
+) -> None:
+    files = [write(tmp_path / "t.jsonl", train), write(tmp_path / "e.jsonl", held_out)]
+    with pytest.raises(UserError) as refused:
+        finetune(model, tmp_path / "out", task=task, train=files[0], eval=files[1])
+    assert message in str(refused.value) and not (tmp_path / "out").exists()
+
+
+def test_long_texts_are_cut_and_counted(model: Path, tmp_path: Path) -> None:
+    rows = [*classified(6, 1), {"text": "mi " * 40, "label": "bad"}]
+    file = write(tmp_path / "t.jsonl", rows)
+    settings = TuningSettings(epochs=(1,))
+    result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+    assert result.cut == {"train": 1, "eval": 1} and result.settings.max_length == 24
+    with pytest.raises(UserError, match="max_length 25: the model takes at most 24 tokens"):
+        settings = TuningSettings(max_length=25)
+        finetune(model, tmp_path / "new", task="classification", train=file, eval=file, settings=settings)
+
+
+def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "t.jsonl", classified(4, 1))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for each in model.iterdir():
+        (broken / each.name).write_bytes(each.read_bytes())
+    state = load_file(broken / "model.safetensors")
+    del state["bert.encoder.layer.0.output.dense.weight"]
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"has no weights for bert\.encoder\.layer\.0\.output\.dense\.weight"):
+        finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
+    with pytest.raises(UserError, match="expected a Transformers folder"):
+        finetune(tmp_path / "none", tmp_path / "out", task="classification", train=file, eval=file)
+    settings = TuningSettings(learning_rates=(1e30,), epochs=(3,), batch_size=1)
+    with pytest.raises(UserError, match=r"the loss is not finite with learning rate 1e\+30; try smaller ones"):
+        finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
