@@ -65,6 +65,7 @@ def test_what_was_not_flushed_is_found(world: World, tmp_path: Path) -> None:
 SAMPLE = [
     ("train bert", "kill", 0.55), ("prepare", "kill", 0.8), ("tokenizer train", "torn write", 0.5),
     ("report", "ENOSPC", 0.5), ("run", "EIO", 0.2), ("resume bert", "kill", 0.7),
+    pytest.param("fork", "kill", 0.6, marks=pytest.mark.nightly),
 ]  # fmt: skip
 
 

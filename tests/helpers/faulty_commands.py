@@ -41,7 +41,7 @@ RUNS = {
 }  # fmt: skip
 READS = {
     "prepare": "tokenizer train", "store merge": "prepare", "export": "train bert", "report": "train bert",
-    "resume bert": "train bert", "export megatron": "train gpt", "import": "export megatron",
+    "resume bert": "train bert", "fork": "train bert", "export megatron": "train gpt", "import": "export megatron",
 }  # fmt: skip
 """The command whose result, without a fault, another command reads."""
 TWO = {"batch_size": {"0": 2, "1": 2}, "micro_batch_size": 2}
@@ -168,6 +168,7 @@ def spoil_drafts(case: Path) -> None:
     """Overwrites what a killed process has left under other than final names: nothing may depend on it."""
     for file in case.rglob("*"):
         if file.is_file() and DRAFT.search(file.relative_to(case).as_posix()):
+            file.unlink()  # it may be another name of a file that stays
             file.write_bytes(b"spoilt")
 
 
@@ -224,6 +225,7 @@ def make_world(folder: Path) -> Iterator[World]:
         "import": Verb(
             ("import", "megatron", str(folder / "export_megatron.straight.0/model"), "--out", "CASE/model")
         ),
+        "fork": Verb(("fork", f"{run}@4", "--out", "CASE/new", "--set", "seed=7")),
         "report": Verb(("report", run, "--out", "CASE/report.html")),
         "run": Verb(()),
     }  # fmt: skip
@@ -251,6 +253,7 @@ ONE_RANK = (
     "store merge",
     "export",
     "import",
+    "fork",
     "report",
     "run",
 )

@@ -25,7 +25,7 @@ from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
-from terakoya.training.resuming import newest_checkpoint, resume
+from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from small_vocabularies import train_tokenizers
 
@@ -29,6 +30,13 @@ def test_an_interval_is_that_of_student(bench: ModuleType) -> None:
     assert mean == pytest.approx(2.5) and half == pytest.approx(4.47834, rel=1e-4)
 
 
+def test_a_word_is_right_if_all_its_predicted_tokens_are(bench: ModuleType) -> None:
+    starts = np.array([[False, True, False, True, False], [False, False, True, True, False]])
+    positions = np.array([1, 2, 3, 5, 6, 8, 9])  # words 1 2, 3, and in the second row 5 6 and 8 9
+    right = np.array([True, False, True, True, True, False, False])
+    assert bench.words_right(starts, positions, right).tolist() == [False, True, True, False]
+
+
 @pytest.mark.nightly
 def test_both_ways_of_masking_are_compared(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -45,4 +53,4 @@ def test_both_ways_of_masking_are_compared(
     )
     lines = capsys.readouterr().out.splitlines()
     assert sum(bool(re.match(r"(whole words|single tokens) +[01] ", line)) for line in lines) == 4
-    assert sum("from " in line and " to " in line for line in lines) == 4
+    assert sum("from " in line and " to " in line for line in lines) == 6

@@ -7,8 +7,9 @@ The stores have word starts (`terakoya prepare --words mecab`) and [MASK]. For e
 the same masks of the validation store, once with whole words masked, once with single tokens. A masked word tells how
 much of the language a model knows without the rest of the word; a masked token is what the second run has learned.
 
-Prints each model's loss (nats) and accuracy, and the differences between the two with their 95 % interval over seeds
-(Student's t, pairs of one seed).
+Prints for each model the loss in bits per character of the masked tokens, the share of masked tokens and that of masked
+words that are right as a whole, and the differences between the two with their 95 % interval over seeds (Student's t,
+pairs of one seed).
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ MASKS = ("whole words", "single tokens")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints two tables. Returns the exit status."""
     given = _arguments(arguments)
-    results: dict[bool, list[dict[str, tuple[float, float]]]] = {True: [], False: []}
-    print(f"{'trained on':15} {'seed':>4}   " + "   ".join(f"{masks + ' loss':>19} accuracy" for masks in MASKS))
+    results: dict[bool, list[dict[str, tuple[float, ...]]]] = {True: [], False: []}
+    print(f"{'trained on':15} {'seed':>4}   " + "   ".join(f"{masks + ': bits':>20} tokens  words" for masks in MASKS))
     for seed in range(given.seeds):
         for whole in (True, False):
             model = _train(given, seed, whole=whole)
             measured = measure(model, given.validation, rows=given.rows, length=given.sequence_length)
             results[whole].append(measured)
-            numbers = "   ".join(f"{loss:19.4f} {accuracy:8.4f}" for loss, accuracy in measured.values())
+            numbers = "   ".join(f"{bits:20.4f} {tokens:.4f} {words:.4f}" for bits, tokens, words in measured.values())
             print(f"{MASKS[not whole]:15} {seed:4}   {numbers}", flush=True)
     if given.seeds < 2:
         return 0
     print("\ntrained on whole words, less trained on single tokens: mean and 95 % interval")
     for masks in MASKS:
-        for index, name in enumerate(("loss", "accuracy")):
+        for index, name in enumerate(("bits", "tokens", "words")):
             pairs = zip(results[True], results[False], strict=True)
             mean, half = interval([one[masks][index] - other[masks][index] for one, other in pairs])
             print(f"{masks + ', ' + name:25} {mean:+8.4f}   from {mean - half:+.4f} to {mean + half:+.4f}")
@@ -62,20 +63,23 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(differences), STUDENT[len(differences) - 2] * error
 
 
-def measure(model: Path, validation: Path, *, rows: int, length: int) -> dict[str, tuple[float, float]]:
-    """Returns loss and accuracy of the exported `model` at masked tokens, for each of MASKS, on the first `rows`
-    rows of `length` tokens of the store `validation`."""
+def measure(model: Path, validation: Path, *, rows: int, length: int) -> dict[str, tuple[float, ...]]:
+    """Returns for each of MASKS the loss of the exported `model` at masked tokens (bits per character), and the shares
+    of masked tokens and of words with a masked token that it fills rightly, on the first `rows` rows of `length` tokens
+    of the store `validation`."""
     import torch
     from transformers import AutoModelForMaskedLM
 
     loaded = AutoModelForMaskedLM.from_pretrained(model, trust_remote_code=False).eval()
     store = TokenStore.open(validation)
-    results = {}
+    text = store.text_per_token
+    assert text is not None, "the store does not know how much text its documents are"
+    results: dict[str, tuple[float, ...]] = {}
     for masks in MASKS:
         settings = {"layout": "stream", "whole_word_mask": masks == "whole words", "mlm_probability": 0.15}
         objective = plugins.registry().component("objectives", "masked_lm").model_validate(settings)
         source = RowSource(store, objective.row_layout(), sequence_length=length, seed=0, shuffle=False)
-        loss = right = count = 0.0
+        loss = right = count = words = right_words = 0.0
         for start in range(0, min(rows, len(source)), 32):
             batch = source.load(0, np.arange(start, min(start + 32, rows, len(source))))
             arrays = objective.collate(batch, store.facts.vocabulary).arrays
@@ -85,10 +89,26 @@ def measure(model: Path, validation: Path, *, rows: int, length: int) -> dict[st
                 logits = loaded(input_ids=torch.from_numpy(arrays["input_ids"]).long()).logits.flatten(0, 1)
             predicted = logits[positions.long()]
             loss += float(torch.nn.functional.cross_entropy(predicted, labels.long(), reduction="sum"))
-            right += float((predicted.argmax(-1) == labels).sum())
+            is_right = (predicted.argmax(-1) == labels).numpy()
+            right += is_right.sum()
             count += len(labels)
-        results[masks] = (loss / count, right / count)
+            assert batch.word_starts is not None, "the store has no words"
+            every = words_right(batch.word_starts, positions.numpy(), is_right)
+            right_words += every.sum()
+            words += len(every)
+        bits = loss / count / math.log(2) / text.characters
+        results[masks] = (bits, right / count, right_words / words)
     return results
+
+
+def words_right(word_starts: np.ndarray, positions: np.ndarray, is_right: np.ndarray) -> np.ndarray:
+    """Returns for each word of the rows, `word_starts` (B, T), with predicted tokens whether all of them are right.
+    `positions` (P,) are those of the predicted tokens among all B * T, `is_right` (P,) is True for the right ones."""
+    starts = word_starts.copy()
+    starts[:, 0] = True
+    word = np.cumsum(starts)[positions]
+    wrong = np.bincount(word, weights=~is_right)
+    return wrong[np.bincount(word) > 0] == 0
 
 
 def _train(given: argparse.Namespace, seed: int, *, whole: bool) -> Path:

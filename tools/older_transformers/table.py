@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from environments import make_environment  # noqa: E402
+
 FURTHER = ("sentencepiece", "fugashi", "unidic-lite")
 
 
@@ -23,22 +25,13 @@ def main(folder: Path, versions: list[str]) -> int:
     exports = folder / "exports"
     if not exports.exists():
         subprocess.run([sys.executable, HERE / "write.py", exports], check=True)
-    pythons = [sys.executable, *(str(make_environment(folder / version, version)) for version in versions)]
+    pythons = [sys.executable, *(str(make_transformers(folder / version, version)) for version in versions)]
     return max(subprocess.run([python, HERE / "read.py", exports], check=False).returncode for python in pythons)
 
 
-def make_environment(folder: Path, version: str) -> Path:
+def make_transformers(folder: Path, version: str) -> Path:
     """Returns the Python of the environment `folder` with Transformers `version`, which it makes first."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        subprocess.run([*pip, f"transformers=={version}", *FURTHER], check=True)
-        subprocess.run([*pip, "--no-deps", HERE.parents[1] / "core" / "terakoya_tokenizer"], check=True)
-        site = next(folder.glob("lib/python*/site-packages"))
-        own = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
-        (site / "borrowed.pth").write_text("\n".join(dict.fromkeys(own)) + "\n", encoding="utf-8")
-    return python
+    return make_environment(folder, [f"transformers=={version}", *FURTHER])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,30 @@ def main(out: Path) -> None:
                 continue  # terakoya refuses to train an encoder with such a tokenizer
             folder = out / f"{architecture}.{head}.{name}"
             model = _build(built, kind.encoder(source).vocabulary, head)
-            loaded = kind.load(source)
-            ids = [list(map(int, loaded(text)["input_ids"])) for text in TEXTS]
-            pair = loaded(TEXTS[0], TEXTS[1], return_token_type_ids=True)  # 5 leaves them out for some classes
-            logits = _logits(built, model, head, ids[5])
+            expected = describe(source, kind, built, model, head, TEXTS)
             exporter.export({"": model}, source, folder)
-            expected = {
-                "pair": {name: list(map(int, values)) for name, values in pair.items()},
-                "texts": TEXTS,
-                "ids": ids,
-                "plain": [kind.encoder(source).encode([text]).ids.tolist() for text in TEXTS],
-                "class": type(model).__name__,
-                "input": ids[5],
-                "logits": logits.tolist(),
-                **(_spans(source) if kind.load(source).__class__.__name__ == "BertJapaneseTokenizer" else {}),
-            }
             (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False), encoding="utf-8")
+
+
+def describe(
+    source: Path, kind: Any, architecture: Architecture, model: Any, head: Head, texts: Sequence[str]
+) -> Mapping[str, Any]:
+    """Returns what `read.py` compares: what `model` and the tokenizer `kind` of the folder `source` make of `texts`,
+    of which the sixth is the model's input."""
+    loaded = kind.load(source)
+    encoder = kind.encoder(source)
+    ids = [list(map(int, loaded(text)["input_ids"])) for text in texts]
+    pair = loaded(texts[0], texts[1], return_token_type_ids=True)  # 5 leaves them out for some classes
+    return {
+        "pair": {name: list(map(int, values)) for name, values in pair.items()},
+        "texts": texts,
+        "ids": ids,
+        "plain": [encoder.encode([text]).ids.tolist() for text in texts],
+        "class": type(model).__name__,
+        "input": ids[5],
+        "logits": _logits(architecture, model, head, ids[5]).tolist(),
+        **(_spans(source, texts) if loaded.__class__.__name__ == "BertJapaneseTokenizer" else {}),
+    }
 
 
 def _train(kind: str, settings: Mapping[str, Any], folder: Path) -> tuple[Path, Any]:
@@ -99,12 +107,12 @@ def _train(kind: str, settings: Mapping[str, Any], folder: Path) -> tuple[Path, 
     return folder, tokenizer
 
 
-def _spans(folder: Path) -> Mapping[str, Any]:
+def _spans(folder: Path, texts: Sequence[str]) -> Mapping[str, Any]:
     """What the fast tokenizer of `terakoya_tokenizer` says of each text: where its tokens are, and the words they are
     in."""
     tokenizer = BertJapaneseTokenizerFast.from_pretrained(folder, trust_remote_code=False)
-    encoded = tokenizer(list(TEXTS), return_offsets_mapping=True)
-    return {"offsets": encoded["offset_mapping"], "words": [encoded.word_ids(row) for row in range(len(TEXTS))]}
+    encoded = tokenizer(list(texts), return_offsets_mapping=True)
+    return {"offsets": encoded["offset_mapping"], "words": [encoded.word_ids(row) for row in range(len(texts))]}
 
 
 def _save_again(folder: Path, out: Path) -> tuple[Path, Any]:

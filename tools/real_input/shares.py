@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from terakoya.conversion.export import find_checkpoint
-from terakoya.training.checkpoint.checkpoint import read_manifest
+from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.finding import find_checkpoint
 
 
 def main() -> None:

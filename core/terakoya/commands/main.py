@@ -13,12 +13,14 @@ from typer.core import TyperGroup
 
 from terakoya import log
 from terakoya.commands import (
+    average,
     demo,
     doctor,
     estimate,
     evaluate,
     export,
     finetune,
+    fork,
     import_checkpoint,
     init,
     launch,
@@ -49,8 +51,9 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
-    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "save", "report",
-    "verify", "evaluate", "export", "import", "try", "finetune", "upload", "plugins", "parameters", "doctor",
+    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "fork", "status", "save",
+    "report", "verify", "evaluate", "export", "average", "import", "try", "finetune", "upload", "plugins", "parameters",
+    "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
 
@@ -104,12 +107,14 @@ app.add_typer(store.app, name="store")
 app.command("estimate")(estimate.command)
 app.command("train")(train.command)
 app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
+app.command("fork")(fork.command)
 app.command("status")(status.command)
 app.command("save")(save.command)
 app.command("report")(report.command)
 app.command("verify")(verify.command)
 app.command("evaluate")(evaluate.command)
 app.command("export", context_settings=ACCEPT_UNKNOWN_OPTIONS)(export.command)
+app.command("average")(average.command)
 app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("finetune")(finetune.command)

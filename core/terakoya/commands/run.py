@@ -55,5 +55,22 @@ def command(
     from terakoya.pipeline.run import read_pipeline
 
     settings = read_pipeline(pipeline)
-    run(settings, redo=redo)
+    results = run(settings, redo=redo)
+    if all(result.skipped for result in results):
+        from terakoya.log import error_console
+
+        error_console().print(_say_finished(settings), markup=False, soft_wrap=True)
     next_command.after_model(settings.export)
+
+
+def _say_finished(settings: Pipeline) -> str:
+    """Returns that all stages are finished, and how the training continues."""
+    from terakoya.config.fields import LENGTH_KEYS
+    from terakoya.runs.files import read_parameters
+
+    parameters = read_parameters(settings.run)
+    key = next((name for name in LENGTH_KEYS if parameters.get(name) is not None), LENGTH_KEYS[0])
+    return (
+        f"everything is made already, and the run is finished; a larger value of {key} in the parameters, with another "
+        'folder as "export", continues it'
+    )

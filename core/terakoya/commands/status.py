@@ -101,6 +101,7 @@ def details(status: RunStatus) -> Table:
 
     grid.add_row(translated("run"), _plain(str(status.folder)))
     add("state", status.told, COLOURS.get(status.state, "bold red"))
+    add("forked from", status.forked_from)
     add("step", _progress(status))
     add("loss", _loss(status))
     add("learning rate", _number(status.values.get("learning_rate"), "{:.3g}"))

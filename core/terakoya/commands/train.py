@@ -105,7 +105,7 @@ def command(
             start_over=start_over, stop=stop,
         )  # fmt: skip
         if launched.rank == 0 and not result.stopped_by:
-            next_command.show(*next_command.export_words(out))
+            next_command.after_training(out)
         elif launched.launcher is None and result.stopped_by:
             next_command.show(*context.meta["arguments"])
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:

@@ -80,6 +80,11 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
 """Verb -> option of another program, with underscores -> what to do here. `{value}` is the option's value."""
 
 
+_MERGE = "`terakoya average` takes the mean of the weights of models, `terakoya store merge` joins token stores"
+COMMANDS: Mapping[str, str] = _words({"merge soup": _MERGE})
+"""Command of another program -> what there is here."""
+
+
 def answer(verb: str, option: str, value: str | None, options: Iterable[str] = ()) -> str | None:
     """Returns what to do instead of `option`, which `verb` does not have; None if nothing is known.
 
@@ -105,6 +110,8 @@ def explain(error: TyperException, arguments: Sequence[str]) -> Exception:
     if context is None:
         return error
     path = context.command_path
+    if arguments and path == "terakoya" and (advice := COMMANDS.get(arguments[0])) is not None:
+        return UserError(f"{path} {arguments[0]}: no such command; {advice}")
     if isinstance(error, BadParameter) and error.param is not None and not error.message:
         missing = error.param
         name = missing.opts[0] if missing.param_type_name == "option" else getattr(missing, "metavar", None)

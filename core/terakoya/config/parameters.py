@@ -105,6 +105,11 @@ class Parameters(ParameterFields):
         conflicts.check_conflicts(self)
         return self
 
+    @property
+    def length_key(self) -> str:
+        """The key that sets the length of the run."""
+        return next(name for name in LENGTH_KEYS if getattr(self, name) is not None)
+
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = (), registry: Registry | None = None) -> Self:
         """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top.

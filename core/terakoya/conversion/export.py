@@ -6,7 +6,6 @@ A Transformers folder can also be exported, to another format.
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,16 +18,14 @@ from terakoya.components import Exporter
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.plugins.run_record import check_plugins
-from terakoya.runs.checkpoints import ALL_FILES, MANIFEST, find_newest_whole, find_problems, read_manifest
+from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.finding import find_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-log = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -158,36 +155,6 @@ def load_model(folder: Path) -> PreTrainedModel:
     if info["missing_keys"]:
         raise UserError(f"{folder}: missing weights: {', '.join(sorted(info['missing_keys'])[:8])}")
     return model
-
-
-def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
-    """Returns `source` if it is a checkpoint, or the newest whole checkpoint of the run `source`.
-
-    Warns about newer ones that are damaged.
-
-    Args:
-        hashed: see `find_problems`.
-
-    Raises:
-        UserError: there is no whole checkpoint, or it cannot be read now.
-    """
-    if not (source / "checkpoints").is_dir() and (source / MANIFEST).is_file():
-        if problems := find_problems(source, hashed=hashed):
-            raise UserError(f"{source}: damaged: {'; '.join(problems[:5])}")
-        return source
-    newest, damaged = find_newest_whole(source / "checkpoints", hashed=hashed)
-    skipped = [f"{folder}: damaged: {'; '.join(problems[:5])}" for folder, problems in damaged.items()]
-    if newest is None:
-        if kind_of(source) != "run":
-            there = describe_found(source, "run")
-            if not source.exists():
-                raise UserError(f"{source}: expected a run or a checkpoint, got {there}")
-            raise UserError(f"{source}: expected a run or a checkpoint, found no checkpoint in {there}")
-        reason = "\n".join(skipped) or "found no checkpoint in it; train it first"
-        raise UserError(f"{source}: expected a run with a whole checkpoint, or a checkpoint; {reason}")
-    for line in skipped:
-        log.warning("%s; taking %s instead", line, newest.name)
-    return newest
 
 
 def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreTrainedModel]:

@@ -199,7 +199,7 @@ def _find_checkpoint(source: Path) -> Path | None:
     Raises:
         UserError: the checkpoint is damaged, or all checkpoints of the run are.
     """
-    from terakoya.conversion.export import find_checkpoint
+    from terakoya.runs.finding import find_checkpoint
 
     if not (source / "manifest.json").is_file() and not (source / "checkpoints").is_dir():
         return None

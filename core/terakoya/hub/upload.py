@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.components.tokenizer import encode_texts
-from terakoya.conversion.export import export, find_checkpoint
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.hub import card_evaluation, model_card
+from terakoya.runs.finding import find_checkpoint
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -32,7 +32,7 @@ def find_models(folder: Path) -> Path:
     """
     if not (folder / "checkpoints").is_dir() and not (folder / "manifest.json").is_file():
         return folder
-    from terakoya.conversion.export import find_checkpoint
+    from terakoya.runs.finding import find_checkpoint
 
     return find_checkpoint(folder, hashed=("model/", "tokenizer/")) / "model"
 

@@ -17,13 +17,14 @@ from terakoya.atomic_files import write_text
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
-from terakoya.conversion.export import export, find_checkpoint
+from terakoya.conversion.export import export
 from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
 from terakoya.json_settings import read_settings, without_notes
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
 from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
+from terakoya.runs.finding import find_checkpoint
 from terakoya.store.token_store import PARTS, TokenStore
 from terakoya.tokenization.train import make_tokenizer, train_tokenizer
 

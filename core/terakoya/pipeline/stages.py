@@ -99,7 +99,7 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
             outdated_inputs = record["made_from"] if record is not None else None
     for other in later:
         if other.out.exists() and not other.resumes and not redo:
-            raise UserError(f"{other.out}: would be out of date once {stage.out} is made; {_remedy(other)}")
+            raise UserError(f"{other.out}: {_outdated_by(stage, other)}")
     stage.out.parent.mkdir(parents=True, exist_ok=True)
     _write(stage, inputs, facts={}, seconds=0.0, finished=False)
     if stage.out.exists():
@@ -192,6 +192,16 @@ def _mismatch(stage: Stage, record: Mapping[str, Any] | None, inputs: Mapping[st
 
 def _remedy(stage: Stage) -> str:
     return f'give another folder as "{stage.key}", delete this one, or use --redo, which moves it aside'
+
+
+def _outdated_by(stage: Stage, later: Stage) -> str:
+    """Returns why the output of `later` must go before `stage` is made, and how."""
+    if not (stage.resumes and stage.out.exists()):
+        return f"would be out of date once {stage.out} is made; {_remedy(later)}"
+    return (
+        f'would be out of date once {stage.out} continues; give another folder as "{later.key}" or delete this one. '
+        f"--redo would move {stage.out} aside too, and make it again from the beginning"
+    )
 
 
 def _move_aside(stage: Stage) -> None:

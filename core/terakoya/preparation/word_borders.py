@@ -104,7 +104,8 @@ def mark_word_starts(encoded: EncodedDocuments, words: Sequence[np.ndarray]) -> 
     starts = np.maximum.accumulate(encoded.spans[:, 0] + base)
     stops = np.maximum.accumulate(encoded.spans[:, 1] + base)
     border_starts, border_stops, documents = _borders(words, bases)
-    first = np.searchsorted(starts, border_starts)  # the first token that begins at the border or after it
+    before = np.cumsum(np.bincount(starts + 1, minlength=bases[-1] + sizes[-1] + 2))  # tokens that begin before a place
+    first = before[border_starts]  # the first token that begins at the border or after it
     is_last = first >= token_ends[documents + 1]
     covered = np.where(first > 0, stops[first - 1], 0)  # how far the tokens before it reach
     found = ~is_last & (covered <= border_stops)

@@ -117,7 +117,9 @@ def curves(metrics: Metrics, names: Collection[str] | None = None) -> Curves:
     tokens_at, hours, hours_at = {0: 0}, 0.0, {0: 0.0}  # tokens and hours trained, by logged step
     for record in metrics.records:
         kind, step = record.get("kind"), int(record.get("step") or 0)
-        if kind == "resume":
+        if kind == "fork":
+            tokens_at, hours_at = {step: int(record.get("tokens") or 0)}, {step: 0.0}
+        elif kind == "resume":
             _drop_after(result, step)
             tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
             hours_at = {logged: value for logged, value in hours_at.items() if logged <= step}

@@ -189,6 +189,7 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
     checkpoint = status.checkpoint
     facts = {
         "state": status.told,
+        "forked from": status.forked_from or "",
         "steps": f"{status.step:,}" + (f" of {status.max_steps:,}" if status.max_steps else ""),
         "tokens": f"{status.tokens:,}" + (f" of {status.max_tokens:,}" if status.max_tokens else ""),
         "rows a step": _number(start.get("global_rows"), "{:,}"),

@@ -13,11 +13,14 @@ from terakoya.runs import files as run_files
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import Lock
+from terakoya.runs.forks import read_fork
 from terakoya.runs.metrics import Metrics
 
 State = Literal["not started", "starting", "training", "finished", "stopped", "failed", "killed"]
 END_STATES: Mapping[str, State] = {"finished": "finished", "stopped": "stopped", "error": "failed"}
 """The state after each kind of record that ends a start of the run."""
+ENDS = ("finished", "stopped", "checkpoint", "fork")
+"""The kinds of records after whose steps the run continues."""
 WINDOW = 20
 """Number of logged steps from which the rate and the change of the loss are computed."""
 QUIET_INTERVALS, QUIET_SECONDS = 10, 60.0
@@ -59,6 +62,7 @@ class RunStatus:
         spikes: the number of spikes of the loss and of the gradient norm.
         rollbacks: how often the run went back to a checkpoint because of a spike that lasted.
         last_skipped, last_spike, last_rollback: what the record of the last one says.
+        forked_from: the run and the step at which `terakoya fork` began this one.
         warnings: the texts of all warnings, oldest first.
         problems: sentences about damage to the files themselves: to the metrics, and to the last checkpoint.
     """
@@ -89,6 +93,7 @@ class RunStatus:
     last_spike: str | None = None
     rollbacks: int = 0
     last_rollback: str | None = None
+    forked_from: str | None = None
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -105,6 +110,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
     """
     now = time.time() if now is None else now
     written = metrics.read(folder)
+    fork, problems = _fork(folder)
     lock, settings = run_files.read_lock(folder), run_files.read_parameters(folder)
     saved = run_files.find_checkpoints(folder)
     steps = metrics.kept_steps(written)
@@ -146,19 +152,30 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         if saved
         else None,
         saving_step=run_files.saving_step(folder) if alive else None,
-        restarts=len(written.of_kind("resume")),
+        restarts=max(0, len(written.of_kind("resume")) - (fork is not None)),
         skipped_steps=len(skipped),
         last_skipped=_last_text(skipped),
         spikes=len(spikes),
         last_spike=_last_text(spikes),
         rollbacks=len(rollbacks),
         last_rollback=_last_text(rollbacks),
+        forked_from=fork,
         warnings=tuple(str(record.get("text")) for record in written.of_kind("warning")),
         problems=(
             *(problem for problem in written.problems() if not (alive and "truncated" in problem)),
             *_checkpoint_problems(folder / "checkpoints"),
+            *problems,
         ),
     )
+
+
+def _fork(folder: Path) -> tuple[str | None, list[str]]:
+    """Returns what a fork was made of, if the run is one, and a sentence if its record is damaged."""
+    try:
+        fork = read_fork(folder)
+    except UserError as error:
+        return None, [str(error)]
+    return (fork.describe() if fork else None), []
 
 
 def _checkpoint_problems(checkpoints: Path) -> list[str]:
@@ -191,7 +208,7 @@ def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now
                 f"a step was logged every {format_duration(interval)}; {lock.holder} is alive"
             )
         return "training", f"training: {lock.holder}"
-    if not written.records:
+    if all(record.get("kind") == "fork" for record in written.records):
         return "not started", "not started: nothing is written yet and no process holds the run"
     if end_state == "finished":
         reason = boundary.get("reason")
@@ -209,7 +226,7 @@ def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now
 def _position(written: Metrics, steps: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Returns the steps and tokens done according to the records."""
     logged = [(int(record.get("step") or 0), int(record.get("tokens") or 0)) for record in steps[-1:]]
-    ends = [record for record in written.records[-3:] if record.get("kind") in ("finished", "stopped", "checkpoint")]
+    ends = [record for record in written.records[-3:] if record.get("kind") in ENDS]
     last = max((int(record.get("step") or 0) for record in ends), default=0)
     step, tokens = logged[0] if logged else (0, 0)
     return max(step, last), tokens

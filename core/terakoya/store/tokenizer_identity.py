@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Ids with another meaning that an error shows."""
+_NO_VOCABULARY = (
+    "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "terakoya.json", "README.md",
+    "config.json", "generation_config.json", "model.safetensors.index.json", "terakoya_files.json", "average.json",
+)  # fmt: skip
 _VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
 
@@ -46,7 +50,7 @@ def check_same_tokenizer(first: TokenStore, other: TokenStore) -> None:
 
 def check_tokenizer_of(store: TokenStore, folder: Path, whose: str) -> None:
     """Raises UserError if the ids of `store` mean something else in the tokenizer in `folder`, that of `whose`."""
-    if _vocabulary_files(store.tokenizer_folder) == _vocabulary_files(folder):
+    if vocabulary_files(store.tokenizer_folder) == vocabulary_files(folder):
         return
     if reason := find_different_ids(folder, store.tokenizer_folder):
         raise UserError(
@@ -87,10 +91,13 @@ def _inputs(store: TokenStore) -> dict[str, str]:
     return {name: value for name, value in recorded.items() if not _VERSION.fullmatch(value)}
 
 
-def _vocabulary_files(folder: Path) -> dict[str, FileFacts]:
-    """The files of a tokenizer's folder, without chat template and configuration."""
-    ignored = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "terakoya.json")
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in ignored]
+def vocabulary_files(folder: Path) -> dict[str, FileFacts]:
+    """The files of a tokenizer's folder, which may hold a model, too, without chat template and configuration."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name not in _NO_VOCABULARY and file.suffix != ".safetensors"
+    ]
     return {str(file.relative_to(folder)): FileFacts.of(file) for file in files}
 
 

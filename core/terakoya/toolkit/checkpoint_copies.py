@@ -26,10 +26,7 @@ def copy_checkpoint(source: Path, target: Path, *, more: Mapping[str, str] | Non
             into = draft / Path(folder).relative_to(source)
             into.mkdir(parents=True)
             for name in names:
-                try:
-                    os.link(Path(folder, name), into / name)
-                except OSError:
-                    shutil.copyfile(Path(folder, name), into / name)
+                link_file(Path(folder, name), into / name)
         for name, text in (more or {}).items():
             (draft / name).write_text(text, encoding="utf-8")
     except BaseException:
@@ -40,6 +37,14 @@ def copy_checkpoint(source: Path, target: Path, *, more: Mapping[str, str] | Non
         target.rename(old)
     draft.rename(target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Makes `target` another name of the file `source`; a copy where the file system has no links. Raises OSError."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def finish_copy(target: Path) -> None:

@@ -44,7 +44,7 @@ from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.module_parts import all_architectures, saved_values
 from terakoya.training.model.start_from import load_on_rank0_and_broadcast
-from terakoya.training.resuming import newest_checkpoint, resume
+from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog

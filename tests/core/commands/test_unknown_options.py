@@ -27,6 +27,11 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said.rstrip()
 
 
+def test_a_command_of_other_programs_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    told = error(capsys, "merge", "a", "b", "--out", "c")
+    assert "merge: no such command; `terakoya average`" in told.replace("\n", " ") and "store merge" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "do"),
     [

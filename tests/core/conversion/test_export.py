@@ -14,9 +14,10 @@ from transformers import (
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.conversion.export import build_models, export, find_checkpoint
+from terakoya.conversion.export import build_models, export
 from terakoya.errors import UserError
 from terakoya.runs import checkpoints
+from terakoya.runs.finding import find_checkpoint
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.setup import train_in_this_process

@@ -246,6 +246,14 @@ def test_a_resuming_stage_itself_decides_about_changed_settings(chain: Chain) ->
     assert chain.second.calls == 2
 
 
+def test_an_outdated_output_behind_a_stage_that_continues_is_named_with_what_keeps_the_progress(chain: Chain) -> None:
+    chain.run()
+    longer = Stage("second", "run", chain.second.out, lambda: {"from": "longer"}, chain.second.make, resumes=True)
+    with pytest.raises(UserError, match=r"third: would be out of date once .*second continues; .*--redo would move"):
+        list(run_stages([longer, chain.third.stage]))
+    assert chain.calls == [1, 1, 1]
+
+
 def test_an_older_record_is_upgraded_and_saved(tmp_path: Path) -> None:
     settings = {"from": 1}
 

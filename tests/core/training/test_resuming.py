@@ -11,7 +11,7 @@ import toy
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training import resuming
+from terakoya.training.resuming import changes
 
 PLATEAU = {"type": "plateau", "patience": 1}
 STORES = {"train": "a1", "held": "b2"}
@@ -37,7 +37,7 @@ def resume(
         for changes in (before, now)
     )
     log = Log()
-    resuming._refuse_changes({"parameters": old.dump(), "stores": STORES}, new, stores, log, allow)  # type: ignore[arg-type]
+    changes.refuse_changes({"parameters": old.dump(), "stores": STORES}, new, stores, log, allow)  # type: ignore[arg-type]
     return log.lines
 
 

@@ -20,11 +20,12 @@ from terakoya.components import Batch
 from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary, sentinel_ids
 from terakoya.config.parameters import Parameters
-from terakoya.conversion.export import build_models, export, find_checkpoint
+from terakoya.conversion.export import build_models, export
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.rows.row_source import RowSource
 from terakoya.runs import checkpoints
+from terakoya.runs.finding import find_checkpoint
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import train_in_this_process

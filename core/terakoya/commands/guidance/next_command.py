@@ -119,9 +119,25 @@ def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:
 
 
 def export_words(run: Path) -> tuple[str | Path, ...]:
-    """Returns the words of an `export` of a run or a checkpoint to a folder next to the run."""
+    """Returns the words of an `export` of a run or a checkpoint to a new folder next to the run."""
     folder = run if run.parent.name != "checkpoints" else run.parent.parent
-    return ("export", run, "--out", folder.with_name("model"))
+    names = ("model", *(f"model-{number}" for number in range(2, 100)))
+    free = (out for name in names if not (out := folder.with_name(name)).exists())
+    return ("export", run, "--out", next(free, "MODEL"))
+
+
+def after_training(run: Path) -> None:
+    """Names what follows a finished run: its `export`, or `try` if the model next to it is from its last checkpoint."""
+    from terakoya.runs.checkpoints import list_checkpoints
+    from terakoya.toolkit.formats.folder_digests import find_checkpoint
+
+    model = run.with_name("model")
+    exported = [find_checkpoint(each, model.parent) for each in (model, model / "discriminator")]
+    last = [folder for _, folder in list_checkpoints(run / "checkpoints")[-1:]]
+    if last and any(each is not None and each.resolve() == last[0].resolve() for each in exported):
+        after_model(model)
+    else:
+        show(*export_words(run))
 
 
 def after_run(run: Path, *, shown: bool = False) -> None:
@@ -133,7 +149,7 @@ def after_run(run: Path, *, shown: bool = False) -> None:
     if state.problems:
         show("verify", run)
     elif state.state == "finished":
-        show(*export_words(run))
+        after_training(run)
     elif state.state in ("training", "starting"):
         show("status", run, "--watch") if shown or state.state == "starting" else show("report", run, "--live")
     elif words := train_words(run):
@@ -154,7 +170,8 @@ def train_words(run: Path) -> tuple[str | Path, ...]:
     batch_size = parameters.get("batch_size", {})
     if not parameters or not isinstance(batch_size, dict) or len(batch_size) > 1:
         return ()
-    worlds = [record["world"] for record in metrics.read(run).of_kind("start") if isinstance(record.get("world"), dict)]
+    starts = [*map(files.read_manifest, files.find_checkpoints(run)), *metrics.read(run).of_kind("start")]
+    worlds = [record["world"] for record in starts if isinstance(record.get("world"), dict)]
     processes = worlds[-1].get("processes", 1) if worlds else 1
     return ("train", run / "parameters.json", "--out", run, *(("--processes", str(processes)) * (processes > 1)))
 

@@ -8,6 +8,6 @@ in `runs/checkpoints.py`.
     recovery.py           the newest whole one, from which a run continues; sets damaged ones aside
     state.py              its `state/`: the tensors of model and optimizer, in shards of any layout
     snapshot.py           a copy of this process's shards in host memory, which a background save writes from
-    training/resuming.py  continues a run: finds its newest checkpoint and sets the trainer to that step
+    training/resuming/  continues a run: finds its newest checkpoint and sets the trainer to that step
     restoring.py          rebuilds a checkpoint's whole module on the CPU, without a run, for export and evaluation
 """

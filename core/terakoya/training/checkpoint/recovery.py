@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from terakoya.errors import TemporaryFailure, UserError
-from terakoya.runs import metrics
+from terakoya.runs import forks, metrics
 from terakoya.runs.checkpoints import NAME, find_newest_whole, reading
+from terakoya.runs.forks import read_fork
 
 log = logging.getLogger("terakoya")
 QUARANTINE = "quarantine"
@@ -102,6 +103,8 @@ def _find_traces(checkpoints: Path, damaged: Mapping[Path, Sequence[str]]) -> li
     saved = [record for record in records[consents[-1] if consents else 0 :] if record.get("kind") == "checkpoint"]
     if saved:
         traces.append(f"{metrics.FILE} records a checkpoint of step {saved[-1].get('step')}")
+    if not consents and (fork := read_fork(checkpoints.parent)) is not None:
+        traces.append(f"{forks.FILE} says that it began at step {fork.step} of another run")
     quarantine = checkpoints / QUARANTINE
     if not consents and quarantine.is_dir() and (names := sorted(path.name for path in quarantine.iterdir())):
         traces.append(f"{QUARANTINE}/ holds {', '.join(names)}")

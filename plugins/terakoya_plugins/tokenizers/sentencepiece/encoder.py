@@ -122,8 +122,7 @@ class SentencePieceEncoder:
     def _spans(self, texts: list[str], rows: list[np.ndarray]) -> np.ndarray:
         """Returns the spans (T, 2) of all tokens in their texts."""
         counts, lengths = self._piece_lengths(texts, rows)
-        origins = [self._processor.normalize(text, with_offsets=True)[1] for text in texts]
-        return piece_spans(origins, [*map(len, texts)], counts, lengths)
+        return piece_spans(self._processor, texts, counts, lengths)
 
     def _piece_lengths(self, texts: list[str], rows: list[np.ndarray]) -> tuple[list[int], np.ndarray]:
         """Returns the number of pieces of each text, and the number of normalised characters of each piece (T,)."""

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from terakoya.config import lora as lora_settings
-from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, whole_sections
 from terakoya.errors import UserError
-from terakoya.json_settings import short_json, value_at
+from terakoya.log import translated
 from terakoya.plugins.run_record import check_plugins
-from terakoya.runs.checkpoints import read_manifest, reading
+from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest, reading
+from terakoya.runs.forks import read_fork
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.model import lora
+from terakoya.training.resuming.changes import refuse_changes
 from terakoya.training.rollback import Rollback
+from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.trainer import Trainer
-
-EVALUATION = ("evaluation.steps", "evaluation.batches")
-"""Keys of which the losses depend that a schedule follows."""
 
 
 def newest_checkpoint(
@@ -64,7 +60,13 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     """
     run, run_log = trainer.run, trainer.run_log
     manifest = read_manifest(folder)
-    _refuse_changes(manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
+    fork = read_fork(run.folder)
+    if fork is not None and file_facts(folder / MANIFEST)["sha256"] == fork.manifest:
+        allow_change |= frozenset(fork.changed)
+        forked_from: Mapping[str, Any] | None = fork.model_dump(mode="json")
+    else:
+        forked_from = manifest.get("forked_from")
+    refuse_changes(manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
     plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
     if plugins.missing:
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))
@@ -75,6 +77,8 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         trainer.facts = {**trainer.facts, "started_from": started_from}
     else:  # the base weights may be in another folder now, where the user allows that, but must be the same
         check_base_unchanged(trainer.facts["started_from"], started_from)
+    if forked_from is not None:
+        trainer.facts = {**trainer.facts, "forked_from": forked_from}
     before = manifest["world"].get("compile", "off")
     if before != trainer.compiled:
         run_log.warn(
@@ -117,6 +121,19 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     trainer.saver.step = trainer.saver.saved_step = run.step
     run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
     run_log.print(f"resumed from {folder} at step {run.step:,}")
+    if run.finished:
+        run_log.print(describe_finished(run))
+
+
+def describe_finished(run: Run) -> str:
+    """Returns that the steps of `run` are all taken, and which key continues it."""
+    key, length = run.parameters.length_key, run.length
+    by_tokens = length.unit == "tokens"
+    done, whole = (run.consumed_tokens, length.tokens) if by_tokens else (run.step, length.steps)
+    return (
+        f"the run is finished: {done:,} of {whole:,} {translated(length.unit)}, nothing is left to train; a larger "
+        f"value of {key} continues it, in the parameter file or with --set {key}=NUMBER"
+    )
 
 
 def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path) -> None:
@@ -140,94 +157,3 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
             "it: the steps from here on differ from those of a run that was longer from the beginning"
         )
-
-
-def _refuse_changes(
-    manifest: Mapping[str, Any],
-    parameters: Parameters,
-    fingerprints: Mapping[str, str],
-    run_log: RunLog,
-    allow_change: frozenset[str],
-) -> None:
-    """Prints every parameter that has changed since the checkpoint.
-
-    Args:
-        fingerprints: folder of each store -> its fingerprint.
-
-    Raises:
-        UserError: parameters or stores have changed that must not, or that `allow_change` does not name.
-    """
-    before, now = _with_defaults(manifest["parameters"]), parameters.dump()
-    changed = changed_keys(before, now)
-    for key in whole_sections(changed, before, now):
-        old, new = (short_json(value_at(each, key)) for each in (before, now))
-        run_log.print(f"parameter {key}: was {old}, is {new}")
-    allowed = RESUME_MAY_CHANGE | allow_change
-    refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
-    refused = whole_sections(refused, before, now)
-    if parameters.schedule.needs_validation:
-        refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
-    fixed = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
-    if fixed:
-        raise UserError(
-            f"the run was started with other values of {', '.join(fixed)}, which determine what its checkpoints hold: "
-            "start a new run, with start_from a folder that `terakoya export` writes of this one to continue from here"
-        )
-    previous = manifest["stores"]
-    if "data" not in allow_change and _training_fingerprints(before, previous) != _training_fingerprints(
-        now, fingerprints
-    ):
-        others = [key for key in refused if not key.startswith("data.")]
-        raise UserError(
-            "the token stores are not the ones this run was started with"
-            + (f", nor are the values of {', '.join(others)}" if others else "")
-            + "; start a new run, or continue with "
-            + " ".join(f"--allow-change {key}" for key in ("data", *others))
-        )
-    if refused:
-        raise UserError(
-            f"the run was started with other values of {', '.join(refused)}; start a new run, or continue with "
-            + " ".join(f"--allow-change {key}" for key in refused)
-        )
-    validated = {previous[name] for name in previous.keys() - _training_stores(before)}
-    for name in sorted(fingerprints.keys() - _training_stores(now)):
-        if fingerprints[name] not in validated:
-            run_log.warn(f"{name}: the run has not validated on this store before; its losses start a new curve")
-
-
-def _changed_validation(
-    changed: Sequence[str],
-    manifest: Mapping[str, Any],
-    parameters: Parameters,
-    fingerprints: Mapping[str, str],
-    allow_change: frozenset[str],
-) -> list[str]:
-    """Returns the keys of validation that have changed: losses on other rows, or at other steps, are not those that the
-    schedule has followed so far."""
-    keys = [key for key in (*EVALUATION, "data.validation") if key in changed]
-    before, now = manifest["stores"], parameters.dump()
-    old = sorted(before[name] for name in before.keys() - _training_stores(_with_defaults(manifest["parameters"])))
-    new = sorted(fingerprints[name] for name in fingerprints.keys() - _training_stores(now))
-    if old != new and "data.validation" not in keys:
-        keys.append("data.validation")
-    if old == new and "data.validation" in keys:
-        keys.remove("data.validation")  # the same stores in another place
-    return [key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in allow_change)]
-
-
-def _training_stores(parameters: Mapping[str, Any]) -> set[str]:
-    """Returns the folders of the stores that a run with these parameters trains on."""
-    stages: list[Mapping[str, Any]] = [parameters["data"], *parameters["data"].get("stages", ())]
-    return {entry["store"] for stage in stages for entry in stage["train"]}
-
-
-def _training_fingerprints(parameters: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[str]:
-    """Returns the fingerprints of those stores that the run trains on, in no particular order of the stores."""
-    return sorted(fingerprints[name] for name in _training_stores(parameters) if name in fingerprints)
-
-
-def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest's parameters, with the defaults of settings that did not exist when they were written."""
-    with contextlib.suppress(UserError):
-        return Parameters.from_dict(written, source="manifest.json").dump()
-    return written

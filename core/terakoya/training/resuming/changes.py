@@ -1,0 +1,127 @@
+"""What a run may change at one of its checkpoints: length, logging, saving and the like freely, anything else with the
+user's consent, and what its tensors are of not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from terakoya.config import lora as lora_settings
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, whole_sections
+from terakoya.errors import UserError
+from terakoya.json_settings import short_json, value_at
+from terakoya.training.model import lora
+from terakoya.training.run_log import RunLog
+
+EVALUATION = ("evaluation.steps", "evaluation.batches")
+"""Keys of which the losses depend that a schedule follows."""
+
+
+def refuse_changes(
+    manifest: Mapping[str, Any],
+    parameters: Parameters,
+    fingerprints: Mapping[str, str],
+    run_log: RunLog,
+    allow_change: frozenset[str],
+) -> None:
+    """Prints every parameter that has changed since the checkpoint.
+
+    Args:
+        fingerprints: folder of each store -> its fingerprint.
+
+    Raises:
+        UserError: parameters or stores have changed that must not, or that `allow_change` does not name.
+    """
+    before, now = _with_defaults(manifest["parameters"]), parameters.dump()
+    for key in whole_sections(changed_keys(before, now), before, now):
+        old, new = (short_json(value_at(each, key)) for each in (before, now))
+        run_log.print(f"parameter {key}: was {old}, is {new}")
+    refused = needed_consent(manifest, parameters, fingerprints, allow_change)
+    if "data" in refused:
+        others = [key for key in refused if key != "data"]
+        raise UserError(
+            "the token stores are not the ones this run was started with"
+            + (f", nor are the values of {', '.join(others)}" if others else "")
+            + "; start a new run, or continue with "
+            + " ".join(f"--allow-change {key}" for key in refused)
+        )
+    if refused:
+        raise UserError(
+            f"the run was started with other values of {', '.join(refused)}; start a new run, or continue with "
+            + " ".join(f"--allow-change {key}" for key in refused)
+        )
+    previous = manifest["stores"]
+    validated = {previous[name] for name in previous.keys() - _training_stores(before)}
+    for name in sorted(fingerprints.keys() - _training_stores(now)):
+        if fingerprints[name] not in validated:
+            run_log.warn(f"{name}: the run has not validated on this store before; its losses start a new curve")
+
+
+def needed_consent(
+    manifest: Mapping[str, Any],
+    parameters: Parameters,
+    fingerprints: Mapping[str, str],
+    allow_change: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Returns the keys that `allow_change` must name, too, before a run continues from the checkpoint with these other
+    `parameters`: `data` first, for all keys below it, where it would train on other stores.
+
+    Raises:
+        UserError: parameters have changed that decide which tensors the checkpoint holds.
+    """
+    before, now = _with_defaults(manifest["parameters"]), parameters.dump()
+    changed = changed_keys(before, now)
+    allowed = RESUME_MAY_CHANGE | allow_change
+    refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
+    refused = whole_sections(refused, before, now)
+    if parameters.schedule.needs_validation:
+        refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
+    fixed = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
+    if fixed:
+        raise UserError(
+            f"the run was started with other values of {', '.join(fixed)}, which determine what its checkpoints hold: "
+            "start a new run, with start_from a folder that `terakoya export` writes of this one to continue from here"
+        )
+    trained = _training_fingerprints(before, manifest["stores"]), _training_fingerprints(now, fingerprints)
+    if "data" not in allow_change and trained[0] != trained[1]:
+        return ["data", *(key for key in refused if not key.startswith("data."))]
+    return refused
+
+
+def _changed_validation(
+    changed: Sequence[str],
+    manifest: Mapping[str, Any],
+    parameters: Parameters,
+    fingerprints: Mapping[str, str],
+    allow_change: frozenset[str],
+) -> list[str]:
+    """Returns the keys of validation that have changed: losses on other rows, or at other steps, are not those that the
+    schedule has followed so far."""
+    keys = [key for key in (*EVALUATION, "data.validation") if key in changed]
+    before, now = manifest["stores"], parameters.dump()
+    old = sorted(before[name] for name in before.keys() - _training_stores(_with_defaults(manifest["parameters"])))
+    new = sorted(fingerprints[name] for name in fingerprints.keys() - _training_stores(now))
+    if old != new and "data.validation" not in keys:
+        keys.append("data.validation")
+    if old == new and "data.validation" in keys:
+        keys.remove("data.validation")  # the same stores in another place
+    return [key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in allow_change)]
+
+
+def _training_stores(parameters: Mapping[str, Any]) -> set[str]:
+    """Returns the folders of the stores that a run with these parameters trains on."""
+    stages: list[Mapping[str, Any]] = [parameters["data"], *parameters["data"].get("stages", ())]
+    return {entry["store"] for stage in stages for entry in stage["train"]}
+
+
+def _training_fingerprints(parameters: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[str]:
+    """Returns the fingerprints of those stores that the run trains on, in no particular order of the stores."""
+    return sorted(fingerprints[name] for name in _training_stores(parameters) if name in fingerprints)
+
+
+def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
+    """Returns a manifest's parameters, with the defaults of settings that did not exist when they were written."""
+    with contextlib.suppress(UserError):
+        return Parameters.from_dict(written, source="manifest.json").dump()
+    return written
