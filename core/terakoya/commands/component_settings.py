@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from terakoya.commands import unknown_options
+from terakoya.commands.guidance import unknown_options
 from terakoya.errors import UserError
 
 ACCEPT_UNKNOWN_OPTIONS = {"ignore_unknown_options": True}

@@ -54,7 +54,7 @@ def command(
 
     Nothing is trained and no weight is allocated: one step runs on tensors without data.
     """
-    from terakoya.commands.estimate_layouts import print_layouts
+    from terakoya.commands.guidance.layouts import print_layouts
     from terakoya.estimation.estimate import estimate
     from terakoya.estimation.layouts.find_layouts import find_layouts
     from terakoya.log import console, error_console

@@ -28,6 +28,10 @@ def command(
         str | None,
         typer.Option(help="Export only this one of several models, generator or discriminator, into OUT itself."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="PLUGIN", help="Export the weights that an event plugin keeps: ema, the moving average."),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of the format's settings.")
     ] = None,
@@ -46,7 +50,9 @@ def command(
     rest, flags = take_flags(arguments, registry().component("exporters", format).model_fields, verb="export")
     if len(rest) != 1:
         raise UserError(f"expected one run, checkpoint or folder, got {' '.join(rest) or 'none'}")
-    done = export(Path(rest[0]), out, format=format, only=only, settings=gather({}, overrides or [], flags))
+    done = export(
+        Path(rest[0]), out, format=format, only=only, weights=weights, settings=gather({}, overrides or [], flags)
+    )
     step = "" if done.step is None else f" (step {done.step:,})"
     console().print(f"exported {done.checkpoint}{step} to {done.out}", soft_wrap=True)
     for sentence in done.compared:

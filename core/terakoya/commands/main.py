@@ -31,12 +31,11 @@ from terakoya.commands import (
     status,
     train,
     try_model,
-    unknown_options,
     upload,
     verify,
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
-from terakoya.commands.guidance import next_command
+from terakoya.commands.guidance import next_command, unknown_options
 from terakoya.commands.guidance.examples import add_examples, complete_overview
 from terakoya.commands.language.lines import wrap
 from terakoya.commands.language.translate import chosen_translator

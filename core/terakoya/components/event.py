@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from terakoya.components.base import Component
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from terakoya.components.run import Run, StepReport
 
 Validations = Mapping[str, Mapping[str, float]]
@@ -49,6 +51,15 @@ class EventListener:
 
     def load(self, state: Any) -> None:
         """Restores, on every rank, what `state` returned on rank 0."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Returns what `state` cannot: the tensors by name that the checkpoint of this moment must hold. Called on rank
+        0 alone; they are written or copied before the next step."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores, on every rank, what `tensors` returned on rank 0: on the CPU, each read when it is asked for.
+        Called after `load`, and not at all for a checkpoint without such tensors, which the run tells."""
 
 
 class EventPlugin(Component):

@@ -18,6 +18,7 @@ from terakoya.components import Exporter
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
 from terakoya.errors import UserError
+from terakoya.folder_kinds import describe_found
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.plugins.run_record import check_plugins
@@ -55,6 +56,7 @@ def export(
     *,
     format: str = "huggingface",
     only: str | None = None,
+    weights: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> ExportResult:
     """Writes the models of a run, of a checkpoint, or of a Transformers folder, into the new folder `out`.
@@ -63,6 +65,7 @@ def export(
         source: RUN (its newest whole checkpoint is used), RUN/checkpoints/step-..., or a Transformers folder.
         format: a registered exporter's name.
         only: sub-folder of the only model to write, such as `discriminator`; `out` itself becomes this model.
+        weights: the event plugin whose weights to write, `ema` for the average; None for those that were trained.
         settings: settings of the exporter, such as `tp` and `pp` of `megatron`.
 
     Raises:
@@ -74,7 +77,7 @@ def export(
     check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
     exporter.check()
-    with _open_source(source) as opened:
+    with _open_source(source, weights) as opened:
         folder, models = opened.folder, opened.models
         if only is not None:
             if only not in models:
@@ -88,8 +91,9 @@ def export(
                 if only is None or name == only:
                     copy_folder(opened.adapters[name], draft / (name if only is None else "") / lora_settings.FOLDER)
             if exporter.for_transformers:
+                origin = folder if opened.step is not None and weights is None else None
                 for name in models:
-                    folder_digests.write(draft / name, checkpoint=None if opened.step is None else folder)
+                    folder_digests.write(draft / name, checkpoint=origin)
     autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
     classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
     return ExportResult(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]), compared)
@@ -115,11 +119,13 @@ class _Source:
 
 
 @contextmanager
-def _open_source(source: Path) -> Iterator[_Source]:
+def _open_source(source: Path, weights: str | None) -> Iterator[_Source]:
     """Loads what `source` refers to. Raises UserError as `export` does."""
     from terakoya.conversion.import_checkpoint import copy_tokenizer
 
     if (source / "config.json").is_file() and not (source / "manifest.json").is_file():
+        if weights is not None:
+            raise UserError(f"--weights {weights}: expected a run or a checkpoint, got {describe_found(source, 'run')}")
         with tempfile.TemporaryDirectory() as tokenizer:
             copy_tokenizer(source, Path(tokenizer))
             yield _Source(source, None, {"": load_model(source)}, Path(tokenizer), {})
@@ -127,7 +133,7 @@ def _open_source(source: Path) -> Iterator[_Source]:
     folder = find_checkpoint(source)
     manifest = read_manifest(folder)
     with tempfile.TemporaryDirectory() as temporary:
-        models, adapters = _build(folder, manifest, Path(temporary))
+        models, adapters = _build(folder, manifest, Path(temporary), weights)
         yield _Source(folder, manifest["step"], models, folder / "tokenizer", adapters)
 
 
@@ -163,13 +169,15 @@ def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreT
 
 
 def _build(
-    folder: Path, manifest: Mapping[str, Any], adapters: Path | None
+    folder: Path, manifest: Mapping[str, Any], adapters: Path | None, weights: str | None = None
 ) -> tuple[Mapping[str, PreTrainedModel], Mapping[str, Path]]:
-    """Builds the models as `build_models` does, and first writes their adapters below the new folder `adapters`.
+    """Builds the models as `build_models` does, with the `weights` of an event plugin if one is named, and first writes
+    their adapters below the new folder `adapters`.
 
     Returns the models, and the folder of each adapter, both by sub-folder.
     """
     from terakoya.config.parameters import Parameters
+    from terakoya.training.checkpoint import event_tensors
     from terakoya.training.checkpoint.restoring import restore_module
     from terakoya.training.model import lora
 
@@ -182,6 +190,8 @@ def _build(
         folder, parameters, Vocabulary.model_validate(manifest["vocabulary"]),
         tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
     )  # fmt: skip
+    if weights is not None:
+        event_tensors.load_weights(folder, weights, module)
     written: dict[str, Path] = {}
     if parameters.lora is not None:
         if adapters is not None:

@@ -18,6 +18,8 @@ from typing import Any, Self
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import event_tensors as event_tensors_files
+from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.checkpoint.restoring import StartFacts, restore_module
 from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.engines.engine import Engine
@@ -96,11 +98,14 @@ class Saver:
             ]
         return []
 
-    def save(self, facts: Mapping[str, Any], *, keep_before: int | None = None) -> SavedCheckpoint | None:
+    def save(
+        self, facts: Mapping[str, Any], *, event_tensors: EventTensors, keep_before: int | None = None
+    ) -> SavedCheckpoint | None:
         """Saves the checkpoint of this step, or begins to save it in the background.
 
         Args:
             facts: values of the manifest, apart from its files.
+            event_tensors: those of the event plugins, on rank 0.
             keep_before: a step to which the run may go back; see `checkpoint.prune`.
 
         Returns:
@@ -137,16 +142,27 @@ class Saver:
                 tokenizer_folder=self.tokenizer_folder,
                 started_from=facts["started_from"],
             )
+
+            def write_all(folder: Path) -> None:
+                write_folders(folder)
+                event_tensors_files.write(folder, event_tensors)
+
             self.is_writing = True
             try:
-                return self._result(partial(write, engine, write_models=write_folders))
+                return self._result(partial(write, engine, write_models=write_all))
             finally:
                 self.is_writing = False
         self.snapshot.take(engine)
+        copies = self.snapshot.copy_tensors(event_tensors)
         write_copies: Callable[[Path], None] = _write_nothing
         if with_model and run.context.is_main:
             write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
-        self.pending = self.thread.submit(write, self.snapshot, write_models=write_copies)
+
+        def write_all_copies(folder: Path) -> None:
+            write_copies(folder)
+            event_tensors_files.write(folder, copies)
+
+        self.pending = self.thread.submit(write, self.snapshot, write_models=write_all_copies)
         return None
 
     def _saves_model(self) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from documented_commands import check_command, find_command
 
+from terakoya.commands.guidance.unknown_options import ANSWERS
 from terakoya.commands.main import main
-from terakoya.commands.unknown_options import ANSWERS
 
 PRESET = str(Path(__file__).resolve().parents[3] / "parameters" / "tiny_bert.json")
 TRAIN = ("train", PRESET, "--out", "r")

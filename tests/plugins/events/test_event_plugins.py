@@ -34,6 +34,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 ALL: dict[str, Any] = {
     "best_checkpoint": {"metric": "masked_accuracy"},
+    "ema": {"decay": 0.9},
     "early_stopping": {"patience": 50},
     "permanent_checkpoints": {"every": 5},
     "save_on_demand": {"every_seconds": 0},
@@ -76,7 +77,9 @@ def test_a_killed_run_with_them_goes_on_as_one_that_was_not(stores: tuple[Path, 
         json.loads((tmp_path / run / "checkpoints" / "step-00000012" / "manifest.json").read_text())["events"]
         for run in ("straight", "cut")
     ]
-    assert manifests[0] == manifests[1] and set(manifests[0]) == {"best_checkpoint", "early_stopping"}
+    assert manifests[0] == manifests[1] and set(manifests[0]) == {"best_checkpoint", "early_stopping", "ema"}
+    averages = [tmp_path / run / "checkpoints/step-00000012/events/ema.safetensors" for run in ("straight", "cut")]
+    assert averages[0].read_bytes() == averages[1].read_bytes()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ in `runs/checkpoints.py`.
     checkpoint.py         one checkpoint folder: writes it, its manifest last; prunes old ones
     recovery.py           the newest whole one, from which a run continues; sets damaged ones aside
     state.py              its `state/`: the tensors of model and optimizer, in shards of any layout
+    event_tensors.py      its `events/`: what event plugins keep in tensors
     snapshot.py           a copy of this process's shards in host memory, which a background save writes from
     training/resuming/  continues a run: finds its newest checkpoint and sets the trainer to that step
     restoring.py          rebuilds a checkpoint's whole module on the CPU, without a run, for export and evaluation

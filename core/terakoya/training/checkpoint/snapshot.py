@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from terakoya.toolkit.formats import model_folder
+from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.distributed.all_ranks import Shutdown
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
@@ -70,6 +71,15 @@ class Snapshot:
                 model_folder.write(model, folder / "model" / name, states[name])
 
         return write
+
+    def copy_tensors(self, tensors: EventTensors) -> EventTensors:
+        """Returns copies of the tensors of event plugins."""
+        copies = {
+            plugin: {name: self._copy(("event", plugin, name), value) for name, value in values.items()}
+            for plugin, values in tensors.items()
+        }
+        _wait_for_copies()
+        return copies
 
     def _copy(self, key: Hashable, value: Tensor) -> Tensor:
         copy = self.memory.get(key)
