@@ -1,1 +1,1 @@
-"""What helps on the way: the next command, and an example of each."""
+"""What helps on the way: the next command, an example of each, what to give instead of an unknown option, tables."""
