@@ -68,6 +68,17 @@ def test_neighbouring_proper_nouns_of_a_kind_are_one_name(entities: ModuleType, 
     ]  # fmt: skip
 
 
+def test_a_token_gets_the_label_of_the_name_that_it_overlaps(entities: ModuleType) -> None:
+    text, offsets = "山田花子は京都", [(0, 0), (0, 2), (2, 5), (4, 5), (5, 7), (0, 0)]
+
+    def tokenizer(text: str, **_: bool) -> dict[str, Any]:
+        return {"input_ids": [2, 5, 6, 7, 8, 3], "offset_mapping": offsets, "special_tokens_mask": [1, 0, 0, 0, 0, 1]}
+
+    encoded = entities.encode(entities.Sentence(text, [(0, 4, "PER"), (5, 7, "LOC")]), tokenizer)
+    names = [None if label == -100 else entities.LABELS[label] for label in encoded.pop("labels")]
+    assert names == [None, "B-PER", "I-PER", "O", "B-LOC", None] and set(encoded) == {"input_ids"}
+
+
 def test_a_span_counts_with_its_bounds_and_kind(entities: ModuleType) -> None:
     wanted = [[(0, 4, "PER"), (5, 7, "LOC")], [(2, 5, "LOC")]]
     found = [[(0, 4, "PER"), (5, 6, "LOC")], [(2, 5, "PER")]]
@@ -80,7 +91,7 @@ def test_a_span_counts_with_its_bounds_and_kind(entities: ModuleType) -> None:
     ("word", "text", "is_same"),
     [
         ("東京 都", "東京都", True), ("ガス", "ｶﾞｽ", True), ("[UNK] 都", "東京都", True), ("東京", "東京都", False),
-        ("[UNK]", "", False), ("京都", "東京", False),
+        ("[UNK]", "", False), ("京都", "東京", False), ("##京 都", "京都", True),
     ],
 )  # fmt: skip
 def test_a_word_of_the_pipeline_is_compared_with_its_text(

@@ -123,9 +123,10 @@ def predict(model: Any, sentences: Sequence[Sentence], tokenizer: Any) -> tuple[
 
 
 def is_text_of(word: str, text: str) -> bool:
-    """Whether `word`, as a tokenizer puts its pieces together, is `text`: spaces and NFKC aside; an unknown piece is
-    any text."""
-    pieces = [re.escape(unicodedata.normalize("NFKC", each).replace(" ", "")) for each in word.split("[UNK]")]
+    """Whether `word`, as a tokenizer puts its pieces together, is `text`: spaces, NFKC and the mark of a piece inside a
+    word aside; an unknown piece is any text."""
+    known = word.removeprefix("##").split("[UNK]")
+    pieces = [re.escape(unicodedata.normalize("NFKC", each).replace(" ", "")) for each in known]
     pattern = ".+".join(pieces)
     return re.fullmatch(pattern, "".join(unicodedata.normalize("NFKC", text).split()), re.DOTALL) is not None
 
