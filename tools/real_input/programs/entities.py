@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", type=Path, required=True)
     parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--epochs", type=float, default=15)
+    parser.add_argument("--epochs", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()

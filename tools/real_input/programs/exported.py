@@ -94,7 +94,7 @@ def compare_llama_cpp(out: Path, texts: Sequence[str]) -> tuple[bool, str]:
         str(folder / "model.gguf"), n_ctx=length, n_batch=length, n_ubatch=length, logits_all=True, verbose=False,
         type_k=FLOAT32, type_v=FLOAT32, n_gpu_layers=0,
     )  # fmt: skip
-    others, worst = [], 0.0
+    others, worst, same, positions = [], 0.0, 0, 0
     for text in texts:
         ids = list(map(int, tokenizer(text)["input_ids"]))
         if program.tokenize(text.encode(), add_bos=True, special=True) != ids:
@@ -103,21 +103,26 @@ def compare_llama_cpp(out: Path, texts: Sequence[str]) -> tuple[bool, str]:
         program.eval(ids[:length])
         with torch.no_grad():
             expected = model(torch.tensor([ids[:length]])).logits[0].numpy()
-        worst = max(worst, difference(program.scores[: len(expected)], expected))
+        got = np.array(program.scores[: len(expected)])
+        worst = max(worst, difference(got, expected))
+        same, positions = same + int((got.argmax(-1) == expected.argmax(-1)).sum()), positions + len(expected)
     answers = 0
     for text in BEGINNINGS:
         given = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             wanted = model.generate(**given, max_new_tokens=NEW_TOKENS, do_sample=False)[0]
         wanted = wanted[given["input_ids"].shape[1] :].tolist()
-        got = program.generate(given["input_ids"][0].tolist(), temp=0.0, repeat_penalty=1.0)
-        answers += [token for token, _ in zip(got, wanted, strict=False)] == wanted
+        tokens = program.generate(given["input_ids"][0].tolist(), temp=0.0, repeat_penalty=1.0)
+        answers += [token for token, _ in zip(tokens, wanted, strict=False)] == wanted
     said = program(BEGINNINGS[0], max_tokens=NEW_TOKENS, temperature=0.0)["choices"][0]["text"]
     program.close()
-    right = not others and worst <= TOLERANCE and answers == len(BEGINNINGS)
-    return right, (
-        f"ids of {len(texts) - len(others)} of {len(texts)} texts{f', not of {others[:3]}' if others else ''}; logits "
-        f"{worst:.1e}; {answers} of {len(BEGINNINGS)} answers of {NEW_TOKENS} tokens; {BEGINNINGS[0]}{said!r}"
+    right = not others and worst <= TOLERANCE and same == positions and answers == len(BEGINNINGS)
+    return right, "; ".join(
+        [
+            f"ids of {len(texts) - len(others)} of {len(texts)} texts{f', not of {others[:3]}' if others else ''}",
+            f"logits {worst:.1e}, the likeliest token at {same:,} of {positions:,} positions",
+            f"{answers} of {len(BEGINNINGS)} answers of {NEW_TOKENS} tokens, {BEGINNINGS[0]}{said!r}",
+        ]
     )
 
 
