@@ -9,17 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy
+from submitted_runs import Job, records, wait_for, weights
 
-from terakoya.components import JobState, SubmittedJob
-from terakoya.launch.jobs import find_job, poll_states
-from terakoya.launch.plan import PlannedLaunch, plan_launch
+from terakoya.components import JobState
+from terakoya.launch.jobs import find_job
+from terakoya.launch.plan import plan_launch
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
 CLUSTER = Path(__file__).parents[2] / "tools/slurm/cluster.sh"
@@ -68,55 +68,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
 
 
-@dataclass
-class Job:
-    """A submitted run."""
-
-    planned: PlannedLaunch
-    job: SubmittedJob
-    number: str
-    run: Path
-
-    def printed(self) -> str:
-        """Returns the job's output so far."""
-        file = self.planned.folder / f"{self.number}.out"
-        return file.read_text() if file.exists() else ""
-
-    def wait_for_step(self, step: int) -> None:
-        """Returns when the run has logged `step`, or a later one."""
-        wait_for(lambda: steps(self.run) >= step, self.printed)
-
-    def wait(self) -> JobState:
-        """Waits for the end; returns the final state."""
-        return list(poll_states(self.job, every=0.5))[-1]
-
-    def resumed_at(self) -> list[int]:
-        """Returns the steps from which the run resumed."""
-        return [record["step"] for record in records(self.run, "resume")]
-
-
-def wait_for(condition: Callable[[], bool], printed: Callable[[], str], *, seconds: float = 300) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, printed()
-        time.sleep(0.2)
-
-
-def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
-
-
-def steps(run: Path) -> int:
-    return max((record["step"] for record in records(run, "step")), default=0)
-
-
-def weights(run: Path) -> bytes:
-    """Returns the bytes of the last checkpoint's model."""
-    return (run / f"checkpoints/step-{STEPS:08}/model/model.safetensors").read_bytes()
-
-
 def submit(
     store: Path, out: Path, settings: dict[str, Any], *, global_options: Sequence[str] = (), **changes: Any
 ) -> Job:
@@ -158,7 +109,7 @@ def test_a_preempted_job_ends_with_the_undisturbed_weights(
     assert [record["step"] for record in records(job.run, "stopped")] == job.resumed_at()
     assert 40 <= job.resumed_at()[0] < STEPS
     assert toy.losses(job.run) == toy.losses(undisturbed)
-    assert weights(job.run) == weights(undisturbed)
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
 
 
 def process_of(job: Job, rank: int) -> int:
@@ -202,7 +153,7 @@ def test_a_job_preempted_before_its_first_step_is_requeued(
     )  # fmt: skip
     state = job.wait()
     assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
-    assert weights(job.run) == weights(undisturbed)
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
 
 
 def test_a_job_at_its_time_limit_saves_and_resumes(
@@ -214,7 +165,7 @@ def test_a_job_at_its_time_limit_saves_and_resumes(
     assert state.status == "COMPLETED", job.printed()
     assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]
     assert toy.losses(job.run) == toy.losses(undisturbed)
-    assert weights(job.run) == weights(undisturbed)
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
 
 
 def test_a_job_that_lost_a_process_resumes_from_its_last_checkpoint(
@@ -227,7 +178,7 @@ def test_a_job_that_lost_a_process_resumes_from_its_last_checkpoint(
     assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
     assert "requeued (1 of 1), resumes from the last checkpoint" in job.printed()
     assert job.resumed_at()[0] >= 50 and job.resumed_at()[0] % 50 == 0
-    assert weights(job.run) == weights(undisturbed)
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
 
 
 def test_a_job_that_lost_a_node_waits_for_it_and_resumes(
@@ -245,7 +196,7 @@ def test_a_job_that_lost_a_node_waits_for_it_and_resumes(
     state = job.wait()
     assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
     assert job.resumed_at()[0] >= 50
-    assert weights(job.run) == weights(undisturbed)
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
 
 
 def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Path, store: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ ELSEWHERE: Mapping[str, str] = {
     "tools/gpu/README.md": "explanation/gpu.md",
     "tools/cluster/README.md": "explanation/cluster.md",
     "tools/slurm/README.md": "explanation/slurm-cluster.md",
+    "tools/grid_engine/README.md": "explanation/grid-engine-cluster.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",

@@ -132,8 +132,9 @@ class Launcher(Component):
         return run_commands(plan.commands)
 
     @classmethod
-    def find_job(cls, name: str) -> SubmittedJob:
-        """Returns the job called `name` at its destination.
+    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
+        """Returns the job called `name` at its destination; `folder` has the files of its plan, and is None where the
+        user named only the job.
 
         Raises:
             UserError: the jobs of this launcher end with the command that starts them.

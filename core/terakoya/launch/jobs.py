@@ -20,15 +20,15 @@ def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord
         UserError: the launcher is unknown, or nothing was submitted from that folder, or by another launcher.
     """
     component: type[Launcher] = registry().component("launchers", launcher)
-    folder = Path(name)
-    record = SubmittedJobRecord.read(folder) or SubmittedJobRecord.read(plan_folder(folder))
-    if record is None:
-        if folder.exists() or plan_folder(folder).exists():
-            raise UserError(f"launch {launcher}: {name}: nothing was submitted from {plan_folder(folder)}")
-        record = SubmittedJobRecord(launcher, name, "")
-    elif record.launcher != launcher:
-        raise UserError(f"launch {launcher}: {name} was submitted with: terakoya launch {record.launcher}")
-    return component.find_job(record.job), record
+    for folder in (Path(name), plan_folder(Path(name))):
+        record = SubmittedJobRecord.read(folder)
+        if record is not None and record.launcher != launcher:
+            raise UserError(f"launch {launcher}: {name} was submitted with: terakoya launch {record.launcher}")
+        if record is not None:
+            return component.find_job(record.job, folder.absolute()), record
+    if Path(name).exists() or plan_folder(Path(name)).exists():
+        raise UserError(f"launch {launcher}: {name}: nothing was submitted from {plan_folder(Path(name))}")
+    return component.find_job(name), SubmittedJobRecord(launcher, name, "")
 
 
 def poll_states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:

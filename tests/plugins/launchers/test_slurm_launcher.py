@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import toy
 from documented_commands import ROOT
+from stand_in_programs import Programs
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
@@ -27,24 +27,6 @@ def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLa
     file = folder / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"), **changes)))
     return plan_launch("slurm", file, folder / "run", settings={"time": "60", **settings})
-
-
-class Programs:
-    """Stand-ins for Slurm's programs, first on the PATH: shell scripts that record their calls."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.calls_file = folder / "programs", folder / "calls"
-        self.folder.mkdir()
-        self.environment = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
-
-    def set(self, **texts: str) -> None:
-        for name, text in texts.items():
-            program = self.folder / name
-            program.write_text(f'#!/bin/bash\necho "{name} $*" >> {self.calls_file}\n{text}\n')
-            program.chmod(0o755)
-
-    def calls(self) -> list[str]:
-        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class SageMaker(SageMakerSettings):
         return 0
 
     @classmethod
-    def find_job(cls, name: str) -> SubmittedJob:
+    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
         """Returns the training job with this name, in the region of the environment, or with this ARN."""
         return sagemaker_job.SageMakerJob(name)
 

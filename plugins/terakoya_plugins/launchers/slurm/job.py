@@ -9,7 +9,10 @@ from pathlib import Path
 
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
+from terakoya.toolkit.launchers.scheduler_programs import run_program
+from terakoya.toolkit.launchers.submitted_batch import check_number
 
+WHERE = "launch slurm"
 END_STATES = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 )
@@ -22,8 +25,7 @@ class SlurmJob:
     """The Slurm job with this number."""
 
     def __init__(self, number: str) -> None:
-        if not re.fullmatch(r"\d+", number):
-            raise UserError(f"launch slurm: expected a job's number or a run's folder, got {number}")
+        check_number(number, WHERE)
         self.number = number
         self._read = 0
 
@@ -82,10 +84,10 @@ class SlurmJob:
         if facts is None or facts["JobState"] in END_STATES:
             raise UserError(f"launch slurm stop: job {self.number} has ended")
         if facts["JobState"] == "PENDING":
-            _run("scancel", self.number)
+            run_program(WHERE, "scancel", self.number)
             return f"job {self.number} was waiting and is now cancelled"
-        _run("scontrol", "update", f"JobId={self.number}", "Requeue=0")
-        _run("scancel", "--signal=TERM", self.number)  # goes to its steps; the script waits for them
+        run_program(WHERE, "scontrol", "update", f"JobId={self.number}", "Requeue=0")
+        run_program(WHERE, "scancel", "--signal=TERM", self.number)  # goes to its steps; the script waits for them
         return f"sent a stop request to job {self.number}: it saves and exits, and is not requeued"
 
     def output(self) -> Iterator[str]:
@@ -117,7 +119,7 @@ class SlurmJob:
 
     def _facts(self) -> dict[str, str] | None:
         """Returns the fields of `scontrol show job` by name, or None if it does not know the job."""
-        answer = _run("scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
+        answer = run_program(WHERE, "scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
         return None if answer is None else dict(re.findall(r"(?:^|\s)(\w[\w:/]*)=(\S*)", answer))
 
 
@@ -127,25 +129,6 @@ def submit(script: Path) -> str:
     Raises:
         UserError: Slurm is not installed, or rejects the script.
     """
-    answer = _run("sbatch", "--parsable", str(script))
+    answer = run_program(WHERE, "sbatch", "--parsable", str(script))
     assert answer is not None
     return answer.strip().partition(";")[0]  # the cluster's name follows the ;
-
-
-def _run(*command: str, unless: str | None = None) -> str | None:
-    """Runs a program of Slurm and returns its output, or None if its error contains `unless`.
-
-    Raises:
-        UserError: the program is not installed, or fails with another error.
-    """
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UserError(
-            f"launch slurm: {command[0]} is not installed; run this command where jobs are submitted"
-        ) from None
-    if answer.returncode:
-        if unless is not None and unless in answer.stderr:
-            return None
-        raise UserError(f"launch slurm: {command[0]}: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
-    return answer.stdout

@@ -212,7 +212,7 @@ class Slurm(Launcher):
         return 0
 
     @classmethod
-    def find_job(cls, name: str) -> SubmittedJob:
+    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
         """Returns the job with this number."""
         return slurm_job.SlurmJob(name)
 

@@ -1,0 +1,105 @@
+"""Launcher for Grid Engine (SGE, UGE, AGE): a job that saves before its time limit and submits the next one.
+
+`qrsh -inherit` starts the processes of the other hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import PositiveInt, model_validator
+
+from terakoya import hookimpl
+from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
+from terakoya.config import batch_table
+from terakoya.errors import UserError
+from terakoya.toolkit.launchers.batch_jobs import BatchLauncher, job_name
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
+from terakoya_plugins.launchers.grid_engine import job as grid_engine_job
+
+
+class GridEngine(BatchLauncher):
+    """Settings of a Grid Engine job."""
+
+    test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00", "resources": ["rt_F={nodes}"]}
+    script: ClassVar[str] = "job.sge"
+    hosts_of_job: ClassVar[str] = 'if [ -n "${PE_HOSTFILE:-}" ]; then awk \'!seen[$1]++ {print $1}\' "$PE_HOSTFILE"; ' \
+        "else hostname; fi"  # fmt: skip
+    number_of_job: ClassVar[str] = "$JOB_ID"
+    qsub_again: ClassVar[str] = "qsub -terse"
+
+    pe: str | None = None
+    """The parallel environment (`-pe`), which decides how slots fall on hosts; null where `resources` ask for hosts."""
+    slots: PositiveInt = 1
+    """Slots of each host in the parallel environment. Unit: slots."""
+    resources: tuple[str, ...] = ()
+    """Resources (`-l`), in which {nodes} becomes the number of hosts: rt_F={nodes}, h_vmem=60G."""
+    queue: str | None = None
+    """The queue (`-q`); null leaves it to the scheduler."""
+    project: str | None = None
+    """The project that pays for the job (`-P`). Centres with another option for it, such as -g, take it in `qsub`."""
+    start: str = "qrsh -inherit -nostdin"
+    """The command to which a host and the command to run there are appended."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.pe is None and "slots" in self.model_fields_set:
+            raise ValueError("slots: needs pe, the parallel environment whose slots they are")
+        return self
+
+    def plan(self, job: Job, folder: Path) -> LaunchPlan:
+        """Returns the plan of a batch job.
+
+        Raises:
+            UserError: nothing asks for the hosts of `batch_size`, or as with every batch job.
+        """
+        if len(job.batch_size) > 1 and self.pe is None and not any("{nodes}" in each for each in self.resources):
+            raise UserError(
+                f"launch grid_engine: batch_size is for {len(job.batch_size)} hosts: give pe, the parallel environment "
+                "that gives whole hosts (`qconf -spl` lists them), or a resource with {nodes}, such as rt_F={nodes}"
+            )
+        return super().plan(job, folder)
+
+    def directives(self, job: Job, folder: Path) -> list[str]:
+        """Returns lines that begin with `#$`."""
+        nodes = len(job.batch_size)
+        lines = [f"-N {job_name(job)}", "-S /bin/bash", f"-l h_rt={self.time}"]
+        lines += [f"-pe {self.pe} {nodes * self.slots}"] if self.pe is not None else []
+        lines += [f"-l {each.replace('{nodes}', str(nodes))}" for each in self.resources]
+        lines += [f"-q {self.queue}"] if self.queue is not None else []
+        lines += [f"-P {self.project}"] if self.project is not None else []
+        if batch_table.has_host_names(job.batch_size):
+            lines.append(f"-l hostname={'|'.join(job.batch_size)}")
+        # -notify: SIGUSR2 before SIGKILL; -r y: runs again after the loss of a host
+        return [f"#$ {line}" for line in (*lines, "-notify", "-r y", "-j y", f"-o {folder}/scheduler.out", *self.qsub)]
+
+    def qsub_command(self, folder: Path) -> list[str]:
+        """Returns the command that submits the script."""
+        after = [] if self.after is None else ["-hold_jid", self.after]
+        return ["qsub", *after, str(folder / self.script)]
+
+    def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
+        """Submits the script and records the job's number; returns 0.
+
+        Raises:
+            UserError: Grid Engine is not installed, or rejects the script.
+        """
+        number = grid_engine_job.submit(self.qsub_command(folder))
+        SubmittedJobRecord("grid_engine", number, str(job.run)).write(folder)
+        return 0
+
+    @classmethod
+    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
+        """Returns the job with this number, submitted from the plan in `folder`."""
+        return grid_engine_job.GridEngineJob(name, folder)
+
+    def _start(self) -> str:
+        return self.start
+
+
+@hookimpl
+def register_launchers() -> dict[str, type[Launcher]]:
+    """Registers `grid_engine`."""
+    return {"grid_engine": GridEngine}

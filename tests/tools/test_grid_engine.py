@@ -1,0 +1,151 @@
+"""Jobs of `launch grid_engine` on a real Grid Engine of two hosts on this machine: time limits, stops, losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from submitted_runs import Job, records, wait_for, weights
+
+from terakoya.components import JobState
+from terakoya.launch.jobs import find_job
+from terakoya.launch.plan import plan_launch
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
+
+CLUSTER = Path(__file__).parents[2] / "tools/grid_engine/cluster.sh"
+MISSING = [name for name in ("sge_qmaster", "sge_execd", "qsub", "ip", "unshare") if shutil.which(name) is None]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: see {CLUSTER.name}"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for hosts and for Grid Engine's programs"),
+    pytest.mark.timeout(900),
+]
+STEPS = 150
+TABLE = {"0": 10, "1": 6}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Runs a cluster that the commands of this process reach; yields its folder."""
+    folder = tmp_path_factory.mktemp("grid_engine")
+    ready = folder / "ready"
+    environment = dict(os.environ)
+    os.environ |= {"OMP_NUM_THREADS": "1", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    with (folder / "printed").open("wb") as printed:
+        process = subprocess.Popen(
+            ["bash", CLUSTER, folder, "bash", "-c", f"touch {ready}; cat"],
+            stdin=subprocess.PIPE, stdout=printed, stderr=printed,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: ready.exists() or process.poll() is not None, (folder / "printed").read_text, seconds=120)
+        assert ready.exists(), (folder / "printed").read_text()
+        yield folder
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # `cat` ends, and the cluster with it
+        process.wait(timeout=60)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy store of 150 documents."""
+    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run: two processes, one on each host."""
+    job = submit(store, tmp_path_factory.mktemp("undisturbed") / "run", {})
+    assert job.wait() == JobState("ended", "", done=True), job.printed()
+    assert "2 processes on 2 nodes (1 on a0" in job.printed()
+    assert job.resumed_at() == []
+    return job.run
+
+
+def submit(store: Path, out: Path, settings: dict[str, Any], *, delay: float = 0.0, **changes: Any) -> Job:
+    """Submits a run; each step of the first start of it takes `delay` seconds longer."""
+    values = {"batch_size": TABLE, "max_steps": STEPS, "checkpoint": {"save_steps": 1000}, **changes}
+    file, slow = out.parent / f"{out.name}.json", out.parent / f"{out.name}_slow.py"
+    file.write_text(json.dumps(toy.parameters(store, **values)))
+    slow.write_text(
+        "import pathlib, time\nfrom terakoya import hookimpl\n\n@hookimpl\ndef step_finished(run, report):\n"
+        f"    time.sleep(0 if any(pathlib.Path({str(out)!r}).glob('checkpoints/step-*')) else {delay})\n"
+    )
+    planned = plan_launch(
+        "grid_engine", file, out, settings={"time": "01:00:00", "pe": "hosts", **settings},
+        global_options=["--plugin", str(slow)],
+    )  # fmt: skip
+    assert planned.submit() == 0
+    record = SubmittedJobRecord.read(planned.folder)
+    assert record is not None
+    job, _ = find_job("grid_engine", str(out))
+    return Job(planned, job, record.job, out)
+
+
+def process_of(job: Job, host: str) -> int:
+    """Returns the process that trains on `host`; 0 if there is none yet."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # the process has just exited
+                continue
+            expected = {f"TERAKOYA_HOST={host}".encode(), b"LOCAL_RANK=0"}
+            if expected <= set(variables) and str(job.run).encode() in words:
+                return int(folder.name)
+    return 0
+
+
+def test_a_job_at_its_time_limit_saves_and_resumes(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job = submit(store, tmp_path / "run", {"time": "00:04:00", "signal_seconds": 150}, delay=3.0)
+    assert job.wait() == JobState("ended", "", done=True), job.printed()
+    assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]
+    assert toy.losses(job.run) == toy.losses(undisturbed)
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
+
+
+def test_a_job_that_lost_a_process_resumes_from_its_last_checkpoint(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job = submit(store, tmp_path / "run", {"max_restarts": 1}, delay=0.1, checkpoint={"save_steps": 20})
+    job.wait_for_step(25)
+    os.kill(process_of(job, "a01"), signal.SIGKILL)
+    assert job.wait() == JobState("ended", "", done=True), job.printed()
+    assert "exit code 137; 1 of 1 restarts: the next job resumes from the last checkpoint" in job.printed()
+    assert job.resumed_at()[0] >= 20 and job.resumed_at()[0] % 20 == 0
+    assert weights(job.run, STEPS) == weights(undisturbed, STEPS)
+
+
+def test_a_job_saves_on_a_stop_request_and_ends(cluster: Path, store: Path, tmp_path: Path) -> None:
+    job = submit(store, tmp_path / "run", {}, delay=0.2)
+    job.wait_for_step(5)
+    assert "left a stop request" in job.job.stop()
+    assert job.wait() == JobState("ended", "stopped on request, checkpoint saved", done=True), job.printed()
+    assert records(job.run, "stopped")
+    assert "stopped by" in "\n".join(job.job.output())
+
+
+def test_a_deleted_job_saves_before_it_is_killed(cluster: Path, store: Path, tmp_path: Path) -> None:
+    job = submit(store, tmp_path / "run", {}, delay=0.2)
+    job.wait_for_step(5)
+    subprocess.run(["qdel", job.number], check=True, capture_output=True)
+    state = job.wait()
+    assert state.done and records(job.run, "stopped"), job.printed()
+
+
+def test_a_job_whose_plan_is_wrong_ends_for_good(cluster: Path, store: Path, tmp_path: Path) -> None:
+    job = submit(store, tmp_path / "run", {}, data={"train": [{"store": str(tmp_path / "no store"), "weight": 1.0}]})
+    assert job.wait() == JobState("ended", "exit code 2", done=True, failed=True), job.printed()
