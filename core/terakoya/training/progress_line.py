@@ -8,6 +8,14 @@ from terakoya.training import gpu_state
 from terakoya.training.run import Run
 from terakoya.training.screen import StepView, duration, step_cells
 
+LARGE_EXCESS = 10.0
+"""The share of which the log says no more than that it is larger: the other ranks have hardly worked."""
+
+
+def describe_excess(share: float) -> str:
+    """Returns in words how much longer the slowest rank works than the others: `+21%`."""
+    return f"+{share:.0%}" if share <= LARGE_EXCESS else f"over +{LARGE_EXCESS:.0%}"
+
 
 def view_step(run: Run, values: Mapping[str, float], *, global_rows: int) -> StepView:
     """Returns the view of the step of `run` with the logged `values`.
@@ -32,7 +40,7 @@ def view_step(run: Run, values: Mapping[str, float], *, global_rows: int) -> Ste
     slowest = ""
     if run.context.heartbeat is not None and "slowest_rank" in values:
         name = run.context.heartbeat.name(int(values["slowest_rank"]))
-        slowest = f"slowest {name} +{values['slowest_rank_excess']:.0%}"
+        slowest = f"slowest {name} {describe_excess(values['slowest_rank_excess'])}"
     gpu = gpu_state.describe(values)
     line = (
         f"{first}  loss {values['loss']:.4f}  "

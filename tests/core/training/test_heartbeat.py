@@ -20,6 +20,7 @@ from terakoya.training.distributed import heartbeat
 from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
 from terakoya.training.distributed.heartbeat import SILENT_BEATS, Beat, Ranks, is_communication_error
 from terakoya.training.distributed.topology import ProcessInfo, Topology
+from terakoya.training.progress_line import describe_excess
 
 
 def ranks(count: int = 4) -> Ranks:
@@ -168,6 +169,13 @@ def test_ranks_whose_agents_count_restarts_differently_hear_each_other(store: Pa
         time.sleep(0.1)
     os.kill(started[1].pid, signal.SIGTERM)
     assert "stopped by SIGTERM at step" in toy.finish(started, code=75)  # rank 0 says why rank 1 stops
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.0, "+0%"), (0.214, "+21%"), (10.0, "+1000%"), (157595.5, "over +1000%")]
+)
+def test_how_much_slower_a_rank_is_stays_readable(share: float, words: str) -> None:
+    assert describe_excess(share) == words
 
 
 @pytest.fixture
