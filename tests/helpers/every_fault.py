@@ -1,9 +1,9 @@
 """Every file call of every command with every fault, one of those that are equal (see `file_moments.py`).
 
-    python tests/helpers/every_fault.py [--minutes M] [--workers N] [--seed S] [--count] [NAME...]
+    python tests/helpers/every_fault.py [--minutes M] [--workers N] [--seed S] [--skip K] [--count] [NAME...]
 
 tries them in an order in which every command and fault has its turn, prints what went wrong, and then a row of a table
-for each command and rank.
+for each command and rank. The order is the same in each run of one tree, so that --skip goes on where another run ended.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="when to end")
     parser.add_argument("--workers", type=int, default=WORKERS, help="tries at a time")
     parser.add_argument("--seed", type=int, default=0, help="decides the order of a command's calls")
+    parser.add_argument("--skip", type=int, default=0, help="how many of the first tries are left out")
     parser.add_argument("--count", action="store_true", help="print the table without trying anything")
     arguments = parser.parse_args()
     begun = time.monotonic()
@@ -123,7 +124,7 @@ def main() -> None:
         seen: Mapping[Try, str] = {}
         if not arguments.count:
             with workers(world, arguments.workers) as places:
-                seen = try_all(places, in_turn(queues), begun + 60 * arguments.minutes)
+                seen = try_all(places, in_turn(queues)[arguments.skip :], begun + 60 * arguments.minutes)
         for problem in (text for text in seen.values() if text.startswith("wrong")):
             sys.stdout.write(f"{problem}\n\n")
         for name, rank in chosen:
