@@ -3,7 +3,7 @@
     python tests/helpers/every_fault.py [--minutes M] [--workers N] [--seed S] [--skip K] [--count] [NAME...]
 
 tries them in an order in which every command and fault has its turn, prints what went wrong, and then a row of a table
-for each command and rank. The order is the same in each run of one tree, so that --skip goes on where another run ended.
+for each command and rank. The order is the same in each run of one tree: --skip goes on where another run ended.
 """
 
 from __future__ import annotations
