@@ -417,6 +417,9 @@ def explain(
             expected = re.sub(r" or instance of \w+", "", expected)
             expected = re.sub(r", unable to parse string as an? \w+$", "", expected)
             text = f"{expected}, got {short_json(got)}"
+            if expected == "expected a list" and isinstance(got, str):
+                instead = f"write {short_json([got])}"
+                text += f"; {instead}"
         line = f"{path}: {text}" if path else text
         if line not in lines:
             lines.append(line)

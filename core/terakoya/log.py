@@ -256,13 +256,15 @@ class _Heartbeat:
         if 0 < done < total:
             left = f", about {_short_duration((now - self.start) * (total - done) / done)} left"
         share = f" ({done / total:.0%})" if total else ""
-        amounts = f"{_megabytes(done)} of {_megabytes(total)}" if total else _megabytes(done)
+        amounts = f"{_size(done)} / {_size(total)}" if total else _size(done)
         with suppress(OSError):
-            text = f"{self.name}: {amounts}{share} after {_short_duration(now - self.start)}{left}"
+            text = f"{self.name}: {amounts}{share} done after {_short_duration(now - self.start)}{left}"
             error_console().print(text, markup=False, soft_wrap=True)
 
 
-def _megabytes(size: int) -> str:
+def _size(size: int) -> str:
+    if size < 1e7:
+        return f"{size / 1e3:,.0f} KB"
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 

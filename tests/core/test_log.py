@@ -75,6 +75,18 @@ def test_a_progress_bar_prints_nothing_without_a_terminal(capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_log_file_gets_small_sizes_in_kilobytes(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "HEARTBEAT_SECONDS", 0.0)
+    with log.progress_bar("work") as progress:
+        progress(65_000, 144_000)
+        progress(20_000_000, 2_000_000_000)
+    shown = capfd.readouterr().err.splitlines()
+    assert shown[0].startswith("work: 65 KB / 144 KB (45%) done after 0 s, about ")
+    assert shown[1].startswith("work: 20.0 MB / 2.00 GB (1%) done after 0 s, about ")
+
+
 ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x1b[1;31m\x9b31m\x7f\x00\b"
 
 

@@ -106,6 +106,8 @@ def command(
     Causal models: loss and perplexity of documents; long documents are read in overlapping windows. Masked models:
     pseudo-perplexity; tokens are masked one at a time. A run or checkpoint on stores: the losses of its objective.
     """
+    from rich.text import Text
+
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.commands.guidance.training_scores import TuningProgress, show_benchmark
     from terakoya.corpus.corpus import Corpus
@@ -134,11 +136,8 @@ def command(
         return
     shown = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
     settings = ", ".join(f"{translated(name)} {value}" for name, value in shown.items())
-    console().print(
-        f"{evaluation.model}{f': {translated(evaluation.measure)}' if evaluation.measure else ''}",
-        markup=False,
-        soft_wrap=True,
-    )
+    measured = f": {translated(evaluation.measure)}" if evaluation.measure else ""
+    console().print(Text(f"{evaluation.model}{measured}"), soft_wrap=True)
     if settings:
         console().print(settings, markup=False, soft_wrap=True, style="dim")
     if evaluation.results:

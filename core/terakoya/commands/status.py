@@ -112,8 +112,8 @@ def details(status: RunStatus) -> Table:
     add("remaining", _remaining(status))
     for check in status.validations:
         values = "  ".join(f"{translated(name)} {value:.4f}" for name, value in check.values.items())
-        place = f"step {check.step:,} on {check.store}" if check.store else f"step {check.step:,}"
-        add("validation", f"{translated(place)}: {values}")
+        place = translated(f"step {check.step:,}") + (f"  {check.store}" if check.store else "")
+        grid.add_row(translated("validation"), _plain(f"{place}: {values}"))
     if status.checkpoint:
         kept = f"{status.checkpoint.kept} kept" if status.checkpoint.kept > 1 else "the only one"
         age = translated(f"{format_duration(status.checkpoint.age)} ago")

@@ -54,6 +54,8 @@ def settings_of(model: type[BaseModel]) -> list[Setting]:
 @cache
 def _settings_of(model: type[BaseModel]) -> tuple[Setting, ...]:
     schema = model.model_json_schema(by_alias=True, schema_generator=DescribedSchema)
+    # a model that JSON may also give in a shorter form has its properties in one of several choices
+    properties = next((each["properties"] for each in (schema, *schema.get("anyOf", ())) if "properties" in each), {})
     texts = descriptions(model)
     result = []
     for name, field in model.model_fields.items():
@@ -63,7 +65,7 @@ def _settings_of(model: type[BaseModel]) -> tuple[Setting, ...]:
         result.append(
             Setting(
                 name=field.alias or name,
-                kind=kind_of_value(schema.get("properties", {}).get(field.alias or name, {}), schema.get("$defs", {})),
+                kind=kind_of_value(properties.get(field.alias or name, {}), schema.get("$defs", {})),
                 default="(required)" if field.is_required() else default_text(default),
                 meaning=_NOTE.sub("", text),
                 unit=notes.get("Unit", ""),

@@ -98,10 +98,10 @@ class Parameters(ParameterFields):
         )
         given = [name for name in LENGTH_KEYS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"expected exactly one of {', '.join(LENGTH_KEYS)}, got {' and '.join(given) or 'none'}"
-                + ("; set the others to null" if given else "")
-            )
+            keys = ", ".join(LENGTH_KEYS)
+            if not given:
+                raise ValueError(f'expected exactly one of {keys}, got none; give one, such as "max_steps": 10000')
+            raise ValueError(f"expected exactly one of {keys}, got {', '.join(given)}; set the others to null")
         conflicts.check_conflicts(self)
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from terakoya.log import lines_of, translated
+from terakoya.log import lines_of, plural, translated
 from terakoya.pipeline.choosing import (
     CAUSAL,
     LEAST_STEPS,
@@ -96,7 +96,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         )
     memory = f"{estimated.memory.peak / 1e9:.1f} GB at the peak"
     return {
-        "corpus": f"{facts.files:,} file{'s' if facts.files > 1 else ''} ({', '.join(facts.formats)}), "
+        "corpus": f"{facts.files:,} file{plural(facts.files)} ({', '.join(facts.formats)}), "
         f"{facts.size / 1e6:,.1f} MB on disk; from a sample: about {facts.count:,} documents, {facts.characters:,} "
         f"characters, {translated(language[facts.language])} ({facts.japanese:.0%} Japanese characters)",
         "field": "The keys or columns with the longest texts; the first that a line or table has is read.",
@@ -111,11 +111,11 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         if rows != preset_rows
         else "The preset's.",
         "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run.",
-        "parameters.batch_size": f"{rows:,} rows of {length:,} tokens a step. The preset has {preset_rows:,}; "
-        f"a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch.",
+        "parameters.batch_size": f"{rows:,} row{plural(rows)} of {length:,} tokens a step. The preset has "
+        f"{preset_rows:,}; a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch.",
         "parameters.micro_batch_size": f"Rows that one process computes at once: {memory}"
         + (f" of {estimated.device.memory / 2**30:,.0f} GiB." if estimated.device.memory else "."),
-        "parameters.max_steps": f"{choice.steps:,} step{'s' if choice.steps > 1 else ''} x {rows:,} rows "
+        "parameters.max_steps": f"{choice.steps:,} step{plural(choice.steps)} x {rows:,} row{plural(rows)} "
         f"x {length:,} tokens = {_amount(choice.trained_tokens)} tokens: {choice.passes:.3g} passes over about "
         f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
         f"{_hours(choice.hours)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s"

@@ -85,7 +85,8 @@ class Registry:
             if other.kind == kind:
                 by_origin.setdefault(f"{other.distribution} {other.version or ''}".strip(), []).append(other.name)
         for origin, names in by_origin.items():
-            message += f"\n  {origin} has: {', '.join(names)}"
+            line = f"installed with {origin}: {', '.join(names)}"
+            message += f"\n  {line}"
         for broken in self.broken:
             message += f"\n  could not be loaded and might have it: {broken}"
         for excluded in self.excluded:

@@ -263,13 +263,12 @@ def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: S
         with (out / "rejects.jsonl").open("rb") as stream:
             first = next(reject for reject in map(orjson.loads, stream) if reject["reason"] == most)
         expected = "at least one document that is not rejected"
-        remedies = [REMEDIES[most]] if most in REMEDIES else []
-        remedies.append("correct the corpus")
+        remedies = [REMEDIES[most], "or correct the corpus"] if most in REMEDIES else ["correct the corpus"]
         if totals.tokens:
             expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
-            remedies.append("allow more; what is encoded is kept")
+            remedies.append("or allow more (what is encoded is kept)")
         raise UserError(
             f"{out}: expected {expected}, got {describe_rejects(totals)}, the first in {first['file']}, line "
-            f"{first['line']}: {first['excerpt'].strip()}\nAll are in {out / 'rejects.jsonl'}: {', or '.join(remedies)}"
+            f"{first['line']}: {first['excerpt'].strip()}\nAll are in {out / 'rejects.jsonl'}: {'; '.join(remedies)}"
         )
     logger.warning("rejected %s; listed in %s", describe_rejects(totals), out / "rejects.jsonl")

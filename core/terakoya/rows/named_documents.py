@@ -16,6 +16,7 @@ import numpy as np
 
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.log import plural
 from terakoya.rows.loader import Loader
 from terakoya.store.token_store import TokenStore
 
@@ -40,17 +41,16 @@ def documents_by_store(loader: Loader, start: int, stop: int) -> list[tuple[Toke
 
 def describe_documents(documents: Sequence[tuple[TokenStore, np.ndarray]]) -> str:
     """Returns which documents these are: the first ones of each store with their first words."""
-    return "; ".join(
-        f"{'document' if len(numbers) == 1 else 'documents'} {_list_documents(store, numbers)} of {store.folder}"
-        for store, numbers in documents
-    )
+    return "; ".join(_describe_documents(store, numbers) for store, numbers in documents)
 
 
-def _list_documents(store: TokenStore, numbers: np.ndarray) -> str:
+def _describe_documents(store: TokenStore, numbers: np.ndarray) -> str:
     shown = islice(_name_documents(store, numbers), SHOWN)
     named = [f"{number:,} ({words})" if words else f"{number:,}" for number, words in shown]
-    more = len(numbers) - len(named)
-    return ", ".join(named) + (f" and {more:,} more" if more else "")
+    listed, more = ", ".join(named), len(numbers) - len(named)
+    if more:
+        return f"documents {listed} and {more:,} more of {store.folder}"
+    return f"document{plural(len(named))} {listed} of {store.folder}"
 
 
 def _name_documents(store: TokenStore, numbers: Sequence[int] | np.ndarray) -> Iterator[tuple[int, str]]:

@@ -6,6 +6,7 @@ const zooms = {};  // title of a chart -> the values at its left and right edge;
 const TOP = 10, BOTTOM = 34, LEFT = 62, RIGHT = 12;  // the margins of charts.py
 const words = JSON.parse(document.body.dataset.words);  // in the language of the page
 let choosing = false;  // whether the mouse is about to choose a part of a chart
+let pointed = null;  // the title of the chart under the pointer and the place there; kept while the page follows a run
 const smoothing = document.getElementById("smoothing"), logarithmic = document.getElementById("logarithmic");
 let charts = [];  // a function for each chart that draws it again
 for (const control of [smoothing, logarithmic]) control.addEventListener("input", () => charts.forEach(draw => draw()));
@@ -139,11 +140,17 @@ function followPointers() { charts = []; for (const svg of document.querySelecto
       make(group, "text", {x: left + 19, y: 28 + row * 16}, word);
     });
   };
-  svg.addEventListener("pointerleave", () => { group.replaceChildren(); pressed = null; choosing = false; });
+  svg.addEventListener("pointerleave", () => {
+    if (!svg.isConnected) return;  // the page has replaced it, and the pointer is still there
+    group.replaceChildren();
+    pressed = pointed = null;
+    choosing = false;
+  });
   svg.addEventListener("pointerdown", event => { pressed = place(event); choosing = true; });
   svg.addEventListener("pointermove", event => {
     const x = place(event);
     group.replaceChildren();
+    pointed = {title, x};
     if (pressed === null) return point(x);
     const box = {x: Math.min(x, pressed), width: Math.abs(x - pressed), y: TOP, height: floor - TOP};
     make(group, "rect", {...box, class: "chosen"});
@@ -160,6 +167,7 @@ function followPointers() { charts = []; for (const svg of document.querySelecto
   svg.addEventListener("dblclick", () => { delete zooms[title]; draw(); });
   charts.push(draw);
   draw();
+  if (pointed && pointed.title === title) point(pointed.x);
 } }
 followPointers();
 """

@@ -82,7 +82,7 @@ def different_ids(first: Mapping[str, int], other: Mapping[str, int]) -> list[tu
 
 def quote(piece: str | None) -> str:
     """Returns a piece as a message shows it."""
-    return "nothing" if piece is None else json.dumps(piece, ensure_ascii=False)
+    return "no piece" if piece is None else json.dumps(piece, ensure_ascii=False)
 
 
 def _inputs(store: TokenStore) -> dict[str, str]:

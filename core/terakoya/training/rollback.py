@@ -18,6 +18,7 @@ from typing import Any, Self
 import torch
 
 from terakoya.errors import Diverged, RollingBack, TemporaryFailure, UserError
+from terakoya.log import plural
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
@@ -118,8 +119,8 @@ class SkippedSteps:
         if len(self.rollbacks) >= settings.max_rollbacks:
             raise Diverged(
                 f"step {rollback.last:,}: {rollback.describe()}; the run has gone back {len(self.rollbacks)} "
-                f"time(s), and spikes.max_rollbacks is {settings.max_rollbacks}. Lower optimizer.learning_rate, or "
-                f"look at {self._batches.describe_rows(*self._rows_of(rollback))}"
+                f"time{plural(len(self.rollbacks))}, and spikes.max_rollbacks is {settings.max_rollbacks}. Lower "
+                f"optimizer.learning_rate, or look at {self._batches.describe_rows(*self._rows_of(rollback))}"
             ) from None
 
     def log_rollback(self) -> None:

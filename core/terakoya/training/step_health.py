@@ -23,6 +23,7 @@ from torch import Tensor
 from terakoya.components import LossTerm
 from terakoya.components.run import StepAnomaly
 from terakoya.errors import Diverged, UserError
+from terakoya.log import plural
 from terakoya.rows.named_documents import describe_documents, documents_by_store
 from terakoya.training.batches import BatchMaker
 from terakoya.training.engines.engine import may_update
@@ -195,7 +196,8 @@ class StepHealth:
             if self.overflows:
                 scale = f"loss scale {float(self.scaler.scale):,.10g}"
                 self.run_log.print(
-                    f"step {self.run.step:,}: {self.overflows} step(s) skipped, as gradients overflowed fp16; {scale}"
+                    f"step {self.run.step:,}: {self.overflows} step{plural(self.overflows)} skipped, as gradients "
+                    f"overflowed fp16; {scale}"
                 )
             self.overflows = 0
             self.scaler.raise_if_stuck(self.run.step)
@@ -254,8 +256,9 @@ class StepHealth:
         elif self.error is None:
             first = step.step - self.consecutive + 1
             self.error = Diverged(
-                f"step {step.step:,}: loss or gradients were not finite in {self.consecutive} step(s) in a row, and "
-                f"max_consecutive_skipped_steps is {self.allowed}; such steps leave weights and moments unchanged. "
+                f"step {step.step:,}: loss or gradients were not finite in {self.consecutive} "
+                f"step{plural(self.consecutive)} in a row, and max_consecutive_skipped_steps is {self.allowed}; "
+                "such steps leave weights and moments unchanged. "
                 f"Lower optimizer.learning_rate, or look at {rows}, which it took; "
                 f'"data": {{"skip_steps": [[{first}, {step.step}]]}} passes over such rows'
             )
@@ -263,9 +266,9 @@ class StepHealth:
     def _note_spike(self, step: PendingStep, spike: Spike) -> None:
         """Records `spike`; prints it where it concerns the loss, or where it has kept the weights from an update: a
         norm that is high once is usual while a model learns fast."""
-        name = {"loss": "the loss", "grad_norm": "the gradient norm"}[spike.signal]
         rows, documents = self._describe(step)
-        found = f"{name} {spike.value:.4g} is a spike: {spike.level:.4g} is usual, {spike.limit:.4g} was the limit"
+        found = f"{spike.value:.4g} is a spike: {spike.level:.4g} is usual, {spike.limit:.4g} was the limit"
+        found = f"the loss {found}" if spike.signal == "loss" else f"the gradient norm {found}"
         found += "; its update was left out" * step.left_out
         if spike.signal == "loss" or step.left_out:
             report = f"terakoya report {self.run.folder} names its documents"
@@ -283,7 +286,7 @@ class StepHealth:
             with contextlib.suppress(UserError):  # a store that is damaged is reported where its rows are read
                 found = documents_by_store(self.batches.loader, *step.rows)
                 listed = {str(store.folder): numbers[:LOGGED_DOCUMENTS].tolist() for store, numbers in found}
-                return f"{rows}, of {describe_documents(found)}", {"documents": listed}
+                return f"{rows}, which hold {describe_documents(found)}", {"documents": listed}
         return rows, {}
 
     def _note(self, step: PendingStep, kind: Any, text: str, **values: Any) -> None:

@@ -23,6 +23,7 @@ from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalo
 from terakoya.commands.language.lines import wrap
 from terakoya.commands.language.translate import Translator, chosen_translator
 from terakoya.commands.main import VERBS, main
+from terakoya.contract.toy import make_tokenizer
 from terakoya.estimation.devices import find_device
 from terakoya.pipeline import choosing
 from terakoya.pipeline.choosing import Machine
@@ -216,7 +217,25 @@ next: terakoya try out 'the last words'
 
 /x: No such file or directory
 /x: そのようなファイルやフォルダはありません
-""".strip().split("\n\n")
+
+b: was prepared with another tokenizer than a (2 ids mean something else: id 5 is "の" in a, "は" in b; id 6 is "x y" in a, no piece in b); prepare it with the same
+b: a とは別のトークナイザで準備されています (2 個の ID の意味が違います: ID 5 は a では "の"、b では "は"。ID 6 は a では "x y"、b ではピースなし)。同じもので準備してください
+
+a.json: data.train: expected a list, got "work/store"; write ["work/store"]
+a.json: data.train: リストが必要ですが、"work/store" です。["work/store"] と書いてください
+
+prepare: 65 KB / 144 KB (45%) done after 22 s, about 40 s left
+prepare: 22 秒で 65 KB / 144 KB (45%)、残り約 40 秒
+
+batch_size: the table is for 2 nodes, but the run has 1 process on a; a table that keeps the global batch of 4: {"-1": 4}
+batch_size: 表は 2 ノードのものですが、ランには a に 1 プロセスがあります。グローバルバッチ 4 を保つ表: {"-1": 4}
+
+step 2: the loss 1.6e+07 is a spike: 8.35 is usual, 33.4 was the limit; terakoya report r names its documents
+ステップ 2: 損失 1.6e+07 は急な値です (通常は 8.35、上限は 33.4)。文書は terakoya report r でわかります
+
+loss or gradients are not finite, and no weight has changed; it took rows 2 to 7 of the training order (2 to 7 of s), which hold documents 0 ("東京"), 2 and 9 more of s
+損失か勾配が有限ではないため、重みを変えていません。使ったのは学習順の 2〜7 行 (s の 2〜7 行目)にある s の文書 0 ("東京"), 2 ほか 9 件
+""".strip().split("\n\n")  # noqa: E501
 """A text as the program makes it, and what a user is shown."""
 
 UNKNOWN = """
@@ -391,6 +410,27 @@ def test_meanings_of_keys_are_japanese(capsys: pytest.CaptureFixture[str], monke
     rows = {line.split()[0]: line for line in out.splitlines()[2:]}
     assert code == 0 and all(KANA.search(row) for row in rows.values())
     assert "(検証の回数)" in rows["patience"] and rows["patience"].endswith("改善なしに続く検証の回数。")
+
+
+def test_names_of_folders_stay_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder may be called like a word of the program."""
+    make_tokenizer(tmp_path / "store")
+    (tmp_path / "c.txt").write_text("kami toto\n")
+    records = [
+        {"kind": "start", "time": 1},
+        {"kind": "step", "step": 3, "loss": 2.5, "time": 2},
+        {"kind": "validation", "step": 3, "store": "store", "loss": 2.5, "time": 2},
+    ]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    code, out, err = call(capsys, "tokenizer", "report", "store", "--corpus", "c.txt")
+    assert code == 0 and out.splitlines()[0].strip() == "store", err
+    out = call(capsys, "status", "run")[1]
+    assert "ステップ 3  store: 損失 2.5000" in out
 
 
 def test_labels_of_a_store_are_japanese(

@@ -89,8 +89,8 @@ MISTAKES = [
     (f"{TRAIN} --set model_name_or_path=x", 'that is "start_from" here'),
     (f"{TRAIN} --set optimizer.type=adam", 'optimizer.type: optimizer adam: not installed; did you mean "adamw"?'),
     (f"{TRAIN} --set architecture.type=bart", 'did you mean "bert"?', "deberta, deberta_v2, electra"),
-    (f"{TRAIN} --set epochs=1", "expected exactly one of max_steps, max_tokens, epochs, got", "set the others to null"),
-    (f"{TRAIN} --set max_steps=null", "expected exactly one of max_steps, max_tokens, epochs, got none"),
+    (f"{TRAIN} --set epochs=1", "expected exactly one of", "got max_steps, epochs; set the others to null"),
+    (f"{TRAIN} --set max_steps=null", "max_steps, max_tokens, epochs, got none; give one, such as \"max_steps\""),
     (f"{TRAIN} --set optimizer.learning_rate=1e-3x", 'learning_rate: expected a number, got "1e-3x"'),
     (f"{TRAIN} --set optimizer.learning_rate=inf", 'learning_rate: expected a number, got "inf"'),
     (f"{TRAIN} --set micro_batch_size=0", "micro_batch_size: expected greater than 0, got 0"),
@@ -120,7 +120,7 @@ MISTAKES = [
     (f"{TRAIN} --set architecture.type=gpt2 --set architecture.n_embd=8", 'that is "architecture.hidden_size" here'),
     (f"{TRAIN} --set max_steps=hundred", 'p.json: max_steps: expected an integer, got "hundred"'),
     (f"{TRAIN} --set trackers=[\"wandb\"]", 'write {"type": "wandb"}'),
-    (f"{TRAIN} --set data.train=data/store", 'p.json: data.train: expected a list, got "data/store"'),
+    (f"{TRAIN} --set data.train=data/store", 'data.train: expected a list, got "data/store"; write ["data/store"]'),
     # options
     ("train p.json", "terakoya train: expected --out: The run's folder"),
     ("trian p.json", "No such command 'trian'. Did you mean 'train'?"),
@@ -190,7 +190,7 @@ MISTAKES = [
 RESUME = "train p.json --out r --set max_steps=6"
 RUN_MISTAKES = [
     # changed parameters, data and sizes
-    (f"{RESUME} --set optimizer.learning_rate=0.5", "was 0.005, is 0.5", "--allow-change optimizer.learning_rate"),
+    (f"{RESUME} --set optimizer.learning_rate=0.5", "was 0.005, is 0.5", "r: the run was", "--allow-change optim"),
     (f"{RESUME} --set batch_size={{\"-1\":8}}", "64 rows were used in 4 steps of 16, but batch_size is now 8: keep"),
     (f"{RESUME} --set data.train=[\"other/store\"]", "the token stores are not the ones", "with --allow-change data\n"),
     (f"{RESUME} --set data.train=[\"other/store\"] --allow-change data.train", "continue with --allow-change data\n"),

@@ -90,7 +90,7 @@ def test_the_answers_name_commands_and_options_that_exist() -> None:
         assert not rest
         for option, sentence in answers.items():
             assert f"--{option}" not in flags and f"--{option.replace('_', '-')}" not in flags
-            text = sentence.format(verb=verb, value="8")
+            text = sentence.replace("{verb}", verb).replace("{value}", "8")
             for given in re.findall(r"give (--[\w-]+)", text):
                 assert given in flags | {"--dictionary"}, text
             for quoted in re.findall(r"terakoya (?:train|prepare|tokenizer train|export) [^;,]*", text):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from terakoya.components import Component
 from terakoya.config.fields import ParameterFields
 from terakoya.config.meanings import DescribedSchema, Setting, default_text, descriptions, settings_of
+from terakoya.config.start_from import StartFrom
 from terakoya.corpus.cleaning_steps import TYPES
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import registry
@@ -57,6 +58,12 @@ def test_every_setting_has_a_meaning_in_a_sentence() -> None:
         or not (each.meaning[0].isupper() or each.meaning[0] in "`[")
     ]
     assert not broken, f"expected sentences: {broken}"
+
+
+def test_keys_of_a_model_with_a_shorter_form_have_their_types() -> None:
+    kinds = {each.name: each.kind for each in settings_of(StartFrom)}
+    assert kinds["new_heads"] == "true or false" and kinds["vocabulary"] == '"extend" or "transplant" or null'
+    assert "any value" not in kinds.values()
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_the_presets_exist() -> None:
         ("data.train.0=7", "data.train.0: expected an object, got 7"),
         ("data.train.1.wait=7", 'data.train.1.wait: unknown key; did you mean "weight"'),
         ("data.sequence_length=1024", "data.sequence_length: expected at most 512"),
-        ("epochs=2", "expected exactly one of max_steps, max_tokens, epochs, got max_steps and epochs"),
+        ("epochs=2", "expected exactly one of max_steps, max_tokens, epochs, got max_steps, epochs"),
         ("max_steps=null", "expected exactly one of max_steps, max_tokens, epochs, got none"),
         ("parallel.zero_stage=1", 'parallel: zero_stage 1 needs engine "deepspeed", got "ddp"'),
         ("parallel.engine=deepspeed", 'parallel: engine "deepspeed" needs zero_stage'),

@@ -507,7 +507,7 @@ def test_progress_ends_at_the_total(corpus: Corpus, tokenizer_folder: Path, tmp_
         (
             "a.jsonl",
             b'{"body": "one"}\n{"body": "two"}',
-            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, .* --conversations, or correct the corpus$',
+            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, .* --conversations; or correct the corpus$',
         ),
         (
             "b.jsonl",

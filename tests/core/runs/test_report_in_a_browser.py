@@ -168,6 +168,7 @@ def test_a_live_page_follows_and_keeps_what_was_chosen(browser: Any, runs: list[
     browser.drag((left + 0.5 * width, top + 0.5 * height), (left + 0.75 * width, top + 0.5 * height))
     smooth(browser, 0.5)
     first = labels(browser)
+    browser.mouse("moved", left + 0.5 * width, top + 0.5 * height)
     record = {"kind": "step", "step": 50, "tokens": 180_000, "loss": 3.25, "mlm_loss": 3.25, "time": NOW + 50}
     with (runs[0] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
@@ -175,6 +176,8 @@ def test_a_live_page_follows_and_keeps_what_was_chosen(browser: Any, runs: list[
     browser.wait_for(f"{last} === '3.25'", timeout=20)
     assert labels(browser) == first, "the part that was chosen, by its values"
     assert browser.run("document.getElementById('run1').checked") is False
+    pointed = browser.run(f"document.querySelector('{LOSS} .pointer').textContent")
+    assert "one: training" in pointed, "the values under a pointer that rests"
     behind = browser.run(f"document.querySelectorAll('{LOSS} .measured').length")
     assert browser.run("smoothing.value") == "0.5" and behind == 2, "smoothed as before"
     assert browser.run("document.getElementById('live').textContent") == "live"

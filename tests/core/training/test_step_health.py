@@ -145,7 +145,8 @@ def test_too_many_in_a_row_end_the_run_a_step_later_and_say_where(
     assert max(taken) == last + 1, "one step is under way when the numbers of the step before it are read"
     assert error.value.exit_code == 3
     message = str(error.value)
-    assert f"step {last}: loss or gradients were not finite in {allowed + 1} step(s) in a row" in message
+    steps = f"{allowed + 1} step{'s' if allowed else ''}"
+    assert f"step {last}: loss or gradients were not finite in {steps} in a row" in message
     assert f"rows {16 * (last - 1)} to {16 * last - 1} of the training order" in message and str(store) in message
     assert f'{{"skip_steps": [[5, {last}]]}}' in message
     assert skipped(tmp_path / "run") == [3] * bool(allowed) + list(range(5, last + 1))

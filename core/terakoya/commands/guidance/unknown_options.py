@@ -44,7 +44,7 @@ _RUN = _words({
     "input_file input train_file corpus": _PREPARE,
     "tokenizer tokenizer_dir tokenizer_type tokenizer_name mecab_dic_type": _TOKENIZER,
     "nodes nnodes num_nodes num_machines": "the nodes follow from batch_size, which has an entry for each: "
-    "--set 'batch_size={{\"0\": ROWS, \"1\": ROWS}}'",
+    "--set 'batch_size={\"0\": ROWS, \"1\": ROWS}'",
     "gpus num_gpus n_gpus nproc_per_node num_processes devices": "give --processes {value}",
     "local_rank master_addr master_port rank world_size": _LAUNCHER,
 })  # fmt: skip
@@ -96,7 +96,7 @@ def answer(verb: str, option: str, value: str | None, options: Iterable[str] = (
         return f"give {same[0]}"
     sentence = ANSWERS.get(verb, {}).get(name)
     if sentence is not None:
-        return sentence.format(verb=verb, value=value or "VALUE")
+        return sentence.replace("{verb}", verb).replace("{value}", value or "VALUE")
     if verb == "run":
         found = _find(name)[0]
         return f'set "{found[0]}" in "parameters", which is a parameter file or its content' if found else None

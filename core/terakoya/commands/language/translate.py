@@ -95,6 +95,12 @@ class Pattern:
         return re.compile(re.escape(self.literals[0]) + "".join(parts), re.DOTALL if several else 0)
 
     @cached_property
+    def endings(self) -> frozenset[str]:
+        """The placeholders that stand directly behind a letter: the endings of English plurals, which go."""
+        names = PLACEHOLDER.findall(self.entry.source)
+        return frozenset(name for name, before in zip(names, self.literals, strict=False) if before[-1:].isalpha())
+
+    @cached_property
     def is_long(self) -> bool:
         """Whether the words between the placeholders are enough to tell the text from all others."""
         start = self.literals[0]
@@ -150,7 +156,10 @@ class Translator:
             for start in places if pattern.literals[0] and pattern.is_long else (0,):
                 groups = pattern.groups(text[start:])
                 if groups is not None and (pattern.is_long or all(map(self._is_value, groups.values()))):
-                    values = {name: self._value(each) for name, each in groups.items()}
+                    values = {
+                        name: "" if name in pattern.endings and each in ("", "s", "es") else self._value(each)
+                        for name, each in groups.items()
+                    }
                     return text[:start] + _fill_in(pattern.entry.translation, values)
         return None
 
@@ -169,10 +178,7 @@ class Translator:
         return " " not in text.strip() or self._whole(text) is not None
 
     def _value(self, text: str) -> str:
-        """Returns a value in the other language if it is several words: one word may be a name. The ending of an
-        English plural goes, and what is quoted stays."""
-        if text in ("s", "es"):
-            return ""
+        """Returns a value in the other language if it is several words: one may be a name. What is quoted stays."""
         if _QUOTED.fullmatch(text):
             return text
         if _QUOTED_CHOICE.fullmatch(text):
@@ -181,6 +187,9 @@ class Translator:
             return text.replace(" or ", " か ")
         if _PAIR.fullmatch(text):
             return text.replace(" and ", " と ")
+        parts = [self._whole(part) for part in text.split("; ")]  # of a list, each item alone
+        if len(parts) > 1 and None not in parts:
+            return "。".join(filter(None, parts))
         return self(text) if " " in text.strip() else text
 
     def _pieces(self, text: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ def command(
 ) -> None:
     """Show how tokenizers encode a text: characters per token, unknown and split words, coverage, unused pieces."""
     from rich.table import Table
+    from rich.text import Text
 
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.log import console, progress_bar, translated
@@ -47,7 +48,7 @@ def command(
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for measured in reports:
-        table.add_column(measured.name.replace("[", "\\["), justify="right")
+        table.add_column(Text(measured.name), justify="right")
     columns = [summary_figures(measured) for measured in reports]
     for name in columns[0]:
         table.add_row(translated(name), *(column[name] for column in columns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from terakoya.config import lora as lora_settings
@@ -19,6 +20,7 @@ EVALUATION = ("evaluation.steps", "evaluation.batches")
 
 
 def refuse_changes(
+    run: Path,
     manifest: Mapping[str, Any],
     parameters: Parameters,
     fingerprints: Mapping[str, str],
@@ -41,15 +43,15 @@ def refuse_changes(
     if "data" in refused:
         others = [key for key in refused if key != "data"]
         raise UserError(
-            "the token stores are not the ones this run was started with"
+            f"{run}: the token stores are not the ones this run was started with"
             + (f", nor are the values of {', '.join(others)}" if others else "")
             + "; start a new run, or continue with "
             + " ".join(f"--allow-change {key}" for key in refused)
         )
     if refused:
         raise UserError(
-            f"the run was started with other values of {', '.join(refused)}; start a new run, or continue with "
-            + " ".join(f"--allow-change {key}" for key in refused)
+            f"{run}: the run was started with other values of {', '.join(refused)}; start a new run (another --out), "
+            "or continue with " + " ".join(f"--allow-change {key}" for key in refused)
         )
     previous = manifest["stores"]
     validated = {previous[name] for name in previous.keys() - _training_stores(before)}

@@ -68,7 +68,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         forked_from: Mapping[str, Any] | None = fork.model_dump(mode="json")
     else:
         forked_from = manifest.get("forked_from")
-    refuse_changes(manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
+    refuse_changes(run.folder, manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
     plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
     if plugins.missing:
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))
