@@ -55,7 +55,8 @@ def settings_of(model: type[BaseModel]) -> list[Setting]:
 def _settings_of(model: type[BaseModel]) -> tuple[Setting, ...]:
     schema = model.model_json_schema(by_alias=True, schema_generator=DescribedSchema)
     # a model that JSON may also give in a shorter form has its properties in one of several choices
-    properties = next((each["properties"] for each in (schema, *schema.get("anyOf", ())) if "properties" in each), {})
+    forms = (schema, *schema.get("anyOf", ()))
+    properties: Mapping[str, Any] = next((form["properties"] for form in forms if "properties" in form), {})
     texts = descriptions(model)
     result = []
     for name, field in model.model_fields.items():
