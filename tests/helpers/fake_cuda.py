@@ -58,6 +58,13 @@ ONE_DTYPE = frozenset(
 )  # fmt: skip
 """Operations whose kernels on a GPU take values of one dtype and refuse others; without data torch would promote them,
 or not look."""
+ONLY_WRITTEN = frozenset(
+    {
+        "copy_", "_foreach_copy_", "zero_", "_foreach_zero_", "fill_", "bernoulli_", "uniform_", "normal_", "random_",
+        "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    }
+)  # fmt: skip
+"""Operations that do not read their first argument: they write it, or take its shape alone."""
 TENSORS_OF_A_LAUNCH = 48
 """About how many tensors one launch of a `_foreach` operation takes: torch's limit is 30 to 110, by their number."""
 
@@ -147,10 +154,17 @@ class Work(TorchDispatchMode):
         if torch.Tag.cudagraph_unsafe in func.tags or any(each.device.type == "cpu" for each in given + made):
             self.unrecordable.append(name)
         if name not in NO_KERNEL and any(each.device.type == "cuda" for each in given + made):
-            self._count(func, args, given, made)
+            self._count(func, args, named, given, made)
         return result
 
-    def _count(self, func: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+    def _count(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        named: Mapping[str, Any],
+        given: list[torch.Tensor],
+        made: list[torch.Tensor],
+    ) -> None:
         name, launches = func._schema.name.split("::")[1], 1
         if name.startswith(("_foreach", "_fused")):
             launches += len(args[0]) // TENSORS_OF_A_LAUNCH
@@ -158,13 +172,28 @@ class Work(TorchDispatchMode):
         if name in ("embedding", "index_select", "gather"):  # they read what they return, not the whole table
             self.bytes += 2 * sum(each.numel() * each.element_size() for each in made)
             return
-        if name.startswith(("_foreach", "_fused")) and name.endswith("_"):
-            made = list(args[0])
-        elif not made:  # an operation that returns nothing writes into its arguments
-            written = [each.alias_info is not None and each.alias_info.is_write for each in func._schema.arguments]
-            made = [each for each, is_written in zip(args, written, strict=False) if is_written]
-        self.bytes += sum(each.numel() * each.element_size() for each in made)
-        self.bytes += sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in given)
+        written = made or written_arguments(func, args, named)
+        read = given[len(tree_leaves(args[0])) :] if name in ONLY_WRITTEN else given
+        if name in ("addmm", "baddbmm") and args[0].ndim > 1:  # the summand is copied into the result first
+            self.kernels += 1
+            self.bytes += 2 * size(args[0])
+        self.bytes += sum(map(size, written)) + sum(map(size, read))
+
+
+def size(tensor: torch.Tensor) -> int:
+    """The bytes of `tensor`, or of the memory behind it where that is less, as where it is expanded."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def written_arguments(func: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What an operation writes that returns nothing. A fused update writes gradients only where it scales them."""
+    name, found = func._schema.name.split("::")[1], []
+    for number, argument in enumerate(func._schema.arguments):
+        value = args[number] if number < len(args) else named.get(argument.name)
+        scaled = argument.name != "grads" or not name.startswith("_fused") or named.get("grad_scale") is not None
+        if argument.alias_info is not None and argument.alias_info.is_write and scaled:
+            found += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return found
 
 
 def refuse_mixed_dtypes(name: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:

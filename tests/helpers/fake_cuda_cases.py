@@ -96,7 +96,7 @@ def take(cases: Mapping[str, Any], guard: Path, out: Path) -> tuple[dict[str, An
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return seen, {name: seen.pop(name) for name in ("ways", "bytes a logit", "refusals")}
+    return seen, {name: seen.pop(name) for name in ("ways", "bytes a logit", "bytes an element", "refusals")}
 
 
 def costs(seen: Mapping[str, Any]) -> dict[str, dict[str, int]]:

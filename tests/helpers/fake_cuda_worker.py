@@ -248,9 +248,41 @@ def bytes_a_logit() -> dict[str, float]:
     return found
 
 
+def bytes_an_element() -> dict[str, float]:
+    """What operations read and write for each element of their first argument, by name."""
+    found = {}
+    with fake_cuda.machine() as machine:
+        low = torch.empty(64, 64, dtype=torch.bfloat16, device="cuda")
+        wide, other = torch.empty(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
+        rows = [torch.empty(64, 64, device="cuda") for _ in range(4)]
+        parameter = nn.Parameter(wide)
+        parameter.grad = other
+        update = torch.optim.AdamW([parameter], fused=True)
+        ways: dict[str, Callable[[], Any]] = {
+            "copy_": lambda: low.copy_(wide),
+            "_foreach_copy_": lambda: torch._foreach_copy_([low], [wide]),
+            "bernoulli_": lambda: low.bernoulli_(0.5),
+            "zeros_like": lambda: torch.zeros_like(wide),
+            "add_": lambda: wide.add_(other),
+            "addmm_": lambda: rows[0].addmm_(rows[1], rows[2]),
+            "addmm": lambda: torch.addmm(rows[0], rows[1], rows[2]),
+            "AdamW": update.step,
+        }
+        with torch.no_grad():
+            update.step()  # makes the momenta
+            for name, way in ways.items():
+                machine.clear()
+                way()
+                found[name] = machine.bytes / wide.numel()
+    return found
+
+
 if __name__ == "__main__":
     cases = json.loads(sys.argv[2])
     with contextlib.redirect_stdout(sys.stderr):
         seen = {name: take_step(name, case, Path(sys.argv[1])) for name, case in cases.items()}
-        seen |= {"ways": probe(), "bytes a logit": bytes_a_logit(), "refusals": refusals()}
+        seen |= {
+            "ways": probe(), "bytes a logit": bytes_a_logit(), "bytes an element": bytes_an_element(),
+            "refusals": refusals(),
+        }  # fmt: skip
     sys.stdout.write(json.dumps(seen))

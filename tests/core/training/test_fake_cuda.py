@@ -85,6 +85,11 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
     assert {name: [bool(each) for each in said] for name, said in measured["refusals"].items()} == {
         name: [False, True] for name in measured["refusals"]
     }
+    # what is only written is not read, and what is updated in place is both; `addmm` copies what it adds to
+    assert {name: round(bytes_) for name, bytes_ in measured["bytes an element"].items()} == {
+        "copy_": 6, "_foreach_copy_": 6, "bernoulli_": 2, "zeros_like": 4, "add_": 12, "addmm_": 16, "addmm": 24,
+        "AdamW": 28,
+    }  # fmt: skip
     # the loss of logits in bf16 reads them twice and writes them once
     assert all(6.0 <= bytes_ <= 6.1 for name, bytes_ in measured["bytes a logit"].items() if "bfloat16" in name)
 
