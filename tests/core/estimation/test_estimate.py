@@ -121,6 +121,23 @@ def test_each_stage_of_zero_shards_its_parts(
 
 
 @pytest.mark.parametrize(
+    ("micro_steps", "kept"),
+    [
+        (1, (30 + 4000 - 700, 30, 30)),  # most is allocated in the step, where all gradients are there
+        (2, (30 + 4000 - 700, 30 + 3900, 30 + 4000)),  # gradients that are added up are outside of the graphs, too
+    ],
+)
+def test_graphs_keep_what_a_micro_step_allocates_and_a_copy_of_its_batch(
+    micro_steps: int, kept: tuple[int, int, int]
+) -> None:
+    windows = {name: {**parts, "batch": 30} for name, parts in WINDOWS.items()}
+    for graphs in (True, False):
+        found = memory_per_process(windows, Sharding(1, None, micro_steps, cuda_graphs=graphs), sizes(1000))
+        expected = kept if graphs else (0, 0, 0)
+        assert tuple(parts.get("kept by CUDA graphs", 0) for parts in found.values()) == expected
+
+
+@pytest.mark.parametrize(
     ("stage", "micro_steps", "offloaded", "device", "host"),
     [
         (1, 1, {"offload_optimizer"}, (4000, 3900, 4000 + 1000), (2000, 2000, 1000 + 1000)),  # with the largest weight

@@ -416,6 +416,15 @@ def test_what_cannot_be_traced_is_named() -> None:
         block(torch.ones(2))
 
 
+def test_the_innermost_line_of_a_model_is_named() -> None:
+    lines = ["Unsupported call", "from user code:"]
+    lines += [f'  File "{place}.py", line 3, in forward' for place in ("/a/model", "/a/layer", "/lib/torch/nn/linear")]
+    assert compilation.describe(RuntimeError("\n".join(lines))) == (
+        'Unsupported call, File "/a/layer.py", line 3, in forward'
+    )
+    assert compilation.describe(RuntimeError("no place")) == "no place"
+
+
 def test_plugins_run_the_model_with_any_shape() -> None:
     block = nn.Linear(4, 4)
     block.compile(backend=compilation.TRACE_ONLY, fullgraph=True, dynamic=False)
@@ -459,6 +468,12 @@ def test_auto_compiles_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert compilation.choose(parse(), gpu) == ("blocks", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: compilation.MIN_CAPABILITY)
+    assert compilation.choose(parse(), gpu) == ("blocks", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
+    assert compilation.choose(parse(), gpu) == ("off", "Tesla P40 is older than compute capability 7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert compilation.choose(parse(precision="fp8"), gpu) == ("blocks", None)
     assert compilation.choose(parse(compile="off"), gpu) == ("off", None)
     monkeypatch.setattr(type(parse().architecture), "compile_obstacle", "it counts tokens")

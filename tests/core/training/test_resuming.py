@@ -92,3 +92,27 @@ def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
         resume({}, changes, stores)
     assert re.findall(r"--allow-change (\S+)", str(refused.value)) == keys
     resume({}, changes, stores, frozenset(keys))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, []),
+        ({"graphs": True}, {}, ["cuda_graphs was true, and is false: the steps from here on may be rounded"]),
+        ({}, {"graphs": True}, ["cuda_graphs was false, and is true: the steps from here on may be rounded"]),
+        # graphs are compiled whole, so one notice is enough where that is new
+        ({"compile": "blocks"}, {"graphs": True}, ["compile was blocks, and is whole: the steps from here on are"]),
+        ({"stream": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its steps are"]),
+    ],
+)
+def test_a_run_that_is_rounded_in_another_way_says_so(
+    before: dict[str, Any], now: dict[str, Any], words: list[str]
+) -> None:
+    def world(start: dict[str, Any]) -> dict[str, Any]:
+        return {"compile": start.get("compile", "whole"), "bf16_stream": start.get("stream", False)}
+
+    given = {**toy.parameters(Path("train")), "compile": "whole", "cuda_graphs": now.get("graphs", False)}
+    parameters = Parameters.from_dict(given, source="test")
+    manifest = {"world": world(before), "parameters": {"cuda_graphs": before.get("graphs", False)}}
+    found = list(changes.other_rounding(manifest, world(now), parameters))
+    assert [line[: len(start)] for line, start in zip(found, words, strict=True)] == words

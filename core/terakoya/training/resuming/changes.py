@@ -4,7 +4,7 @@ user's consent, and what its tensors are of not at all."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +127,27 @@ def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(UserError):
         return Parameters.from_dict(written, source="manifest.json").dump()
     return written
+
+
+def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parameters: Parameters) -> Iterator[str]:
+    """Yields what makes steps of the run from `manifest` on differ in their rounding; `world` is that of this start."""
+    before, never_stopped = manifest["world"], "those of a run that was never stopped"
+    compiled = before.get("compile", "off"), world["compile"]
+    if compiled[0] != compiled[1]:
+        yield (
+            f"compile was {compiled[0]}, and is {compiled[1]}: the steps from here on are rounded differently from "
+            f"{never_stopped}"
+        )
+    graphs = manifest["parameters"].get("cuda_graphs", False)
+    if compiled[0] == compiled[1] and graphs != parameters.cuda_graphs:
+        yield (
+            f"cuda_graphs was {str(graphs).lower()}, and is {str(not graphs).lower()}: the steps from here on may be "
+            f"rounded differently from {never_stopped}"
+        )
+    streams = [each.get("bf16_stream", False) for each in (before, world)]
+    if streams[0] != streams[1]:
+        modes = ["the bf16 stream" if each else "autocast" for each in streams]
+        yield (
+            f"the run used {modes[0]}, and uses {modes[1]} from here on: its steps are rounded differently from "
+            f"{never_stopped}"
+        )

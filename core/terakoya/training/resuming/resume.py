@@ -17,7 +17,7 @@ from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.resuming.changes import refuse_changes
+from terakoya.training.resuming.changes import other_rounding, refuse_changes
 from terakoya.training.rollback import Rollback
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
@@ -81,25 +81,8 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         check_base_unchanged(trainer.facts["started_from"], started_from)
     if forked_from is not None:
         trainer.facts = {**trainer.facts, "forked_from": forked_from}
-    before = manifest["world"].get("compile", "off")
-    if before != trainer.compiled:
-        run_log.warn(
-            f"compile was {before}, and is {trainer.compiled}: the steps from here on are rounded differently from "
-            "those of a run that was never stopped"
-        )
-    graphs = manifest["parameters"].get("cuda_graphs", False)
-    if before == trainer.compiled and graphs != run.parameters.cuda_graphs:
-        run_log.warn(
-            f"cuda_graphs was {str(graphs).lower()}, and is {str(not graphs).lower()}: the steps from here on may be "
-            "rounded differently from those of a run that was never stopped"
-        )
-    streams = [each["world"].get("bf16_stream", False) for each in (manifest, trainer.facts)]
-    if streams[0] != streams[1]:
-        modes = ["the bf16 stream" if each else "autocast" for each in streams]
-        run_log.warn(
-            f"the run used {modes[0]}, and uses {modes[1]} from here on: its steps are rounded differently from those "
-            "of a run that was never stopped"
-        )
+    for message in other_rounding(manifest, trainer.facts["world"], run.parameters):
+        run_log.warn(message)
     with reading(folder):
         now = run.parameters.dump()
         if any(manifest["parameters"].get(key) != now[key] for key in ("architecture", "objective")):
