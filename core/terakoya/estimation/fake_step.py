@@ -27,7 +27,7 @@ from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.memory_tracker import BATCH, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
+from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
 from terakoya.training import setup
@@ -242,6 +242,8 @@ def _simulate(
         )  # fmt: skip
         engine = engines.build(alone, module, vocabulary, context, 1, rows)
         assert isinstance(engine, DDPEngine), "engine_memory accounts for several processes"
+        if engine.copies is not None:
+            tracker.assign(engine.copies.copies, CAST_WEIGHTS)
         trained = [each for each in module.parameters() if each.requires_grad]
         tracker.enter(STEP, others=OPTIMIZER)
         for each in trained:

@@ -12,7 +12,7 @@ import toy
 from torch import nn
 
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.fake_step import BACKWARD, LATE_BACKWARD, fake_tensors, model_sizes, simulate_step
+from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, fake_tensors, model_sizes, simulate_step
 from terakoya.estimation.memory_tracker import SCRATCH
 from terakoya.estimation.synthetic_rows import row_statistics, synthetic_vocabulary
 from terakoya.rows.row_source import RowSource
@@ -56,9 +56,9 @@ def test_hidden_states_are_measured_in_the_precision_of_the_runs_engine() -> Non
         given = ["precision=bf16", "architecture.num_hidden_layers=1", *changes]
         parameters = Parameters.load(PRESETS / "tiny_bert.json", given)
         windows = simulate_step(parameters, VOCABULARY, rows=2, gradients_stay=False, gpu=True).windows
-        return windows[BACKWARD]["activations"]
+        return windows[FORWARD]["activations"]
 
-    assert kept() < 0.95 * kept("autocast=true")
+    assert kept() < 0.8 * kept("autocast=true")
     assert kept("autocast=true") == kept('parallel={"engine": "fsdp"}')
 
 

@@ -158,7 +158,9 @@ def flash(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
     def flat(states: Tensor) -> Tensor:
-        return states.transpose(1, 2).flatten(0, 1).to(dtype).contiguous()
+        flat_states = states.transpose(1, 2).flatten(0, 1).to(dtype)
+        # the kernel takes heads that are parts of longer rows, but each value next to the last
+        return flat_states if flat_states.stride(-1) == 1 else flat_states.contiguous()
 
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
         flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is 1 / sqrt(D)

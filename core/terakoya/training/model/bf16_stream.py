@@ -22,16 +22,25 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.toolkit.objectives.padded_head import can_be_padded, pad_rows
+from terakoya.training.model.bf16_encoder_blocks import (
+    ATTENTIONS,
+    COPIES,
+    LAYERS,
+    OUTPUTS,
+    Attention,
+    Layer,
+    Output,
+    can_branch,
+    join_copies,
+    projections,
+)
+from terakoya.training.model.bf16_functions import DTYPE, Product, Rounded, Rows
 
-DTYPE = torch.bfloat16
-COPIES = "bf16_copies"
-"""The attribute of a layer in which its copies are, by the name of the parameter."""
 PADDED_COPIES = "bf16_padded_copies"
 """The same of a vocabulary head with W rows, of which `COPIES` has the first O; the further rows stay 0."""
 
@@ -57,11 +66,11 @@ class WeightCopies:
             setattr(head, PADDED_COPIES, padded)
         for layer in module.modules():
             streamed = _PaddedLinear if hasattr(layer, PADDED_COPIES) else _streamed_class(layer)
-            if streamed is None:
+            if streamed is None or not _can_be(streamed, layer, by_weight):
                 continue
             layer.__class__ = streamed
-            if issubclass(streamed, nn.Embedding):
-                continue
+            if issubclass(streamed, Attention):
+                join_copies(layer, by_weight)
             copies = {
                 name: by_weight.setdefault(weight, weight.detach().to(DTYPE))
                 for name, weight in layer._parameters.items()
@@ -78,78 +87,17 @@ class WeightCopies:
                 torch._foreach_copy_(self.copies, self.weights)
 
 
-class _Product(torch.autograd.Function):
-    """A linear layer of bf16 copies whose gradients go to the float32 weights. It takes rows (N, I): of an input with
-    more dimensions torch would return a view, which models may not change in place. Copies may have rows that the
-    weights have not, in which gradients are cut off."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weight_copy: Tensor,
-        bias_copy: Tensor | None,
-        outputs_first: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(rows, weight_copy)
-        ctx.outputs_first, ctx.outputs = outputs_first, len(weight)
-        return F.linear(rows, weight_copy if outputs_first else weight_copy.t(), bias_copy)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        needs_rows, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        of_rows = of_weight = of_bias = None
-        if needs_rows:
-            of_rows = gradient @ (weight if ctx.outputs_first else weight.t())
-        if needs_weight:
-            of_weight = float_product(gradient.t(), rows) if ctx.outputs_first else float_product(rows.t(), gradient)
-        if needs_bias:
-            of_bias = gradient.sum(0, dtype=torch.float32)
-        if ctx.outputs_first and len(weight) > ctx.outputs:
-            for each in (of_weight, of_bias):
-                if each is not None:  # in place: to a view autograd cannot add a tied embedding's gradient in place
-                    each.resize_(ctx.outputs, *each.shape[1:])
-        return of_rows, of_weight, of_bias, None, None, None
-
-
-class _Rounded(torch.autograd.Function):
-    """A weight's bf16 copy in the forward; its gradient becomes float32."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, copy: Tensor) -> Tensor:
-        return copy.view_as(copy)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.float(), None
-
-
-def float_product(left: Tensor, right: Tensor) -> Tensor:
-    """Returns the product of two bf16 matrices in float32. Only a GPU's kernel can return its float32 sums; elsewhere
-    they are rounded to bf16 first, as under autocast."""
-    if left.device.type == "cuda":
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.mm(left, right).float()
-
-
 def _product(layer: nn.Module, states: Tensor, copies: Mapping[str, Tensor], *, outputs_first: bool) -> Tensor:
     """Returns the product of `states` (..., I) with `copies` of the weights of `layer`, (..., O) or (..., W)."""
     rows = states.to(DTYPE).reshape(-1, states.shape[-1])
-    product: Tensor = _Product.apply(
-        rows, layer.weight, layer.bias, copies["weight"], copies.get("bias"), outputs_first
-    )
+    product: Tensor = Product.apply(rows, layer.weight, layer.bias, copies["weight"], copies.get("bias"), outputs_first)
     return product.view(*states.shape[:-1], -1)
 
 
 def _norm(function: Callable[..., Tensor], layer: nn.Module, states: Tensor, eps: float) -> Tensor:
     """Returns torch's norm `function` of `states` (..., H), computed in float32, in bf16."""
     copies = getattr(layer, COPIES)
-    affine = [_Rounded.apply(layer.get_parameter(name), copy) for name, copy in copies.items()]
+    affine = [Rounded.apply(layer.get_parameter(name), copy) for name, copy in copies.items()]
     shape = copies["weight"].shape
     with torch.autocast(states.device.type, enabled=False):  # it would return float32
         if states.device.type == "cuda":
@@ -176,10 +124,9 @@ class _Conv1D(Conv1D):  # weights (I, O)
 
 
 class _Embedding(nn.Embedding):
-    """Reads float32 rows and rounds them: gradients of a frequent token are added up in float32."""
-
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).to(DTYPE)
+        rows: Tensor = Rows.apply(input, self.weight, getattr(self, COPIES)["weight"], self.padding_idx)
+        return rows
 
 
 class _LayerNorm(nn.LayerNorm):
@@ -211,30 +158,42 @@ CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     Conv1D: _Conv1D,
     NewGELUActivation: _TanhGELU,
 }
-NAMED_NORMS: Sequence[tuple[str, str]] = (
+NAMED_NORMS = (
     ("llama", "LlamaRMSNorm"),
     ("qwen3", "Qwen3RMSNorm"),
     ("t5", "T5LayerNorm"),
     ("deberta", "DebertaLayerNorm"),
 )
 """Families and classes of the norms that Transformers writes out."""
+NAMED: Mapping[type[nn.Module], Sequence[tuple[str, str]]] = {
+    _NamedNorm: NAMED_NORMS,
+    Attention: ATTENTIONS,
+    Layer: LAYERS,
+    Output: OUTPUTS,
+}
+"""What is mixed into classes of Transformers, which are only imported where a model has one."""
 
 
 def _streamed_class(layer: nn.Module) -> type[nn.Module] | None:
     """Returns the class for the stream of `layer`; None where it has none, as a subclass of one that has."""
     if isinstance(layer, nn.LayerNorm) and not layer.elementwise_affine:
         return None
-    found = CLASSES.get(type(layer))
-    if found is None and _is_named_norm(type(layer)):
-        found = CLASSES[type(layer)] = cast(
-            "type[nn.Module]", type(f"_{type(layer).__name__}", (_NamedNorm, type(layer)), {})
-        )
+    kind = type(layer)
+    found = CLASSES.get(kind)
+    for own, names in NAMED.items() if found is None else ():
+        if any(
+            kind is getattr(sys.modules.get(f"transformers.models.{i}.modeling_{i}"), name, None) for i, name in names
+        ):
+            found = CLASSES[kind] = cast("type[nn.Module]", type(f"_{kind.__name__}", (own, kind), {}))
     return found
 
 
-def _is_named_norm(kind: type[nn.Module]) -> bool:
-    """Whether `kind` is one of `NAMED_NORMS`, whose modules are only imported where a model has one."""
-    return any(
-        kind is getattr(sys.modules.get(f"transformers.models.{family}.modeling_{family}"), name, None)
-        for family, name in NAMED_NORMS
-    )
+def _can_be(streamed: type[nn.Module], layer: Any, taken: Mapping[nn.Parameter, Tensor]) -> bool:
+    """Whether the parts and the settings of `layer` are those that the class `streamed` needs."""
+    if issubclass(streamed, Attention):
+        return not layer.is_cross_attention and can_branch(projections(layer), taken)
+    if issubclass(streamed, Layer):
+        return can_branch((layer.intermediate.dense,), {})
+    if issubclass(streamed, nn.Embedding):
+        return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+    return not issubclass(streamed, Output) or _streamed_class(layer.LayerNorm) is not None

@@ -1,0 +1,201 @@
+"""Functions of the bf16 stream, forward and backward: products, sums with norms, and rows of embeddings.
+
+They read bf16 copies of weights, and return float32 gradients for the weights themselves.
+
+Letters in shapes: N positions, I inputs, O outputs, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+DTYPE = torch.bfloat16
+OURS = "terakoya_may_overwrite"
+"""The attribute of a gradient that a function below made and gave to nobody but the function that receives it. A
+gradient that autograd adds up, changes or makes itself is another tensor, without it."""
+
+
+class Product(torch.autograd.Function):
+    """A linear layer of bf16 copies whose gradients go to the float32 weights. It takes rows (N, I): of an input with
+    more dimensions torch would return a view, which models may not change in place. Copies may have rows that the
+    weights have not, in which gradients are cut off."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_copy: Tensor,
+        bias_copy: Tensor | None,
+        outputs_first: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight_copy)
+        ctx.outputs_first, ctx.outputs = outputs_first, len(weight)
+        return F.linear(rows, weight_copy if outputs_first else weight_copy.t(), bias_copy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        needs_rows, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        of_rows = of_weight = of_bias = None
+        if needs_rows:
+            of_rows = gradient @ (weight if ctx.outputs_first else weight.t())
+        if needs_weight:
+            of_weight = float_product(gradient.t(), rows) if ctx.outputs_first else float_product(rows.t(), gradient)
+        if needs_bias:
+            of_bias = gradient.sum(0, dtype=torch.float32)
+        if ctx.outputs_first and len(weight) > ctx.outputs:
+            for each in (of_weight, of_bias):
+                if each is not None:  # in place: to a view autograd cannot add a tied embedding's gradient in place
+                    each.resize_(ctx.outputs, *each.shape[1:])
+        return of_rows, of_weight, of_bias, None, None, None
+
+
+class Rounded(torch.autograd.Function):
+    """A weight's bf16 copy in the forward; its gradient becomes float32."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, copy: Tensor) -> Tensor:
+        return copy.view_as(copy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.float(), None
+
+
+def float_product(left: Tensor, right: Tensor) -> Tensor:
+    """Returns the product of two bf16 matrices in float32. Only a GPU's kernel can return its float32 sums; elsewhere
+    they are rounded to bf16 first, as under autocast."""
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.mm(left, right).float()
+
+
+class Rows(torch.autograd.Function):
+    """Rows of an embedding's bf16 copy. Their gradients are added up in float32: in bf16, a frequent token such as
+    `[MASK]` would lose most of its thousands of summands."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, weight_copy: Tensor, padding_id: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows, ctx.padding_id = len(weight), -1 if padding_id is None else padding_id
+        return F.embedding(ids, weight_copy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        of_weight = torch.ops.aten.embedding_dense_backward(gradient.float(), ids, ctx.rows, ctx.padding_id, False)
+        return None, of_weight, None, None
+
+
+class Branch(torch.autograd.Function):
+    """Where a residual sum begins: linear layers of the same states (..., I), and these states again, for the sum.
+
+    What comes back through the sum is what the gradients of the products are added to, as they are computed. Several
+    layers read copies that lie in one tensor, and are one product in the forward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight_copy: Tensor, bias_copy: Tensor | None, *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Returns the result (..., O) of each layer, and `states`.
+
+        Args:
+            weight_copy: of all layers, one below the other; `bias_copy` likewise.
+            parameters: the weights of all layers, then their biases, each None where there is none.
+        """
+        weights = parameters[: len(parameters) // 2]
+        ctx.outputs = [len(weight) for weight in weights if weight is not None]
+        ctx.save_for_backward(states, weight_copy)
+        products = F.linear(states, weight_copy, bias_copy)
+        parts = products.split(ctx.outputs, -1) if len(ctx.outputs) > 1 else (products,)
+        return *parts, states.view_as(states)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight_copy = ctx.saved_tensors
+        rows = states.reshape(-1, states.shape[-1])
+        of_products = [each.reshape(-1, each.shape[-1]) for each in gradients[:-1]]
+        needs_states, _, _, *needed = ctx.needs_input_grad
+        needs_weight, needs_bias = needed[: len(of_products)], needed[len(of_products) :]
+        of_states = None
+        if needs_states:
+            of_states = (
+                gradients[-1] if is_ours(gradients[-1]) else gradients[-1].clone(memory_format=torch.contiguous_format)
+            )
+            for gradient, weight in zip(of_products, weight_copy.split(ctx.outputs), strict=True):
+                of_states.view_as(rows).addmm_(gradient, weight)
+        pairs = zip(of_products, needs_weight, strict=True)
+        of_weights = [float_product(each.t(), rows) if needs else None for each, needs in pairs]
+        pairs = zip(of_products, needs_bias, strict=True)
+        of_biases = [each.sum(0, dtype=torch.float32) if needs else None for each, needs in pairs]
+        return of_states, None, None, *of_weights, *of_biases
+
+
+class SumNorm(torch.autograd.Function):
+    """Where a residual sum ends: the layer norm of states (..., H) after dropout plus the residual (..., H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        weight_copy: Tensor,
+        bias_copy: Tensor,
+        eps: float,
+        dropout: float,
+    ) -> Tensor:
+        ctx.scale = 1.0 / (1.0 - dropout) if dropout < 1.0 else 0.0
+        kept = None
+        if dropout:
+            kept = torch.empty_like(states, dtype=torch.bool).bernoulli_(1.0 - dropout)
+            total = torch.addcmul(residual, states, kept, value=ctx.scale)
+        else:
+            total = states + residual
+        normed, mean, deviation = torch.native_layer_norm(
+            _wide(total), weight.shape, _wide(weight_copy), _wide(bias_copy), eps
+        )
+        ctx.save_for_backward(total, mean, deviation, weight_copy, bias_copy, kept)
+        return normed.to(DTYPE)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        total, mean, deviation, weight_copy, bias_copy, kept = ctx.saved_tensors
+        needs_states, needs_residual, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        of_total, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+            _wide(gradient.contiguous()), _wide(total), weight_copy.shape, mean, deviation, _wide(weight_copy),
+            _wide(bias_copy), [needs_states or needs_residual, needs_weight, needs_bias],
+        )  # fmt: skip
+        of_states = of_total = of_total.to(DTYPE) if needs_states or needs_residual else None
+        if kept is not None and of_total is not None:
+            of_states = torch.ops.aten.native_dropout_backward(of_total, kept, ctx.scale)
+            if not torch.compiler.is_compiling():
+                setattr(of_total, OURS, True)
+        return (
+            of_states, of_total, of_weight.float() if needs_weight else None, of_bias.float() if needs_bias else None,
+            None, None, None, None,
+        )  # fmt: skip
+
+
+def is_ours(gradient: Tensor) -> bool:
+    """Whether nobody else reads `gradient`. A compiler decides itself what is computed in place."""
+    return not torch.compiler.is_compiling() and getattr(gradient, OURS, False)
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Returns `values` as norms take them: a CPU's kernels for bf16 add up the gradients of weight and bias in bf16."""
+    return values if values.device.type == "cuda" else values.float()
