@@ -111,8 +111,12 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         if rows != preset_rows
         else "The preset's.",
         "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run.",
-        "parameters.batch_size": f"{rows:,} row{plural(rows)} of {length:,} tokens a step. The preset has "
-        f"{preset_rows:,}; a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch.",
+        "parameters.batch_size": f"{rows:,} row{plural(rows)} of {length:,} tokens a step"
+        + (
+            f". The preset has {preset_rows:,}; a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch."
+            if rows != preset_rows
+            else ", as in the preset."
+        ),
         "parameters.micro_batch_size": f"Rows that one process computes at once: {memory}"
         + (f" of {estimated.device.memory / 2**30:,.0f} GiB." if estimated.device.memory else "."),
         "parameters.max_steps": f"{choice.steps:,} step{plural(choice.steps)} x {rows:,} row{plural(rows)} "

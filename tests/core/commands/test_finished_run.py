@@ -66,3 +66,9 @@ def test_an_export_gets_a_name_that_is_free(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model-2").mkdir()
     assert next_command.export_words(run / "checkpoints/step-00000002")[-1] == tmp_path / "model-3"
+
+
+def test_a_store_gets_a_name_that_is_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store").mkdir()
+    next_command.after_tokenizer(tmp_path / "extended", ["c.txt"])
+    assert f"--out {tmp_path}/store-2\n" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def after_tokenizer(out: Path, corpus: Iterable[object], *, field: str = "text",
         *(["--documents", documents] if documents != "blank" else []),
     ]
     files = [str(each) for each in corpus] or ["CORPUS"]
-    show("prepare", *files, "--tokenizer", out, "--out", out.with_name("store"), *options)
+    show("prepare", *files, "--tokenizer", out, "--out", free_name(out.with_name("store")), *options)
 
 
 def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None) -> None:
@@ -74,7 +74,7 @@ def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None)
     else:
         store = out
     words: list[str] = ["train", "tiny_instruction" if facts.answers else preset_for(facts)]
-    words += ["--out", str(out.with_name("run"))]
+    words += ["--out", str(free_name(out.with_name("run")))]
     if facts.answers:
         words += ["--set", "start_from=MODEL"]
     elif facts.vocabulary.mask is not None and not facts.word_starts:  # the presets of a BERT mask whole words
@@ -121,9 +121,13 @@ def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:
 def export_words(run: Path) -> tuple[str | Path, ...]:
     """Returns the words of an `export` of a run or a checkpoint to a new folder next to the run."""
     folder = run if run.parent.name != "checkpoints" else run.parent.parent
-    names = ("model", *(f"model-{number}" for number in range(2, 100)))
-    free = (out for name in names if not (out := folder.with_name(name)).exists())
-    return ("export", run, "--out", next(free, "MODEL"))
+    return ("export", run, "--out", free_name(folder.with_name("model")))
+
+
+def free_name(folder: Path) -> Path:
+    """Returns `folder`, or where it exists the first of `folder-2`, `folder-3`, ... that does not."""
+    names = (folder.name, *(f"{folder.name}-{number}" for number in range(2, 100)))
+    return next((free for name in names if not (free := folder.with_name(name)).exists()), folder)
 
 
 def after_training(run: Path) -> None:
