@@ -37,7 +37,8 @@ def resume(
         for changes in (before, now)
     )
     log = Log()
-    changes.refuse_changes({"parameters": old.dump(), "stores": STORES}, new, stores, log, allow)  # type: ignore[arg-type]
+    manifest = {"parameters": old.dump(), "stores": STORES}
+    changes.refuse_changes(Path("run"), manifest, new, stores, log, allow)  # type: ignore[arg-type]
     return log.lines
 
 
