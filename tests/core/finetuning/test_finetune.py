@@ -17,13 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from terakoya import finetune
 from terakoya.errors import UserError
-from terakoya.finetuning import metrics
+from terakoya.finetuning import loop, metrics
 from terakoya.finetuning.answers import Answers
-from terakoya.finetuning.entities import NamedEntities
-from terakoya.finetuning.model import load_fast_tokenizer
+from terakoya.finetuning.entities import NamedEntities, TaggedText, _without_spaces
+from terakoya.finetuning.model import load_fast_tokenizer, load_with_head
 from terakoya.finetuning.rows import Row
 from terakoya.finetuning.settings import TuningSettings
 from terakoya.finetuning.task import IGNORED, TextEncoder
+from terakoya.finetuning.texts import Classification
 from terakoya.toolkit.formats import folder_digests
 
 FAST = TuningSettings(learning_rates=(1e-2,), epochs=(4,), batch_size=8)
@@ -68,6 +69,35 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     record = json.loads((tmp_path / "one/terakoya_scores.json").read_text())["finetuned"]["e.jsonl"]
     assert record["scores"]["eval"]["accuracy"]["values"] == accuracy.values and record["settings"]["epochs"] == 3
     assert folder_digests.find_changes(tmp_path / "one") == []
+
+
+def test_the_weights_of_the_best_seed_are_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+
+    def score(batches: Any, *arguments: Any, **options: Any) -> dict[str, float]:
+        seen.append(batches.model.classifier.weight.detach().clone())
+        return {"accuracy": (0.3, 0.9, 0.6)[len(seen) - 1]}
+
+    monkeypatch.setattr("terakoya.finetuning.search._score", score)
+    file = write(tmp_path / "t.jsonl", classified(8, 1))
+    settings = TuningSettings(epochs=(1,), seeds=3)
+    result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+    written = load_file(tmp_path / "out/model.safetensors")["classifier.weight"]
+    assert torch.equal(written, seen[1]) and not torch.equal(seen[0], seen[1])
+    assert result.scores["eval"]["accuracy"].mean == pytest.approx(0.6)
+
+
+def test_padding_changes_no_logits(model: Path) -> None:
+    rows = [Row("x", {"text": "mi " * count, "label": count % 2}) for count in (1, 12, 4)]
+    task = Classification(rows)
+    tokenizer = load_fast_tokenizer(model, trust=False, needs_offsets=False)
+    features = task.features(task.read(rows), TextEncoder(tokenizer, max_length=24, stride=1))
+    classifier = load_with_head(model, task, seed=1, trust=False)
+    together, alone = (
+        loop.predict(loop.Batches(classifier, task, pad=0, precision="fp32"), features, batch_size=size)
+        for size in (3, 1)
+    )
+    assert np.allclose(together, alone, atol=1e-5) and not np.allclose(alone[0], alone[1], atol=1e-3)
 
 
 @pytest.mark.slow
@@ -196,6 +226,16 @@ def test_positions_in_japanese_text_are_characters(japanese: Path) -> None:
     perfect = np.eye(3)[np.where(np.array(feature.target) == IGNORED, 0, feature.target)]
     assert tagging.scores(tagging.read([row]), [feature], [perfect])["f1"] == 1
 
+    words = ["読み終えた本", "を", "図書館"]
+    tagging = NamedEntities([Row("x", {"tokens": words, "tags": ["B-BOOK", "O", "B-PLACE"]})])
+    (feature,) = tagging.features([TaggedText(words, frozenset(), ["B-BOOK", "O", "B-PLACE"])], encoder)
+    assert [span for span in feature.spans if span is not None] == [(0, 1), (1, 2), (2, 3)]
+    assert len(feature.spans) > 5  # words of several pieces, of which the first has the tag
+    assert [tagging.labels[each] for each in feature.target if each != IGNORED] == ["B-BOOK", "O", "B-PLACE"]
+
+    assert _without_spaces("x 東京 ", 1, 5) == (2, 4) and _without_spaces("x  ", 1, 3) is None
+
+    name = text[start : start + 9]  # some windows have a part of it
     asked = Row("x", {"question": "何？", "context": text * 4, "answers": [{"text": name, "answer_start": start}]})
     answering = Answers([asked])
     windows = answering.features(answering.read([asked]), encoder)

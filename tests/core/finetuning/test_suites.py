@@ -62,7 +62,7 @@ def data(tmp_path: Path) -> Path:
         rows = [{"sentence": each["text"], "label": each["label"]} for each in classified(48, seed)]
         write(tmp_path / f"data/toy-v1/{name}-v1.json", rows)
     draw = random.Random(3)
-    pairs = [[" ".join(draw.choices(WORDS, k=4)) for _ in range(2)] for _ in range(20)]
+    pairs = [[" ".join(draw.choices(WORDS, k=draw.randint(1, 6))) for _ in range(2)] for _ in range(20)]
     lines = [f"{one}\t{other}\t{len({*one.split()} & {*other.split()})}" for one, other in pairs]
     (tmp_path / "data/likeness.tsv").write_text("\n".join(lines))
     return tmp_path / "data"
