@@ -163,7 +163,7 @@ def table(evaluation: Evaluation) -> Table:
     columns = [name for name in names if name not in COUNTS] + [name for name in names if name in COUNTS]
     grid = Table("data" if evaluation.measure else "task", box=None, header_style="bold", pad_edge=False)
     for name in columns:
-        grid.add_column(name.replace("_", " "), justify="right")
+        grid.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for data, numbers in evaluation.results.items():
         grid.add_row(Text(data), *(_cell(name, numbers.get(name)) for name in columns))
     return grid

@@ -16,7 +16,7 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     from rich.text import Text
 
     from terakoya.estimation.layouts.find_layouts import NOT_VALIDATED
-    from terakoya.log import console
+    from terakoya.log import console, translated
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in (
@@ -41,7 +41,7 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     )
     console().print(table)
     for note in layouts.notes:
-        console().print(f"note: {note}", markup=False, soft_wrap=True)
+        console().print(f"note: {translated(note)}", markup=False, soft_wrap=True)
     supported = layouts.fastest_supported
     if supported is not None:
         console().print("the fastest supported layout, to write into the parameters:")
