@@ -147,5 +147,5 @@ def test_a_deleted_job_saves_before_it_is_killed(cluster: Path, store: Path, tmp
 
 
 def test_a_job_whose_plan_is_wrong_ends_for_good(cluster: Path, store: Path, tmp_path: Path) -> None:
-    job = submit(store, tmp_path / "run", {}, data={"train": [{"store": str(tmp_path / "no store"), "weight": 1.0}]})
+    job = submit(tmp_path / "no_store", tmp_path / "run", {})
     assert job.wait() == JobState("ended", "exit code 2", done=True, failed=True), job.printed()
