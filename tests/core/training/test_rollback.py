@@ -163,7 +163,7 @@ def test_a_run_goes_back_so_often_and_ends_then_with_exit_code_3(
 
     bounded = settings(store, spikes={**ROLLBACK, "max_rollbacks": 2, "lasting_steps": 2})
     for _ in range(2):
-        with pytest.raises(Diverged, match=r"gone back 2 time\(s\), and spikes.max_rollbacks is 2") as error:
+        with pytest.raises(Diverged, match=r"gone back 2 times, and spikes.max_rollbacks is 2") as error:
             train(monkeypatch, bounded, tmp_path / "run", spoil=never_ends)
         assert error.value.exit_code == 3 and str(store) in str(error.value)
     assert {record["number"] for record in toy.records(tmp_path / "run", "rollback").values()} == {1, 2}
