@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from terakoya.training.model.bf16_encoder_blocks import Attention, Layer, Output
-from terakoya.training.model.bf16_functions import OURS, Branch, SumNorm
+from terakoya.training.model.bf16_functions import OURS, Branch, SumNorm, sum_with_products
 from terakoya.training.model.bf16_stream import WeightCopies
 
 SIZES = {
@@ -236,3 +236,15 @@ def test_the_copies_of_joined_weights_follow_them() -> None:
     inner = model.encoder.layer[1].attention
     expected = torch.cat([each.weight for each in (inner.self.query, inner.self.key, inner.self.value)])
     assert torch.equal(inner.bf16_joined_copies["weight"], expected.bfloat16())
+
+
+def test_the_sum_with_products_for_a_compiler_is_that_of_float64() -> None:
+    rows, width = 6, 8
+    summand, left = torch.randn(2, 3, width).bfloat16(), [torch.randn(rows, each).bfloat16() for each in (4, 5, 6)]
+    right = torch.randn(15, width).bfloat16().split([4, 5, 6])
+    for number in (1, 3):
+        given = left[:number], right[:number]
+        products = sum(one.double() @ other.double() for one, other in zip(*given, strict=True))
+        got = sum_with_products(summand, *given)
+        assert got.dtype == torch.bfloat16 and got.shape == summand.shape
+        close(got, summand.double() + products.view_as(summand), f"{number} products")

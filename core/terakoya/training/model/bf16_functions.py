@@ -7,6 +7,8 @@ Letters in shapes: N positions, I inputs, O outputs, H hidden size.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -131,11 +133,14 @@ class Branch(torch.autograd.Function):
         needs_weight, needs_bias = needed[: len(of_products)], needed[len(of_products) :]
         of_states = None
         if needs_states:
-            of_states = (
-                gradients[-1] if is_ours(gradients[-1]) else gradients[-1].clone(memory_format=torch.contiguous_format)
-            )
-            for gradient, weight in zip(of_products, weight_copy.split(ctx.outputs), strict=True):
-                of_states.view_as(rows).addmm_(gradient, weight)
+            of_states = gradients[-1]
+            weights = weight_copy.split(ctx.outputs)
+            if torch.compiler.is_compiling() and of_states.device.type == "cuda":
+                of_states = sum_with_products(of_states, of_products, weights)
+            else:
+                of_states = of_states if is_ours(of_states) else of_states.clone(memory_format=torch.contiguous_format)
+                for gradient, weight in zip(of_products, weights, strict=True):
+                    of_states.view_as(rows).addmm_(gradient, weight)
         pairs = zip(of_products, needs_weight, strict=True)
         of_weights = [float_product(each.t(), rows) if needs else None for each, needs in pairs]
         pairs = zip(of_products, needs_bias, strict=True)
@@ -189,6 +194,14 @@ class SumNorm(torch.autograd.Function):
             of_states, of_total, of_weight.float() if needs_weight else None, of_bias.float() if needs_bias else None,
             None, None, None, None,
         )  # fmt: skip
+
+
+def sum_with_products(summand: Tensor, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """Returns `summand` (..., I) plus the product of each of `left` (N, O) with its one of `right` (O, I), for a GPU's
+    compiler: it adds all up in one kernel, where `addmm` would copy each time what it adds to. `summand` comes last,
+    since the compiler makes `addmm` of a product that is added last."""
+    products = [one @ other for one, other in zip(left, right, strict=True)]
+    return summand + functools.reduce(torch.add, products).view_as(summand)
 
 
 def is_ours(gradient: Tensor) -> bool:
