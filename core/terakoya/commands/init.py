@@ -48,11 +48,12 @@ def command(
     work: Annotated[Path, typer.Option(help="The folder for tokenizer, stores, run and model.")] = Path("work"),
     out: Annotated[Path, typer.Option(help="The new pipeline file.")] = Path("pipeline.json"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is the default.")] = False,
 ) -> None:
     """Write a pipeline file for a corpus and a machine, with the reason for each number.
 
-    Asks in a terminal for what is not given: corpus, family, goal and hours; for the GPU only where goal or hours are
-    left open. Reads samples of the corpus.
+    Asks in a terminal for what is not given, unless --yes: corpus, family, goal and hours; for the GPU only where goal
+    or hours are left open. Reads samples of the corpus.
     """
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.log import console, error_console, translated
@@ -64,26 +65,33 @@ def command(
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; choose another name with --out, or overwrite it with --force")
     check_writable(out)
+    asks = not yes and _asks()
     if corpus:
         facts = look_at(corpus)
     else:
         question = "corpus: files or folders of text"
         corpus, facts = _ask(
-            question, None, lambda text: (_paths(text), look_at(_paths(text))), missing="CORPUS: expected files of text"
+            question,
+            None,
+            lambda text: (_paths(text), look_at(_paths(text))),
+            asks,
+            missing="CORPUS: expected files of text",
         )
     family = family or _choice(
-        "family: bert, electra, roberta, deberta, modernbert (encoders), t5, gpt2, llama", Family, "bert"
+        "family: bert, electra, roberta, deberta, modernbert (encoders), t5, gpt2, llama", Family, "bert", asks
     )
     is_told = goal == "try" or (goal is not None and hours is not None)
-    goal = goal or _choice("goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model")
-    if gpu is None and not is_told and _asks():
+    goal = goal or _choice(
+        "goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model", asks
+    )
+    if gpu is None and not is_told and asks:
         question = "GPU that trains, such as h100; empty: this machine's"
-        gpu, machine = _ask(question, "", lambda text: (text or None, find_machine(text or None, gpus)))
+        gpu, machine = _ask(question, "", lambda text: (text or None, find_machine(text or None, gpus)), asks)
     else:
         machine = find_machine(gpu, gpus)
     if hours is None:
         default = 24.0 if machine.device.gpu else 2.0
-        hours = default if goal == "try" else _ask("hours of training", f"{default:g}", _number)
+        hours = default if goal == "try" else _ask("hours of training", f"{default:g}", _number, asks)
     vocabulary = vocab_size or choose_vocabulary(facts.characters)
     tokens = count_tokens(facts.characters, facts.language)
     with error_console().status(translated("choosing"), spinner="dots"):
@@ -106,14 +114,14 @@ def _asks() -> bool:
     return sys.stdin.isatty()
 
 
-def _ask(question: str, default: str | None, read: Callable[[str], T], *, missing: str = "") -> T:
-    """Returns what `read` makes of the answer. Asks again, and says why, where `read` raises UserError. Without a
-    terminal the answer is `default`.
+def _ask(question: str, default: str | None, read: Callable[[str], T], asks: bool, *, missing: str = "") -> T:
+    """Returns what `read` makes of the answer. Asks again, and says why, where `read` raises UserError. If nobody is
+    asked, the answer is `default`.
 
     Raises:
-        UserError: there is no terminal, and no default (`missing`) or one that `read` refuses.
+        UserError: nobody is asked, and there is no default (`missing`) or one that `read` refuses.
     """
-    if not _asks():
+    if not asks:
         if default is None:
             raise UserError(missing)
         return read(default)
@@ -136,7 +144,7 @@ def _paths(text: str) -> list[str]:
         raise UserError(f"{text}: {error}; quote a name with a space or a quote in it") from None
 
 
-def _choice(question: str, kind: Any, default: str) -> Any:
+def _choice(question: str, kind: Any, default: str, asks: bool) -> Any:
     """Asks for one of the strings of the literal type `kind`."""
 
     def read(answer: str) -> str:
@@ -144,7 +152,7 @@ def _choice(question: str, kind: Any, default: str) -> Any:
             raise UserError(f'"{answer}": expected one of {", ".join(get_args(kind))}{nearest(answer, get_args(kind))}')
         return answer
 
-    return _ask(question, default, read)
+    return _ask(question, default, read, asks)
 
 
 def _number(text: str) -> float:

@@ -212,6 +212,7 @@ def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch
         (["--goal", "model"], ["GPU"]),
         (["--hours", "1"], ["goal:", "GPU"]),
         (["--hours", "1", "--gpu", "h100"], ["goal:"]),
+        (["--yes"], []),
     ],
 )
 def test_the_gpu_is_asked_for_only_where_the_plan_is_open(
