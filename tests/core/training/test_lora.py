@@ -174,6 +174,27 @@ def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path:
     assert {name.split(".")[0] for name in names(last, "model")} == {"generator", "discriminator"}
 
 
+def test_the_moving_average_of_adapters_is_merged(store: Path, tmp_path: Path) -> None:
+    raw = make("bert", store, tmp_path / "base", max_steps=4, events={"ema": {"decay": 0.5}})
+    folder = run(raw, tmp_path / "run")
+    export(folder, tmp_path / "ema", weights="ema")
+    averages, trained = (
+        load_file(folder / "events/ema.safetensors"),
+        load_file(folder / "state/model-00000.safetensors"),
+    )
+    assert averages.keys() == trained.keys() and not any(
+        torch.equal(averages[name], trained[name]) for name in averages
+    )
+    base, merged = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "ema"))
+    adapted = [name for name in averages if ".lora_A." in name]
+    assert adapted
+    for name in adapted:
+        product = averages[name.replace(".lora_A.", ".lora_B.")].double() @ averages[name].double()
+        weight = name.partition(".lora_A.")[0].removeprefix("model.") + ".weight"
+        expected = base[weight].double() + ADAPTERS["lora_alpha"] / ADAPTERS["r"] * product
+        assert (merged[weight].double() - expected).abs().max() < 1e-6
+
+
 def test_a_checkpoint_holds_only_what_is_trained(store: Path, tmp_path: Path) -> None:
     raw = make("gpt2", store, tmp_path / "base", checkpoint={"save_steps": 2}, lora={"modules_to_save": ["ln_f"]})
     last = run(raw, tmp_path / "run")

@@ -69,6 +69,13 @@ def test_models_are_written_as_they_were_copied_with_tied_weights_once(tmp_path:
     assert "cls.predictions.decoder.weight" not in load_file(tmp_path / "model/a/model.safetensors")
 
 
+def test_tensors_of_event_plugins_are_copied() -> None:
+    average = torch.ones(3)
+    copies = Snapshot(threading.Event()).copy_tensors({"ema": {"a": average}})
+    average.zero_()
+    assert copies["ema"]["a"].tolist() == [1, 1, 1]
+
+
 def test_reading_a_snapshot_ends_at_a_shutdown() -> None:
     trained, shutdown = engine(), threading.Event()
     snapshot = Snapshot(shutdown)
