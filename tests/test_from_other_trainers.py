@@ -166,7 +166,6 @@ def test_the_reasons_for_what_is_unsupported_hold() -> None:
             LoraSettings.model_validate({key: True})
     offloads = {path for path in all_key_paths(plugins.registry()) if "offload" in path}
     assert offloads == {"parallel.offload_optimizer_device", "parallel.offload_param_device"}
-    assert not {"sge", "pbs"} & set(plugins.registry().names("launchers"))
     page = PAGE.read_text(encoding="utf-8")
     for untrue in (
         "no tensor and no pipeline",

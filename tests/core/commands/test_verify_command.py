@@ -51,7 +51,7 @@ def flip(file: Path, *, at: int = -1, bit: int = 1) -> None:
 @pytest.mark.slow
 def test_what_is_sound_is_described(trained: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, err = verify(trained / "run", capsys)
-    assert (code, len(lines)) == (0, 3) and err.startswith("next: terakoya export ")
+    assert (code, len(lines)) == (0, 3) and err.startswith("next: terakoya try ")
     assert "step-00000001: whole; " in lines[0] and "tensors, all finite" in lines[0]
     assert "metrics.jsonl has 6 records" in lines[2]
     code, lines, _ = verify(trained / "run/checkpoints/step-00000002", capsys)

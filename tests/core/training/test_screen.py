@@ -139,6 +139,6 @@ def test_a_progress_outside_a_terminal_is_a_line_now_and_then(
             update(done * 10**9, 8 * 10**9)
     log.error_console.cache_clear()
     assert capsys.readouterr().err.splitlines() == [
-        "prepare: 2.00 GB of 8.00 GB (25%) after 11 s, about 33 s left",
-        "prepare: 4.00 GB of 8.00 GB (50%) after 22 s, about 22 s left",
+        "prepare: 2.00 GB / 8.00 GB (25%) done after 11 s, about 33 s left",
+        "prepare: 4.00 GB / 8.00 GB (50%) done after 22 s, about 22 s left",
     ]

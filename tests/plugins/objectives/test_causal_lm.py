@@ -134,7 +134,8 @@ def test_head_positions_computes_no_part_twice(tmp_path: Path) -> None:
     module.zero_grad()
     module(tensors(objective.collate(rows, VOCABULARY)))["lm_loss"].backward()
     for one, other in zip(tripled, module.parameters(), strict=True):
-        assert torch.allclose(one, 3 * other.grad, rtol=1e-5, atol=1e-6)
+        expected = 3 * other.grad
+        assert (one - expected).abs().max() <= 1e-5 * expected.abs().max() + 1e-6  # sums of another order
     with pytest.raises(RuntimeError, match="gone after a backward"):
         loss.backward()
 

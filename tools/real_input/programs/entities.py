@@ -150,11 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("pre-trained", "random weights"):
         torch.manual_seed(options.seed)
         config = transformers.AutoConfig.from_pretrained(
-            options.model, id2label=dict(enumerate(LABELS)), label2id={label: n for n, label in enumerate(LABELS)}
+            options.model,
+            trust_remote_code=False,
+            id2label=dict(enumerate(LABELS)),
+            label2id={label: n for n, label in enumerate(LABELS)},
         )
         kind = transformers.AutoModelForTokenClassification
         if name == "pre-trained":
-            model = kind.from_pretrained(options.model, config=config)
+            model = kind.from_pretrained(options.model, config=config, trust_remote_code=False)
         else:
             model = kind.from_config(config)
         tune(model, train, tokenizer, options)

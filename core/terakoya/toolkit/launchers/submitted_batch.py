@@ -33,7 +33,7 @@ class SubmittedBatchJob:
         self._read = 0
         self._follow()
 
-    def listed(self) -> JobState | None:
+    def find_state(self) -> JobState | None:
         """Returns the state of a job that waits or runs, in the scheduler's words; None if it has ended.
 
         Raises:
@@ -56,7 +56,7 @@ class SubmittedBatchJob:
             UserError: the scheduler does not answer.
         """
         self._follow()
-        state = self.listed()
+        state = self.find_state()
         if state is not None:
             return state
         file = self._file("code")
@@ -75,7 +75,7 @@ class SubmittedBatchJob:
             UserError: the scheduler does not answer, the job has ended, or its plan's folder is not known.
         """
         self._follow()
-        state = self.listed()
+        state = self.find_state()
         if state is None:
             raise UserError(f"{self.where} stop: job {self.number} has ended")
         if re.search(self.waiting, state.status):

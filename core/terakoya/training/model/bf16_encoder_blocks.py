@@ -52,7 +52,7 @@ class Attention(nn.Module):
         further = {name: value for name, value in named.items() if value is not None}
         kind = inner.config._attn_implementation
         bypassed = (inner, *projections(self))
-        if not torch.is_grad_enabled() or kind == "eager" or "past_key_values" in further or _hooked(*bypassed):
+        if not torch.is_grad_enabled() or kind == "eager" or "past_key_values" in further or _has_hooks(*bypassed):
             return super().forward(hidden_states, attention_mask, **named)
         *products, residual = _branch(projections(self), hidden_states, getattr(self, JOINED_COPIES))
         heads = [each.unflatten(-1, (-1, inner.attention_head_size)).transpose(1, 2) for each in products]
@@ -71,7 +71,7 @@ class Layer(nn.Module):
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """Returns the normed sum (B, T, H) of `attention_output` (B, T, H) and what the feed-forward makes of it."""
-        if not torch.is_grad_enabled() or _hooked(self.intermediate, self.intermediate.dense):
+        if not torch.is_grad_enabled() or _has_hooks(self.intermediate, self.intermediate.dense):
             states: Tensor = super().feed_forward_chunk(attention_output)  # type: ignore[misc]
             return states
         first = self.intermediate.dense
@@ -90,7 +90,7 @@ class Output(nn.Module):
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """Returns the normed sum (B, T, H) of the residual `input_tensor` (B, T, H) and the layer's result."""
         norm = self.LayerNorm
-        if _hooked(norm, self.dropout):
+        if _has_hooks(norm, self.dropout):
             normed: Tensor = super().forward(hidden_states, input_tensor)
             return normed
         states = self.dense(hidden_states)
@@ -111,7 +111,7 @@ def _branch(layers: Sequence[nn.Linear], states: Tensor, copies: Mapping[str, Te
     return branches
 
 
-def _hooked(*modules: nn.Module) -> bool:
+def _has_hooks(*modules: nn.Module) -> bool:
     """Whether any of `modules` has hooks, which its call runs."""
     return any(
         each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks

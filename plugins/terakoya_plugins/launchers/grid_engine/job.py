@@ -20,7 +20,7 @@ class GridEngineJob(SubmittedBatchJob):
     where: ClassVar[str] = WHERE
     waiting: ClassVar[str] = "q"
 
-    def listed(self) -> JobState | None:
+    def find_state(self) -> JobState | None:
         """Returns the letters of its state and its queue, as qstat(1) lists them."""
         answer = run_program(WHERE, "qstat", "-u", "*", "-xml")
         for each in ElementTree.fromstring(answer or "<none/>").iter("job_list"):

@@ -45,7 +45,7 @@ class GridEngine(BatchLauncher):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.pe is None and "slots" in self.model_fields_set:
+        if self.pe is None and self.slots > 1:
             raise ValueError("slots: needs pe, the parallel environment whose slots they are")
         return self
 

@@ -23,7 +23,7 @@ class PbsJob(SubmittedBatchJob):
     where: ClassVar[str] = WHERE
     waiting: ClassVar[str] = "[QHWT]"
 
-    def listed(self) -> JobState | None:
+    def find_state(self) -> JobState | None:
         """Returns the letter of its state, its hosts, and why it waits."""
         facts = self._facts()
         status = facts.get("job_state", "F")
