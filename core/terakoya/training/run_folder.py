@@ -60,8 +60,7 @@ def hold(out: Path, context: DistributedContext) -> Iterator[None]:
         if not nonce_file.exists():
             error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
         context.raise_on_all_ranks("sharing the run's folder", error)
-        if context.is_main:
-            nonce_file.unlink()
+        context.run_on_main(f"opening {out}", nonce_file.unlink)
         yield
     finally:
         if handle is not None:
