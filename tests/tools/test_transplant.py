@@ -33,8 +33,8 @@ def test_every_way_trains_and_is_measured(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     options = argparse.Namespace(
         corpus=tmp_path / "corpus.jsonl.gz", validation=tmp_path / "validation.jsonl.gz", documents=30,
-        vocab_size=1000, hidden_size=16, source_steps=2, steps=4, transplant_steps=4, every=2, seeds=1,
+        vocab_size=1000, hidden_size=16, source_steps=2, steps=[2, 4], transplant_steps=4, every=2, seeds=1,
     )  # fmt: skip
     (needed,) = transplant.measure(options, tmp_path)
-    assert list(needed) == ["scratch", transplant.PLAIN, transplant.DEFAULT]
-    assert 0 < needed["scratch"] < float("inf")
+    assert list(needed) == [2, 4] and list(needed[4]) == ["scratch", *transplant.WAYS]
+    assert 0 < needed[2]["scratch"] < needed[4]["scratch"] < float("inf")

@@ -4,8 +4,9 @@
 
 A small GPT is trained with one tokenizer on the first half of the corpus. Then models with another tokenizer train on
 the second half: from random weights, and from the GPT with `"vocabulary": "transplant"` and each initializer. Printed
-for each seed: the tokens after which a model first has the bits per character that the one from scratch has at its end,
-between two validations by a straight line. Exits with 1 where the default initializer misses a goal.
+for each seed: the tokens after which a model first has the bits per character that the one from scratch has after each
+of `--steps`, between two validations by a straight line. Its learning rate is constant, so that each of these is also
+the end of a shorter run. Exits with 1 where the default initializer misses a goal, at the first of `--steps`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from terakoya.preparation.prepare import prepare
 from terakoya.tokenization.train import train_tokenizer
 from terakoya.training.setup import train_in_this_process
 
-DEFAULT, PLAIN = "mean_of_pieces", "mean_of_all"
+DEFAULT, PLAIN = "pieces_and_mean", "mean_of_all"
+WAYS = (PLAIN, "mean_of_pieces", DEFAULT)
 SHARE_OF_SCRATCH, FEWER_THAN_PLAIN = 0.20, 0.15
 """Goals: at most this share of the tokens from scratch, and so many fewer than with the mean of all rows."""
 
@@ -40,18 +42,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     with tempfile.TemporaryDirectory() as home:
         needed = measure(options, Path(home))
-    if any(row[DEFAULT] == float("inf") for row in needed):
-        print(f"{DEFAULT}: with a seed it never reached the bits from scratch; raise --transplant-steps")
-        return 1
-    shares = [row[DEFAULT] / row["scratch"] for row in needed]
-    fewer = [1 - row[DEFAULT] / row[PLAIN] for row in needed]
-    share, less = statistics.mean(shares), statistics.mean(fewer)
-    print(f"{DEFAULT}: {share:.0%} of the tokens from scratch, {less:.0%} fewer than {PLAIN}")
-    return 0 if share <= SHARE_OF_SCRATCH and less >= FEWER_THAN_PLAIN else 1
+    met = [_summary(steps, [row[steps] for row in needed]) for steps in options.steps]
+    return 0 if met[0] else 1
 
 
-def measure(options: argparse.Namespace, home: Path) -> list[dict[str, float]]:
-    """Trains all models in `home`. Returns for each seed the tokens that each way needs, by its name."""
+def _summary(steps: int, rows: Sequence[Mapping[str, float]]) -> bool:
+    """Prints what the default initializer needs beside each other way. Returns whether both goals are met."""
+    if any(row[DEFAULT] == float("inf") for row in rows):
+        print(f"{steps} steps: with a seed {DEFAULT} never reached the bits from scratch; raise --transplant-steps")
+        return False
+    share = statistics.mean(row[DEFAULT] / row["scratch"] for row in rows)
+    less = statistics.mean(1 - row[DEFAULT] / row[PLAIN] for row in rows)
+    print(f"{steps} steps: {DEFAULT} needs {share:.0%} of the tokens from scratch, {less:.0%} fewer than {PLAIN}")
+    return share <= SHARE_OF_SCRATCH and less >= FEWER_THAN_PLAIN
+
+
+def measure(options: argparse.Namespace, home: Path) -> list[dict[int, dict[str, float]]]:
+    """Trains all models in `home`. Returns for each seed and each of `options.steps` the tokens that each way needs, by
+    its name."""
     halves = _split(options.corpus, home, options.documents)
     stores: dict[str, Path] = {}
     for name, text, settings in (
@@ -69,8 +77,8 @@ def measure(options: argparse.Namespace, home: Path) -> list[dict[str, float]]:
     result = []
     for seed in range(options.seeds):
         curves = {}
-        for way in ("scratch", PLAIN, DEFAULT):
-            raw = _parameters(options, stores["new"], home / "validation", options.steps, seed=seed)
+        for way in ("scratch", *WAYS):
+            raw = _parameters(options, stores["new"], home / "validation", max(options.steps), seed=seed)
             if way != "scratch":
                 raw["max_steps"] = options.transplant_steps
                 raw["start_from"] = {"folder": str(home / "model"), "vocabulary": "transplant", "initializer": way}
@@ -80,11 +88,13 @@ def measure(options: argparse.Namespace, home: Path) -> list[dict[str, float]]:
             print(
                 f"seed {seed} {way}: " + " ".join(f"{tokens:,}:{bits:.3f}" for tokens, bits in curves[way]), flush=True
             )
-        goal = curves["scratch"][-1][1]
-        row = {way: tokens_to_reach(goal, curve) for way, curve in curves.items()}
-        row["scratch"] = curves["scratch"][-1][0]
-        print(f"seed {seed}: {goal:.3f} bits after " + ", ".join(f"{way} {at:,.0f}" for way, at in row.items()))
-        result.append(row)
+        rows = {}
+        for steps in options.steps:
+            tokens, goal = curves["scratch"][steps // options.every]
+            row = {"scratch": float(tokens), **{way: tokens_to_reach(goal, curves[way]) for way in WAYS}}
+            print(f"seed {seed}: {goal:.3f} bits after " + ", ".join(f"{way} {at:,.0f}" for way, at in row.items()))
+            rows[steps] = row
+        result.append(rows)
     return result
 
 
@@ -150,16 +160,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("corpus", type=Path, help="jsonl.gz")
     parser.add_argument("validation", type=Path, help="jsonl.gz of other documents")
     for name, value, text in (
-        ("documents", 200, "documents of each half"),
+        ("documents", 150, "documents of each half"),
         ("vocab-size", 2000, "pieces of the first tokenizer; the second has twice as many"),
-        ("hidden-size", 48, "width of the models"),
-        ("source-steps", 200, "steps of the first model"),
-        ("steps", 100, "steps from scratch"),
-        ("transplant-steps", 30, "steps of each transplanted model"),
+        ("hidden-size", 64, "width of the models"),
+        ("source-steps", 500, "steps of the first model"),
+        ("transplant-steps", 100, "steps of each transplanted model"),
         ("every", 5, "steps from one validation to the next"),
         ("seeds", 3, "repetitions with other seeds"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}; default {value}")
+    steps = "steps from scratch, multiples of --every; default 300 500"
+    parser.add_argument("--steps", type=int, nargs="+", default=[300, 500], help=steps)
     return parser.parse_args(arguments)
 
 

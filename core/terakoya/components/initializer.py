@@ -38,7 +38,8 @@ class Initializer(Component):
 
     def weights(self, change: VocabularyChange) -> Sequence[Mapping[int, float]]:
         """Returns for each of `change.missing` the weights of old rows: old id -> weight, which are positive and have
-        the sum 1. An empty mapping is the mean of all old rows.
+        a sum of at most 1. What is missing to 1 is the weight of the mean of all old rows: an empty mapping is this
+        mean.
 
         A pure function: called again for the same change, it returns the same weights.
         """

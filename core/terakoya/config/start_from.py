@@ -40,7 +40,7 @@ class StartFrom(BaseModel):
     folder's with more pieces, whose old rows stay as they are; "transplant" for any other, where pieces with the same
     text keep their rows. null is no other vocabulary."""
     initializer: Annotated[Initializer, NestedComponent("initializers", name_alone=True)] | None = None
-    """How the rows of the other pieces are made, by its `type`, which may stand alone; null is "mean_of_pieces"."""
+    """How the rows of the other pieces are made, by its `type`, which may stand alone; null is "pieces_and_mean"."""
 
     @model_validator(mode="after")
     def _needs_a_vocabulary(self) -> Self:

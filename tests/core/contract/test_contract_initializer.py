@@ -21,7 +21,7 @@ numbers = itertools.count(1)
         (lambda change: [{0: 1.0}], "returned 1 mappings, expected one for each of 5 ids"),
         (lambda change: [{99: 1.0}] * 5, "weighs id 99, which the old vocabulary does not have"),
         (lambda change: [{0: 1.5, 1: -0.5}] * 5, "expected positive numbers"),
-        (lambda change: [{0: 0.5, 1: 0.4}] * 5, "have the sum 0.9, expected 1"),
+        (lambda change: [{0: 0.5, 1: 0.6}] * 5, "have the sum 1.1, expected at most 1"),
         (lambda change: [{next(numbers) % 9: 1.0} for _ in change.missing], "called again"),
     ],
 )

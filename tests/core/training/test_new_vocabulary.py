@@ -35,7 +35,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 SIZE = toy.VOCABULARY.size
 NEW = ["w0w1", "w2w2w3", "鯨"]
-WEIGHTS = [{"w0": 1 / 2, "w1": 1 / 2}, {"w2": 2 / 3, "w3": 1 / 3}, {}]
+WEIGHTS = [{"w0": 1 / 6, "w1": 1 / 3}, {"w2": 3 / 14, "w3": 4 / 14}, {}]
+"""Of old rows; the mean of all makes the rest."""
 
 
 def pairs() -> Iterator[tuple[str, str]]:
@@ -124,7 +125,7 @@ def test_every_architecture_extends_and_transplants(name: str, head: str, store:
         folder = save_words(tmp_path / change, new)
         start_from = {"folder": str(tmp_path / "old"), "vocabulary": change}
         models, loaded = start(parameters(store, name, head, start_from=start_from), len(new), folder)
-        assert f"{SIZE} of {SIZE + 3} rows are kept, 3 are made by mean_of_pieces, 1 of them" in loaded.notes[0]
+        assert f"{SIZE} of {SIZE + 3} rows are kept, 3 are made by pieces_and_mean, 1 of them" in loaded.notes[0]
         place = torch.tensor([new.index(piece) for piece in pieces])
         for key, model in models.items():
             assert vocabulary_weights(model)
@@ -133,7 +134,8 @@ def test_every_architecture_extends_and_transplants(name: str, head: str, store:
                 assert torch.equal(after[weight][place], before[weight]), weight
                 for piece, mean in zip(NEW, WEIGHTS, strict=True):
                     rows = [share * before[weight][pieces.index(each)].double() for each, share in mean.items()]
-                    expected = torch.stack(rows).sum(0) if rows else before[weight].double().mean(0)
+                    all_rows = (1 - sum(mean.values())) * before[weight].double().mean(0)
+                    expected = torch.stack([*rows, all_rows]).sum(0)
                     assert torch.allclose(after[weight][new.index(piece)].double(), expected, atol=1e-6), weight
             one, two = output(old[key], ids), output(model, place[ids])
             if two.shape[-1] == len(new):  # a discriminator has none

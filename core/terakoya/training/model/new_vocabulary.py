@@ -28,7 +28,7 @@ from terakoya.training.model.start_vocabulary import FILES
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-DEFAULT_INITIALIZER = "mean_of_pieces"
+DEFAULT_INITIALIZER = "pieces_and_mean"
 ALIASES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
 """Special pieces that do the same work in encoders and decoders."""
 
@@ -42,7 +42,7 @@ class NewRows:
         old_size: the pieces of the old vocabulary; the model may have more rows, which belong to no piece.
         kept: new id -> the old id whose row it keeps.
         missing: the other ids below N, ascending.
-        weights: for each of `missing` old id -> weight; empty is the mean of all old rows.
+        weights: for each of `missing` old id -> weight; what is missing to the sum 1 is the mean of all old rows.
     """
 
     size: int
@@ -54,11 +54,13 @@ class NewRows:
     def make(self, old: Tensor) -> Tensor:
         """Returns the rows (N, ...) of the new vocabulary from `old` (V, ...), those that are kept bit for bit."""
         rows = old.reshape(len(old), -1)
-        new = rows[: self.old_size].mean(0).expand(self.size, -1).clone()
+        mean = rows[: self.old_size].mean(0)
+        new = mean.expand(self.size, -1).clone()
         made = [(id, each) for id, each in zip(self.missing, self.weights, strict=True) if each]
         if made:
             sizes = torch.tensor([len(each) for _, each in made])
-            new[[id for id, _ in made]] = torch.nn.functional.embedding_bag(
+            rest = torch.tensor([1 - sum(each.values()) for _, each in made], dtype=rows.dtype)
+            new[[id for id, _ in made]] = rest[:, None] * mean + torch.nn.functional.embedding_bag(
                 torch.tensor([id for _, each in made for id in each]),
                 rows,
                 sizes.cumsum(0) - sizes,

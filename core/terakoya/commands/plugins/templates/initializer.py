@@ -16,7 +16,7 @@ class Example(Initializer):
     """How many characters count. Unit: characters."""
 
     def weights(self, change: VocabularyChange) -> list[Mapping[int, float]]:
-        """Returns for each new piece old id -> weight, with the sum 1; {} is the mean of all old rows."""
+        """Returns for each new piece old id -> weight; what is missing to the sum 1 is the mean of all old rows."""
         from terakoya.toolkit.initializers.pieces import Pieces, PieceText
 
         old, new = Pieces(change.old), Pieces(change.new)
