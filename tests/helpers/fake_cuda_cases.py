@@ -47,7 +47,7 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 """Architecture and objective by name."""
 WITHOUT_FLASH = frozenset({"deberta_v2", "deberta_v3", "t5", "gptj"})
 """What adds to its scores, or masks them itself, which the flash kernel does not compute."""
-OPTIMIZERS = ("adafactor", "adamw", "lion", "muon")
+OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "stable_adamw")
 PRECISIONS = ("bf16", "fp16")
 TAKEN = [
     (name, backend)
@@ -82,7 +82,7 @@ def some_cases(store: Path) -> dict[str, Any]:
     """Each architecture with each backend, in turns with each precision and one of the optimizers."""
     cases = {}
     for number, (name, backend) in enumerate(TAKEN):
-        precision, optimizer = PRECISIONS[number % 2], OPTIMIZERS[(number + number // 4) % 4]
+        precision, optimizer = PRECISIONS[number % 2], OPTIMIZERS[number % len(OPTIMIZERS)]
         cases[f"{name} {backend} {precision}"] = case(
             store, name, attention=backend, precision=precision, optimizers=(optimizer,)
         )
