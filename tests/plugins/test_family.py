@@ -266,6 +266,16 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
         },
         {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2ForTokenClassification"},
     ),
+    "modernbert-replaced": (
+        {"type": "modernbert", **FAMILY["modernbert"]},
+        {"type": "replaced_token", "generator": {"type": "modernbert", **FAMILY["modernbert"], "num_hidden_layers": 2}},
+        {"generator": "ModernBertForMaskedLM", "discriminator": "ModernBertForTokenClassification"},
+    ),
+    "roberta-replaced": (
+        {"type": "roberta", **FAMILY["roberta"]},
+        {"type": "replaced_token", "sharing": "none", "generator_size": "1/2"},
+        {"generator": "RobertaForMaskedLM", "discriminator": "RobertaForTokenClassification"},
+    ),
     "deberta": ({"type": "deberta", **FAMILY["deberta"]}, {"type": "masked_lm"}, {"": "DebertaForMaskedLM"}),
     "t5": (
         {"type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
@@ -274,10 +284,19 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
     ),
 }  # fmt: skip
 
+AT_NIGHT = {("modernbert-replaced", "fp32"), ("roberta-replaced", "fp32"), ("roberta-replaced", "bf16")}
+"""The runs whose parts other runs have, too."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=[pytest.mark.nightly] * ((name, precision) in AT_NIGHT))
+        for name in RUNS
+        for precision in ("fp32", "bf16")
+    ],
+)
 def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_path: Path) -> None:
     architecture, objective, models = RUNS[name]
     settings = toy.parameters(

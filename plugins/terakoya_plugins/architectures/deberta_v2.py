@@ -24,6 +24,7 @@ class DebertaV2(DisentangledEncoder):
     model_classes: ClassVar = {
         "masked": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2ForTokenClassification", "body": "DebertaV2Model"
     }  # fmt: skip
+    discriminator_head = ("dropout", "classifier")
     test_settings: ClassVar = {"position_buckets": 8}
 
     max_relative_positions: int = -1

@@ -21,8 +21,12 @@ class ModernBert(EncoderArchitecture):
     config_class = "ModernBertConfig"
     bf16_stream = True
     config_ids: ClassVar = {**TEXT_END_IDS, "cls_token_id": "cls", "sep_token_id": "sep"}
-    model_classes: ClassVar = {"masked": "ModernBertForMaskedLM", "body": "ModernBertModel"}
-    vocabulary_head, block_list, calls_whole_body = ("head", "decoder"), "layers", True
+    model_classes: ClassVar = {
+        "masked": "ModernBertForMaskedLM", "discriminator": "ModernBertForTokenClassification",
+        "body": "ModernBertModel",
+    }  # fmt: skip
+    vocabulary_head, discriminator_head = ("head", "decoder"), ("head", "drop", "classifier")
+    block_list, calls_whole_body = "layers", True
     test_settings: ClassVar = {"local_attention": 8}
 
     hidden_size: shared.HiddenSize = 768

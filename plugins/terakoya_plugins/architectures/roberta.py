@@ -22,8 +22,10 @@ class Roberta(EncoderArchitecture):
     config_class = "RobertaConfig"
     bf16_stream = True
     config_ids = TEXT_END_IDS
-    model_classes: ClassVar = {"masked": "RobertaForMaskedLM", "body": "RobertaModel"}
-    vocabulary_head = ("lm_head",)
+    model_classes: ClassVar = {
+        "masked": "RobertaForMaskedLM", "discriminator": "RobertaForTokenClassification", "body": "RobertaModel"
+    }  # fmt: skip
+    vocabulary_head, discriminator_head = ("lm_head",), ("dropout", "classifier")
     positions_follow_padding = True
 
     hidden_size: shared.HiddenSize = 768

@@ -46,7 +46,7 @@ class DisentangledEncoder(EncoderArchitecture):
     """Whether absolute positions are added to the embeddings as well, as BERT does."""
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """Returns a randomly initialised model; the config of a discriminator names its two labels."""
+        """Returns a randomly initialised model, with attention that fits autocast and does not wait for a GPU."""
         from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
         from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
@@ -56,15 +56,7 @@ class DisentangledEncoder(EncoderArchitecture):
                 part.__class__ = _autocast_attention()
             elif isinstance(part, DebertaV2Encoder):
                 part.__class__ = _encoder_without_waiting()
-        if head == "discriminator":
-            model.config.id2label = {0: "original", 1: "replaced"}
-            model.config.label2id = {"original": 0, "replaced": 1}
         return model
-
-    def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H), by a classifier of two labels."""
-        scores = model.classifier(model.dropout(hidden))
-        return scores[..., 1] - scores[..., 0]
 
     def max_sequence_length(self) -> int | None:
         """Returns `max_position_embeddings` with absolute positions, else None: relative positions have no bound."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from terakoya.components import DocumentMasking, TensorPartition, Vocabulary
+from terakoya.components import DocumentMasking, Head, TensorPartition, Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 
@@ -32,6 +32,9 @@ class EncoderArchitecture(TransformersArchitecture):
     document_masking: ClassVar[DocumentMasking] = "attention_interface"
     vocabulary_head: ClassVar[Sequence[str]] = ()
     """The modules of the model that turn hidden states into vocabulary logits, in the order in which they run."""
+    discriminator_head: ClassVar[Sequence[str]] = ()
+    """The modules of a token classifier that turn hidden states into its two labels, original and replaced, in the
+    order in which they run; for families whose `discriminator` is a token classifier of Transformers."""
     block_list: ClassVar[str] = "encoder.layer"
     """The body's module that lists the layers."""
     calls_whole_body: ClassVar[bool] = False
@@ -56,6 +59,14 @@ class EncoderArchitecture(TransformersArchitecture):
         if self.positions_follow_padding:
             arguments["max_position_embeddings"] += first_position(vocabulary.pad)
         return arguments
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """Returns a randomly initialised model; the config of a token classifier names its two labels."""
+        model = super().build(vocabulary, head)
+        if head == "discriminator" and self.discriminator_head:
+            model.config.id2label = {0: "original", 1: "replaced"}
+            model.config.label2id = {"original": 0, "replaced": 1}
+        return model
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the last hidden states (B, T, H); documents in one row do not see each other."""
@@ -87,6 +98,15 @@ class EncoderArchitecture(TransformersArchitecture):
         for name in self.vocabulary_head:
             hidden = model.get_submodule(name)(hidden)
         return hidden
+
+    def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H): the label `replaced` minus the
+        label `original` of the modules of `discriminator_head`."""
+        if not self.discriminator_head:
+            return super().replaced_logits(model, hidden)
+        for name in self.discriminator_head:
+            hidden = model.get_submodule(name)(hidden)
+        return hidden[..., 1] - hidden[..., 0]
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """Returns the encoder's layers."""
