@@ -87,7 +87,8 @@ class Objective(Component):
         return {}
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
-        """Returns the micro-batch of `rows`: a pure function of the rows and their keys."""
+        """Returns the micro-batch of `rows`: a pure function of the rows, their keys and `rows.progress`, the share of
+        the run that is finished, on which for example the share of masked tokens may depend."""
         raise NotImplementedError
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:

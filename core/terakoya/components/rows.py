@@ -77,6 +77,8 @@ class Rows:
         next_sentence: (B,) int8, 0 where B follows A, 1 where it is random, -100 in a blank row; None except for
             `pairs`.
         labels: (B, T) int32, the next token, -100 where there is no label; None except in causal rows.
+        progress: the share of the run that is finished before the step of these rows, 0 to 1: rows taken over all rows.
+            It is 1 outside of training steps, so that validation does not depend on when it happens.
     """
 
     tokens: np.ndarray
@@ -87,6 +89,7 @@ class Rows:
     token_type_ids: np.ndarray | None = None
     next_sentence: np.ndarray | None = None
     labels: np.ndarray | None = None
+    progress: float = 1.0
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -98,7 +98,7 @@ def _describe(value: Any) -> str:
 
 def select_rows(rows: Rows, where: slice) -> Rows:
     """The rows of `rows` in the slice `where`."""
-    parts = {name: value[where] for name, value in vars(rows).items() if value is not None}
+    parts: dict[str, Any] = {name: value[where] for name, value in vars(rows).items() if isinstance(value, np.ndarray)}
     return replace(rows, **parts)
 
 
@@ -138,8 +138,13 @@ def check_batch(case: ObjectiveCase) -> None:
 
 
 def check_purity(case: ObjectiveCase) -> None:
-    """A row's batch depends on the row and its key alone, not on a random generator or on other rows."""
-    rows = case.rows
+    """A row's batch depends on the row, its key and the run's progress alone, not on a random generator or on other
+    rows."""
+    for progress in (0.0, 0.5, 1.0):
+        _check_purity(case, replace(case.rows, progress=progress))
+
+
+def _check_purity(case: ObjectiveCase, rows: Rows) -> None:
     one, other = case.collate(rows), case.collate(rows)
     for name, array in one.arrays.items():
         if not np.array_equal(array, other.arrays[name]):

@@ -262,4 +262,5 @@ def _merge(parts: Sequence[Rows], destinations: np.ndarray, source: RowSource) -
         merge([part.token_type_ids for part in parts]),
         merge([part.next_sentence for part in parts]),
         merge([part.labels for part in parts], -100),
+        progress=parts[0].progress,
     )

@@ -22,6 +22,7 @@ import numpy as np
 from terakoya.components import Batch
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.toolkit.changing_rates import ChangingRate, largest_rate, rate_at
 from terakoya.toolkit.random_keys import bernoulli, integers_below, numbers, streams
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def mask_rows(
     vocabulary: Vocabulary,
     *,
     objective: str,
-    probability: float,
+    probability: float | ChangingRate,
     whole_words: bool,
     budgeted: bool,
     replace: tuple[float, float],
@@ -63,8 +64,9 @@ def mask_rows(
     """Masks `rows` (B, T) by their keys, except special tokens; `objective` is the name in errors.
 
     The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), indices into the
-    flattened rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. The other
-    arguments are as in `mask`.
+    flattened rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. A `probability`
+    that changes has its value at `rows.progress`, and K is that of its largest value. The other arguments are as in
+    `mask`.
     """
     if vocabulary.mask is None:
         raise UserError(f"objective {objective}: the store's vocabulary has no [MASK]; use a tokenizer that has one")
@@ -80,7 +82,8 @@ def mask_rows(
         rows.word_starts if whole_words else None,
         real & ~vocabulary.is_special.take(rows.tokens),
         rows.keys,
-        probability=probability,
+        probability=rate_at(probability, rows.progress),
+        largest_probability=largest_rate(probability),
         budgeted=budgeted,
         replace=replace,
         vocabulary=vocabulary,
@@ -106,6 +109,7 @@ def mask(
     budgeted: bool = True,
     replace: tuple[float, float] = (0.8, 0.1),
     per_word: bool = False,
+    largest_probability: float | None = None,
 ) -> MaskedRows:
     """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
 
@@ -114,7 +118,8 @@ def mask(
 
     Each word is masked with `probability`. With `budgeted` the budget rule chooses words, so that a row has nearly
     `probability` x maskable tokens masked; without it each word is chosen independently. K is B x the smallest number
-    that is at least round(probability x T), and at least 1, and holds all chosen tokens.
+    that is at least round(probability x T), and at least 1, and holds all chosen tokens; `largest_probability` takes
+    the place of `probability` there, for batches of one shape while the probability changes.
 
     `replace`: the shares of chosen tokens that become [MASK] and a random ordinary token; the others stay unchanged.
     This is decided for each token, or with `per_word` for each word.
@@ -141,7 +146,8 @@ def mask(
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
-    slots = batch * max(1, int(probability * width + 0.5), -(-len(positions) // batch))
+    expected = int((largest_probability or probability) * width + 0.5)
+    slots = batch * max(1, expected, -(-len(positions) // batch))
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat.take(positions)

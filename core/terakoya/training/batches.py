@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -67,17 +67,20 @@ class BatchMaker:
         rank_batch: RankBatch,
         *,
         end: int | None = None,
+        run_rows: int | None = None,
         flash: bool = False,
         compiled: bool = False,
     ) -> None:
-        """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows. With
-        `flash` batches have the arrays of that backend. Where the model is `compiled`, rows of padding fill up
+        """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows.
+        `run_rows` is the number of rows in all steps, whose finished share is `Rows.progress`; None leaves that at 1.
+        With `flash` batches have the arrays of that backend. Where the model is `compiled`, rows of padding fill up
         a micro-batch that would be shorter than those of every step, so that it has their shapes."""
         self.loader = loader
         self.objective = objective
         self.vocabulary = vocabulary
         self.rank_batch = rank_batch
         self.end = end
+        self.run_rows = run_rows
         self.flash = flash
         self.compiled = compiled
         self.sizes = sorted({stop - start for start, stop in rank_batch.micro_batches()}) or [1]
@@ -109,8 +112,9 @@ class BatchMaker:
     def __call__(self, step: int) -> StepBatches:
         """Returns the micro-batches of optimizer step `step`, counted from 0."""
         first, last = self.rows(step)
+        progress = 1.0 if self.run_rows is None else min(1.0, first / self.run_rows)
         real = [
-            self._collate(self.loader.load(first + start, min(first + stop, last)))
+            self._collate(replace(self.loader.load(first + start, min(first + stop, last)), progress=progress))
             for start, stop in self.rank_batch.micro_batches()
             if first + start < last
         ]

@@ -309,8 +309,10 @@ def build_trainer(
     )  # fmt: skip
     parameters.schedule.check(run.progress())
     batches = BatchMaker(
-        loader, objective, vocabulary, rank_batch, end=length.rows, flash=backend == "flash", compiled=compiled != "off"
-    )
+        loader, objective, vocabulary, rank_batch,
+        end=length.rows, run_rows=length.rows or length.steps * rank_batch.global_rows,
+        flash=backend == "flash", compiled=compiled != "off",
+    )  # fmt: skip
     _warm_up(engine, batches, context)
 
     tokens = sum(store.facts.tokens for store in stores.train)

@@ -133,6 +133,33 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     assert len(set(every.keys.tolist())) == rows
 
 
+def test_a_rate_that_changes_depends_on_the_rows_before_the_step_and_not_on_the_split(store: Path) -> None:
+    """The masks of a step are those of its share of the run's rows, however it is divided and whenever it is read."""
+    settings = toy.parameters(store, objective={"type": "masked_lm", "mlm_probability": {"start": 0.6, "end": 0.1}})
+    parameters = Parameters.from_dict(settings, source="test")
+    opened = TokenStore.open(store)
+    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
+
+    def maker(start: int, stop: int) -> BatchMaker:
+        rank_batch = RankBatch(start, stop, 4, -(-(stop - start) // 4), 16)
+        vocabulary = opened.facts.vocabulary
+        return BatchMaker(Loader([source], [1.0]), parameters.objective, vocabulary, rank_batch, run_rows=16 * 10)
+
+    def inputs(make: BatchMaker, step: int) -> list[bytes]:
+        return [row.tobytes() for batch in make(step).real for row in batch.arrays["input_ids"]]
+
+    def masked_share(step: int) -> float:
+        batches = maker(0, 16)(step).real
+        return sum(each.counts["masked"] for each in batches) / sum(each.counts["tokens"] for each in batches)
+
+    for step in (7, 0, 9):
+        assert inputs(maker(0, 16), step) == [*inputs(maker(0, 5), step), *inputs(maker(5, 16), step)]
+    late = maker(0, 16)
+    late.start_at(4, 64)
+    assert inputs(late, 7) == inputs(maker(0, 16), 7)
+    assert masked_share(0) > 0.5 > 0.25 > masked_share(9) > 0.1
+
+
 def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
     """A kernel is compiled, or a graph captured, for each."""
     parameters = Parameters.from_dict(toy.parameters(store), source="test")

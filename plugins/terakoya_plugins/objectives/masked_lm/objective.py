@@ -16,6 +16,7 @@ from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.toolkit.changing_rates import Rate, largest_rate
 from terakoya.toolkit.masking import mask_rows
 from terakoya.toolkit.objectives.check_head import check_head
 
@@ -32,8 +33,9 @@ class MaskedLM(Objective):
     layout: Literal["packed", "stream", "lines", "pairs"] = "packed"
     """`packed`: several isolated documents in a row. `stream`: documents joined and split anywhere. `lines`: one line
     of a document in a row. `pairs`: two segments in a row, for next-sentence prediction."""
-    mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """The share of tokens that are predicted, between 0 and 1."""
+    mlm_probability: Rate = 0.15
+    """The share of tokens that are predicted, between 0 and 1; or how it changes along the run, such as
+    `{"start": 0.3, "end": 0.15}`, of which validation uses `end`."""
     whole_word_mask: bool = True
     """Whether all tokens of a word are predicted together."""
     budgeted: bool = True
@@ -116,7 +118,9 @@ class MaskedLM(Objective):
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """FLOPs per token; the vocabulary head runs at the predicted positions only."""
-        return architecture.flops_per_token(module.model, context=context, head_share=self.mlm_probability)
+        return architecture.flops_per_token(
+            module.model, context=context, head_share=largest_rate(self.mlm_probability)
+        )
 
 
 @hookimpl

@@ -20,6 +20,7 @@ from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.toolkit.changing_rates import Rate, largest_rate, rate_at
 from terakoya.toolkit.masking import mask_rows
 from terakoya.toolkit.objectives.nested_architecture import NestedArchitecture
 from terakoya.toolkit.random_keys import numbers, streams
@@ -39,8 +40,9 @@ class ReplacedToken(Objective):
 
     layout: Literal["packed", "stream", "lines"] = "packed"
     """The row layout; generator and discriminator use the same rows."""
-    mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """The share of tokens that the generator predicts."""
+    mlm_probability: Rate = 0.15
+    """The share of tokens that the generator predicts, between 0 and 1; or how it changes along the run, such as
+    `{"start": 0.3, "end": 0.15}`, of which validation uses `end`."""
     whole_word_mask: bool = True
     """Whether all tokens of a word are predicted together."""
     budgeted: bool = True
@@ -166,8 +168,9 @@ class ReplacedToken(Objective):
         )
 
     def _centre(self) -> float:
-        """The score of a discriminator that knows only the share of masked tokens."""
-        return math.log(self.mlm_probability / (1.0 - self.mlm_probability))
+        """The score of a discriminator that knows only the share of masked tokens at the end of the run."""
+        share = rate_at(self.mlm_probability, 1.0)
+        return math.log(share / (1.0 - share))
 
     def _generator(self, architecture: Architecture) -> Architecture:
         if self.generator is not None:
@@ -187,7 +190,9 @@ class ReplacedToken(Objective):
         """FLOPs of both models; the generator's head runs at the predicted positions only."""
         parts: Any = module
         small: Architecture = parts.generator_architecture
-        generator = small.flops_per_token(parts.generator, context=context, head_share=self.mlm_probability)
+        generator = small.flops_per_token(
+            parts.generator, context=context, head_share=largest_rate(self.mlm_probability)
+        )
         return generator + architecture.flops_per_token(parts.discriminator, context=context)
 
     def load_models(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
