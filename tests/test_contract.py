@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,18 @@ def test_a_component_passes_the_checks_of_its_kind(component: Registration) -> N
     assert sum(result.status == "passed" for result in results) >= 6
 
 
+AT_NIGHT = frozenset({("instruction", name) for name in ("mistral", "olmo2", "gemma3_text")})
+"""Pairs whose objective and whose architecture are in other pairs, too."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", _names("architectures"))
-@pytest.mark.parametrize("objective", _names("objectives"))
+@pytest.mark.parametrize(
+    ("objective", "architecture"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.nightly] * (pair in AT_NIGHT))
+        for pair in itertools.product(_names("objectives"), _names("architectures"))
+    ],
+)
 def test_it_learns_resumes_exports_and_loads(architecture: str, objective: str, tmp_path: Path) -> None:
     _run(tmp_path, architectures=architecture, objectives=objective)
 

@@ -271,7 +271,7 @@ def _move(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
                 if value is None or value.device == DEVICE:
                     continue
                 if id(value) not in moved:
-                    there: torch.Tensor = torch.empty_like(value, device=DEVICE)
+                    there: torch.Tensor = torch.empty(value.shape, dtype=value.dtype, device=DEVICE)
                     moved[id(value)] = nn.Parameter(there, value.requires_grad) if is_parameter else there
                 tensors[name] = moved[id(value)]  # type: ignore[assignment]
     return module

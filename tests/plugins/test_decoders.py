@@ -38,6 +38,12 @@ FAMILY: dict[str, dict[str, Any]] = {
         "sliding_window": 4, "max_window_layers": 1,
     },
     "gptj": {**WIDTHS, "rotary_dim": 4},
+    "mistral": {**WIDTHS, "intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": 5},
+    "olmo2": {**WIDTHS, "intermediate_size": 64, "num_key_value_heads": 2},
+    "gemma3_text": {
+        **WIDTHS, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 9,
+        "sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 500.0, "rope_local_base_freq": 50.0,
+    },
 }  # fmt: skip
 
 
@@ -151,7 +157,9 @@ def plain_losses(name: str, settings: dict[str, Any], store: Any, initial: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gptj"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gptj", *(
+    pytest.param(name, marks=pytest.mark.nightly) for name in ("mistral", "olmo2", "gemma3_text")
+)])  # fmt: skip
 def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) -> None:
     store = contract_store(tmp_path / "data")
     settings = toy.parameters(
@@ -189,6 +197,7 @@ def test_nodes_of_seven_five_and_four_rows_train_the_same_as_one_of_sixteen(tmp_
 
 # ------------------------------------------------------------------------------ sizes, and how weights begin
 
+KINDS = ("gpt2", "gptj", "llama", "qwen3", "mistral", "olmo2", "gemma3")
 PUBLISHED: dict[str, tuple[int, float]] = {
     # vocabulary, parameters in millions
     "gpt2_125m": (50_257, 124.44),  # GPT-2 small
@@ -196,11 +205,13 @@ PUBLISHED: dict[str, tuple[int, float]] = {
     "gptj_6b": (50_400, 6_053.38),
     "llama_1b": (32_000, 1_100.05),  # TinyLlama
     "llama_8b": (65_024, 7_512.3),  # with 4,096 x 65,024 words twice, of input and output
+    "olmo2_1b": (100_352, 1_484.92),
+    "gemma3_270m": (262_144, 268.1),
 }
 
 
 def test_every_preset_of_full_size_is_in_the_table() -> None:
-    found = {file.stem for kind in ("gpt2", "gptj", "llama", "qwen3") for file in PRESETS.glob(f"{kind}_*.json")}
+    found = {file.stem for kind in KINDS for file in PRESETS.glob(f"{kind}_*.json")}
     assert set(PUBLISHED) == found
 
 

@@ -23,15 +23,8 @@ class Llama(GatedDecoderArchitecture):
     intermediate_size: shared.IntermediateSize = 11008
     num_hidden_layers: shared.NumHiddenLayers = 32
     num_attention_heads: shared.NumAttentionHeads = 32
-    num_key_value_heads: shared.NumKeyValueHeads = None
-    hidden_act: shared.Activation = "silu"
     max_position_embeddings: shared.MaxPositionEmbeddings = 2048
-    initializer_range: shared.InitializerRange = 0.02
-    rms_norm_eps: shared.NormEps = 1e-6
-    rope_theta: shared.RopeTheta = 10_000.0
-    attention_dropout: shared.AttentionDropout = 0.0
-    tie_word_embeddings: shared.TieWordEmbeddings = False
-    scaled_init: shared.ScaledInit = False
+    hidden_act: shared.Activation = "silu"
 
 
 @hookimpl

@@ -30,11 +30,8 @@ class Qwen3(GatedDecoderArchitecture):
     head_dim: shared.HeadDim = 128
     hidden_act: shared.Activation = "silu"
     max_position_embeddings: shared.MaxPositionEmbeddings = 32_768
-    initializer_range: shared.InitializerRange = 0.02
-    rms_norm_eps: shared.NormEps = 1e-6
     rope_theta: shared.RopeTheta = 1_000_000.0
     attention_bias: shared.AttentionBias = False
-    attention_dropout: shared.AttentionDropout = 0.0
     tie_word_embeddings: shared.TieWordEmbeddings = True
     use_sliding_window: bool = False
     """Whether the layers from number `max_window_layers` on see only the last `sliding_window` positions."""
@@ -42,7 +39,6 @@ class Qwen3(GatedDecoderArchitecture):
     """Positions that a layer with a sliding window sees. Unit: tokens."""
     max_window_layers: NonNegativeInt = 28
     """The number of the first layer with a sliding window, where `use_sliding_window` is true."""
-    scaled_init: shared.ScaledInit = False
 
 
 @hookimpl

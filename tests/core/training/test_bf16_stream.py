@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import NewGELUActivation
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.pytorch_utils import Conv1D
@@ -37,7 +39,7 @@ from terakoya.training.setup import train_in_this_process
 
 OBJECTIVES = {
     **dict.fromkeys(("bert", "roberta", "deberta", "deberta_v2", "modernbert"), "masked_lm"),
-    **dict.fromkeys(("gpt2", "gptj", "llama", "qwen3"), "causal_lm"),
+    **dict.fromkeys(("gpt2", "gptj", "llama", "qwen3", "mistral", "olmo2"), "causal_lm"),
     "electra": "replaced_token",
     "t5": "span_corruption",
 }
@@ -74,6 +76,8 @@ LAYERS = {
     "layer norm without bias": lambda: nn.LayerNorm(48, bias=False),
     "llama's norm": lambda: LlamaRMSNorm(48),
     "qwen3's norm": lambda: Qwen3RMSNorm(48),
+    "mistral's norm": lambda: MistralRMSNorm(48),
+    "olmo2's norm": lambda: Olmo2RMSNorm(48),
     "t5's norm": lambda: T5LayerNorm(48),
     "deberta's norm": lambda: DebertaLayerNorm(48),
     "gelu_new": lambda: NewGELUActivation(),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import model_validator
 
 from terakoya.components import DocumentMasking, Head, TensorPartition, Vocabulary
+from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture, nearest_divisors
 
 if TYPE_CHECKING:
@@ -127,12 +128,22 @@ class DecoderArchitecture(TransformersArchitecture):
 
 
 class GatedDecoderArchitecture(DecoderArchitecture):
-    """The base of families in Llama's shape: rotary positions, heads that may share keys and values, a gated
-    feed-forward. A family that has them declares the fields `head_dim` and `rope_theta`."""
+    """The base of families in Llama's shape: rotary positions, RMS norms, heads that may share keys and values, a gated
+    feed-forward. A family adds defaults for its sizes, the fields that only it has, such as `head_dim`, and other
+    defaults where its own are not Llama's."""
 
-    if TYPE_CHECKING:  # fields that each family declares, with its own defaults
-        num_key_value_heads: int | None
-        intermediate_size: int
+    hidden_size: shared.HiddenSize
+    intermediate_size: shared.IntermediateSize
+    num_hidden_layers: shared.NumHiddenLayers
+    num_attention_heads: shared.NumAttentionHeads
+    num_key_value_heads: shared.NumKeyValueHeads = None
+    max_position_embeddings: shared.MaxPositionEmbeddings
+    rope_theta: shared.RopeTheta = 10_000.0
+    initializer_range: shared.InitializerRange = 0.02
+    rms_norm_eps: shared.NormEps = 1e-6
+    attention_dropout: shared.AttentionDropout = 0.0
+    tie_word_embeddings: shared.TieWordEmbeddings = False
+    scaled_init: shared.ScaledInit = False
 
     output_layers = ("o_proj", "down_proj")
     per_head_modules: ClassVar[Sequence[str]] = ()
@@ -160,8 +171,7 @@ class GatedDecoderArchitecture(DecoderArchitecture):
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids; `rope_theta` becomes `rope_parameters`."""
         arguments = super().config_arguments(vocabulary)
-        if "rope_theta" in arguments:
-            arguments["rope_parameters"] = {"rope_type": "default", "rope_theta": arguments.pop("rope_theta")}
+        arguments["rope_parameters"] = {"rope_type": "default", "rope_theta": arguments.pop("rope_theta")}
         return arguments
 
     def tensor_partition(self) -> TensorPartition | None:

@@ -21,6 +21,10 @@ from transformers.utils import logging as transformers_logging
 
 from terakoya.atomic_files import os_error_of
 
+FORMER_NAMES_OF_TWO = {"gemma3_text": ("rope_theta", "rope_local_base_freq")}
+"""What Transformers 4 calls the bases of rotary positions in whole and in local layers, by the type of models that have
+two; ModernBERT's names where it is not here."""
+
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Saves `model` into `folder`: config.json and safetensors weights, its own or those of the state dict `state`."""
@@ -45,11 +49,8 @@ def _add_former_rotary_keys(file: Path) -> None:
     `rope_parameters`, and would take its defaults without a word. Transformers 5 reads the same values from both."""
     config = json.loads(file.read_text(encoding="utf-8"))
     rotary = config.get("rope_parameters") or {}
-    named = {
-        "rope_theta": rotary,
-        "global_rope_theta": rotary.get("full_attention"),
-        "local_rope_theta": rotary.get("sliding_attention"),
-    }
+    whole, local = FORMER_NAMES_OF_TWO.get(config.get("model_type"), ("global_rope_theta", "local_rope_theta"))
+    named = {"rope_theta": rotary, whole: rotary.get("full_attention"), local: rotary.get("sliding_attention")}
     former = {name: each["rope_theta"] for name, each in named.items() if each and "rope_theta" in each}
     if former:
         text = json.dumps({**config, **former}, indent=2, sort_keys=True, ensure_ascii=False)

@@ -161,6 +161,8 @@ CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 NAMED_NORMS = (
     ("llama", "LlamaRMSNorm"),
     ("qwen3", "Qwen3RMSNorm"),
+    ("mistral", "MistralRMSNorm"),
+    ("olmo2", "Olmo2RMSNorm"),
     ("t5", "T5LayerNorm"),
     ("deberta", "DebertaLayerNorm"),
 )
