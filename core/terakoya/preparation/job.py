@@ -233,6 +233,13 @@ def allowed_rejects(max_rejects: int | float, documents: int) -> float:
     return max_rejects * documents if isinstance(max_rejects, float) else max_rejects
 
 
+def has_many_rejects(totals: Totals, max_rejects: int | float) -> bool:
+    """Returns whether more documents are rejected than `max_rejects` allows. Empty ones do not count: tables have blank
+    cells, and nothing is lost with them."""
+    damaged = totals.rejected.total() - totals.rejected["empty document"]
+    return damaged > allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
+
+
 def describe_rejects(totals: Totals) -> str:
     """Describes the rejects, with counts by reason."""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.rejected.most_common())
@@ -257,14 +264,14 @@ def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: S
             raise UserError(f"{out}: expected at least one document, {hint}")
         return
     write_rejects(out, PartsContent(out, totals))
-    allowed = allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
-    if totals.rejected.total() > allowed or not totals.tokens:
-        most = totals.rejected.most_common(1)[0][0]
+    if has_many_rejects(totals, max_rejects) or not totals.tokens:
+        most = max(totals.rejected, key=lambda reason: (reason != "empty document", totals.rejected[reason]))
         with (out / "rejects.jsonl").open("rb") as stream:
             first = next(reject for reject in map(orjson.loads, stream) if reject["reason"] == most)
         expected = "at least one document that is not rejected"
         remedies = [REMEDIES[most], "or correct the corpus"] if most in REMEDIES else ["correct the corpus"]
         if totals.tokens:
+            allowed = allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
             expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
             remedies.append("or allow more (what is encoded is kept)")
         raise UserError(

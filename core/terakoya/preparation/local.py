@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from terakoya.corpus.corpus import Block
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask, encode_block, source_name, start_worker
-from terakoya.preparation.job import PrepareJob, allowed_rejects, describe_rejects
+from terakoya.preparation.job import PrepareJob, describe_rejects, has_many_rejects
 from terakoya.preparation.sharding import ShardBlocks
 from terakoya.process_pool import workers
 from terakoya.store.assembly import Totals
@@ -73,7 +73,7 @@ def _encode_all(
                 if progress is not None:
                     progress(min(done, blocks.disk_bytes), blocks.disk_bytes)
                 seen = totals.documents + totals.rejected.total()
-                if not warned and seen >= 1000 and totals.rejected.total() > allowed_rejects(max_rejects, seen):
+                if not warned and seen >= 1000 and has_many_rejects(totals, max_rejects):
                     warned = True
                     logger.warning("many rejects so far: %s", describe_rejects(totals))
 

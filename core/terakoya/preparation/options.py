@@ -36,7 +36,8 @@ class PrepareOptions:
         field: the key or column that holds the text.
         unit: what one sequence of the store is.
         append_eos: whether EOS is stored after each document.
-        max_rejects: how many documents may be rejected, a count (int) or a share of all documents (float).
+        max_rejects: how many documents may be rejected, a count (int) or a share of all documents (float); empty
+            ones do not count.
         special_tokens_in_text: what happens to `[MASK]` and the like in the text; None is the tokenizer's own setting.
         max_document_bytes: documents that are larger are rejected.
         clean: cleaning steps, or a JSON file with a list of them.

@@ -372,6 +372,20 @@ def test_rejects_are_counted_listed_and_fatal_above_the_limit(
     assert "rejected 3 of 100 documents" in caplog.text
 
 
+def test_blank_cells_of_a_table_are_counted_but_are_never_too_many(tokenizer_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("title,text\none,good text\ntwo,\nthree,\nfour, \n", encoding="utf-8")
+    out = tmp_path / "out"
+    facts = prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, out, max_rejects=0)
+    assert facts.documents == 1 and facts.rejected_by_reason == {"empty document": 3}
+    assert len((out / "rejects.jsonl").read_text().splitlines()) == 3
+
+    file.write_bytes(b"title,text\none,good text\ntwo,\nthree,\nfour,\xff\n")
+    message = r"at most 0 rejected documents .*, got 3 of 4 documents \(2 empty document, 1 bad UTF-8\), the first in .*line 5"
+    with pytest.raises(UserError, match=message):
+        prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "damaged", max_rejects=0)
+
+
 def test_a_corpus_without_a_document_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
     for number, content in enumerate(["", "\n \n", "~ ~\n"]):
         file = tmp_path / f"{number}.txt"
