@@ -170,6 +170,7 @@ def translated_command_line(translator: Callable[[str], str]) -> Callable[..., A
     from terakoya.commands.language.help import explain_usage, translate_help
 
     command: Any = typer.main.get_command(app)
+    complete_overview(command)
     translate_help(command, translator)
     command.explain_usage = explain_usage
     return command

@@ -38,8 +38,10 @@ def _line(result: StageResult) -> str:
         for name, value in result.facts.items()
         if isinstance(value, int) and not isinstance(value, bool) and (value or name != "count_error")
     )
-    outcome = "already made from the same settings" if result.skipped else f"made in {result.seconds:.1f} s"
-    return f"{translated(result.name)}: {result.out} {translated(outcome)}" + (f" ({facts})" if facts else "")
+    outcome = f"{result.out} is already made from the same settings"
+    if not result.skipped:
+        outcome = f"{result.out} was made in {result.seconds:.1f} s"
+    return f"{translated(result.name)}: {translated(outcome)}" + (f" ({facts})" if facts else "")
 
 
 def command(

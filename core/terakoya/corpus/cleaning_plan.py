@@ -27,6 +27,7 @@ from terakoya.corpus.deduplication import mark_exact_duplicates, mark_near_dupli
 from terakoya.corpus.documents import Block, Document
 from terakoya.errors import UserError
 from terakoya.folder_kinds import refuse_address
+from terakoya.log import translated
 from terakoya.process_pool import workers
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def make_plan(
             _write_plan(cleaning, parts, key)
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
-    title = f"cleaning {name}".strip()
+    title = f"{translated('cleaning')} {name}".strip()
     if not is_new:
         logger.info("%s: %s", title, _summarise(plan["counts"], folder))
         return dict(plan["counts"])
@@ -117,8 +118,10 @@ def make_plan(
 def _summarise(counts: Mapping[str, int], folder: Path) -> str:
     """Returns one line about a plan that was made, and described, earlier."""
     dropped = sum(count for name, count in counts.items() if name.startswith("dropped by "))
-    held_out = f", {counts['held out']:,} held out" if "held out" in counts else ""
-    return f"{dropped:,} of {counts['documents']:,} documents dropped{held_out}, as {folder} says"
+    if "held out" not in counts:
+        return f"dropped {dropped:,} of {counts['documents']:,} documents, as {folder} says"
+    held_out = counts["held out"]
+    return f"dropped {dropped:,} of {counts['documents']:,} documents and held out {held_out:,}, as {folder} says"
 
 
 def _indent(examples: Sequence[str]) -> str:

@@ -128,7 +128,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
             if machine.count > 1
             else ", 0.4 of its peak."
             if machine.device.gpu
-            else ", measured here in a moment."
+            else ", just measured."
         ),
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "

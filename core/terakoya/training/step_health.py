@@ -274,7 +274,7 @@ class StepHealth:
             report = f"terakoya report {self.run.folder} names its documents"
             self.run_log.print(f"warning: step {step.step:,}: {found}; {report}")
         self._note(
-            step, "spike", f"{found}; it took {rows}",
+            step, "spike", f"{found}; the step took {rows}",
             signal=spike.signal, value=spike.value, level=spike.level, limit=spike.limit, skipped=step.left_out,
             **documents,
         )  # fmt: skip

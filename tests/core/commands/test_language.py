@@ -233,6 +233,18 @@ batch_size: 表は 2 ノードのものですが、ランには a に 1 プロ�
 step 2: the loss 1.6e+07 is a spike: 8.35 is usual, 33.4 was the limit; terakoya report r names its documents
 ステップ 2: 損失 1.6e+07 は急な値です (通常は 8.35、上限は 33.4)。文書は terakoya report r でわかります
 
+1, the last in step 158: the gradient norm 5.51 is a spike: 0.7253 is usual, 1.56 was the limit; the step took rows 2 to 7 of the training order (2 to 7 of s), which hold documents 0 ("東京"), 2 and 9 more of s
+1、最後はステップ 158: 勾配ノルム 5.51 は急な値です (通常は 0.7253、上限は 1.56)。使ったのは学習順の 2〜7 行 (s の 2〜7 行目)にある s の文書 0 ("東京"), 2 ほか 9 件
+
+クリーニング: dropped 1,200 of 5,260 documents and held out 27, as work/store.clean says
+クリーニング: work/store.clean のとおり、1,200 / 5,260 文書を除き、27 文書を取り分けました
+
+rejected 1,017 of 2,247 documents (1,014 bad UTF-8, 3 missing field); listed in s/rejects.jsonl
+2,247 文書のうち 1,017 (UTF-8 ではない 1,014、キーがない 3) をリジェクトしました。一覧は s/rejects.jsonl にあります
+
+work/tokenizer was made in 1.5 s
+work/tokenizer を 1.5 秒で作りました
+
 loss or gradients are not finite, and no weight has changed; it took rows 2 to 7 of the training order (2 to 7 of s), which hold documents 0 ("東京"), 2 and 9 more of s
 損失か勾配が有限ではないため、重みを変えていません。使ったのは学習順の 2〜7 行 (s の 2〜7 行目)にある s の文書 0 ("東京"), 2 ほか 9 件
 """.strip().split("\n\n")  # noqa: E501
@@ -297,6 +309,7 @@ def test_help_is_japanese_in_80_columns_and_english_stays(
             code, out, _ = call(capsys, *verb.split(), "--help")
             assert code == 0 and out.startswith(f"使い方: terakoya {verb}".strip())
             body = out.partition("\n  例:\n")[0]
+            assert "<list[" not in body, out
             assert not re.search(" (the|of|and|is|are|with|this) ", body), out
             assert max(cell_len(line) for line in body.splitlines() if KANA.search(line)) <= width, out
     monkeypatch.delenv("TERAKOYA_LANG")

@@ -76,7 +76,7 @@ def test_two_stores_share_a_corpus_without_a_common_document(folder: Path) -> No
     described = [line for line in held.stderr.splitlines() if line.startswith("cleaning: ")]
     facts = [read_facts(folder / name) for name in ("train", "held")]
     assert len(described) == 1, "the plan was described when it was made"
-    assert f"37 of 97 documents dropped, {facts[1].documents} held out, as " in described[0]
+    assert f"dropped 37 of 97 documents and held out {facts[1].documents}, as " in described[0]
     assert facts[0].documents + facts[1].documents == 60
     assert min(store.documents for store in facts) > 10
     assert facts[0].options["clean: dropped by length"] == 7

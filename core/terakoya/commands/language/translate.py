@@ -44,6 +44,7 @@ _TAIL = r"((?:; |, |\. | \(|: | and | of \d|  |\n)(?s:.*)|)"
 _CHOICE = re.compile(r"\S+ or \S+")
 _PAIR = re.compile(r"\S*\d and \d\S*")
 _QUOTED_CHOICE = re.compile(r'(?:"[^"]*", )*"[^"]*" or "[^"]*"')
+_COUNT = re.compile(r"([\d,]+) (\S+ .+)")
 _QUOTED = re.compile(r'"[^"]*"')
 _DURATION = re.compile(r"\d[\d,.]* (?:s|min|h|d)(?: \d+ (?:min|h))?")
 _UNITS = {"s": "秒", "min": "分", "h": "時間", "d": "日"}
@@ -187,6 +188,9 @@ class Translator:
             return text.replace(" or ", " か ")
         if _PAIR.fullmatch(text):
             return text.replace(" and ", " と ")
+        counts = [_COUNT.fullmatch(part) for part in text.split(", ")]  # "2 bad JSON, 1 bad CSV"
+        if all(each is not None and each[2] in self._exact for each in counts):
+            return "、".join(f"{self._exact[each[2]]} {each[1]}" for each in counts if each is not None)
         parts = [self._whole(part) for part in text.split("; ")]  # of a list, each item alone
         if len(parts) > 1 and None not in parts:
             return "。".join(filter(None, parts))
