@@ -381,7 +381,7 @@ def test_blank_cells_of_a_table_are_counted_but_are_never_too_many(tokenizer_fol
     assert len((out / "rejects.jsonl").read_text().splitlines()) == 3
 
     file.write_bytes(b"title,text\none,good text\ntwo,\nthree,\nfour,\xff\n")
-    message = r"at most 0 rejected documents .*, got 3 of 4 documents \(2 empty document, 1 bad UTF-8\), the first in .*line 5"
+    message = r"at most 0 rejected .*, got 3 of 4 documents \(2 empty document, 1 bad UTF-8\), the first in .*line 5"
     with pytest.raises(UserError, match=message):
         prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "damaged", max_rejects=0)
 

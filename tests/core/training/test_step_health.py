@@ -305,5 +305,5 @@ def test_a_spike_is_recorded_and_printed_where_it_matters(signal: Any, left_out:
     health.batches = SimpleNamespace(describe_rows=lambda *_: "rows 32 to 47")  # type: ignore[assignment]
     health._note_spike(PendingStep(3, (32, 48), left_out=left_out), Spike(signal, 9.0, 1.0, 2.0))
     assert len(said) == printed and all("report work/run" in line for line in said)
-    assert [each["text"].endswith("it took rows 32 to 47") for each in records] == [True]
+    assert [each["text"].endswith("the step took rows 32 to 47") for each in records] == [True]
     assert [each.kind for each in health.anomalies] == ["spike"]
