@@ -49,14 +49,18 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "mistral": ({**LLAMA, "sliding_window": 8}, CAUSAL),
     "olmo2": (LLAMA, CAUSAL),
+    "eurobert": (LLAMA, {"type": "masked_lm"}),
+    "modernbert_decoder": ({**ENCODER, "num_hidden_layers": 2}, CAUSAL),
     "gemma3_text": ({**LLAMA, "head_dim": 16, "num_hidden_layers": 2, "sliding_window_pattern": 2}, CAUSAL),
 }
 """Architecture and objective by name."""
-WITH_FLASH_ALONE = frozenset({"modernbert_replaced", "mistral", "olmo2", "gemma3_text"})
+WITH_FLASH_ALONE = frozenset(
+    {"modernbert_replaced", "mistral", "olmo2", "gemma3_text", "eurobert", "modernbert_decoder"}
+)
 """What differs from another case in its layers, not in its attention."""
 WITHOUT_FLASH = frozenset({"deberta_v2", "deberta_v3", "t5", "gptj"})
 """What adds to its scores, or masks them itself, which the flash kernel does not compute."""
-AT_NIGHT = frozenset({"modernbert_replaced", "mistral"})
+AT_NIGHT = frozenset({"modernbert_replaced", "mistral", "modernbert_decoder"})
 """What every change need not take: its parts are in other cases."""
 OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "stable_adamw")
 PRECISIONS = ("bf16", "fp16")

@@ -44,6 +44,10 @@ FAMILY: dict[str, dict[str, Any]] = {
         **WIDTHS, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 9,
         "sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 500.0, "rope_local_base_freq": 50.0,
     },
+    "modernbert_decoder": {
+        **WIDTHS, "intermediate_size": 64, "num_hidden_layers": 4, "local_attention": 8, "global_rope_theta": 500.0,
+        "local_rope_theta": 50.0,
+    },
 }  # fmt: skip
 
 
@@ -158,7 +162,7 @@ def plain_losses(name: str, settings: dict[str, Any], store: Any, initial: Any) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gptj", *(
-    pytest.param(name, marks=pytest.mark.nightly) for name in ("mistral", "olmo2", "gemma3_text")
+    pytest.param(name, marks=pytest.mark.nightly) for name in ("mistral", "olmo2", "gemma3_text", "modernbert_decoder")
 )])  # fmt: skip
 def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) -> None:
     store = contract_store(tmp_path / "data")
@@ -257,7 +261,7 @@ def test_sizes_that_do_not_fit_are_refused(name: str, changes: dict[str, Any], m
         architecture_of(name, **changes)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "modernbert_decoder"])
 def test_an_end_token_that_is_also_the_padding_is_learned(name: str) -> None:
     vocabulary = VOCABULARY.model_copy(update={"pad": VOCABULARY.eos})
     model = architecture_of(name).build(vocabulary, "causal")

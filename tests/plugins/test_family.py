@@ -46,6 +46,7 @@ PUBLISHED: dict[str, tuple[int, float, float]] = {
     "deberta_v3_base": (128_100, 184, 98.4),  # 86 of layers, 98 of embeddings
     "modernbert_base": (50_368, 149, 38.7),
     "t5_base": (32_128, 222.9, 24.7),  # 220 in the paper
+    "eurobert_210m": (128_256, 211.8, 98.5),
 }
 
 
@@ -67,7 +68,11 @@ def test_a_preset_has_the_published_size(preset: str) -> None:
 
 
 def test_every_preset_of_full_size_is_in_the_table() -> None:
-    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} | {"bert_large", "electra_small"}
+    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} | {
+        "bert_large",
+        "electra_small",
+        "eurobert_210m",
+    }
 
 
 def test_deberta_v3s_generator_is_half_as_deep_and_as_wide() -> None:
@@ -182,6 +187,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "deberta_v2": {**TINY, **STILL, "position_buckets": 8, "max_position_embeddings": 64},
     "deberta_v2-apart": {**TINY, **STILL, "position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"},
     "modernbert": {**TINY, "num_hidden_layers": 4, "local_attention": 8, "max_position_embeddings": 64},
+    "eurobert": {**TINY, "num_key_value_heads": 2, "rope_theta": 500.0, "max_position_embeddings": 64},
 }
 
 

@@ -21,7 +21,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 TOLERANCE = 1e-5
 NOT_THERE = "not in this Transformers"
-SINCE = {"modernbert": (4, 48), "qwen3": (4, 51)}
+SINCE = {
+    "olmo2": (4, 47), "modernbert": (4, 48), "gemma3_text": (4, 50), "qwen3": (4, 51), "modernbert_decoder": (4, 56),
+    "eurobert": (5, 0),
+}  # fmt: skip
 """The first version of Transformers with the models that 4.45 does not have."""
 
 

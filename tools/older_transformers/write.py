@@ -51,9 +51,12 @@ TOKENIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "d_model": 32, "embedding_size": 32, "intermediate_size": 64, "d_ff": 64, "d_kv": 8,
     "num_hidden_layers": 3, "num_layers": 2, "num_attention_heads": 4, "num_heads": 4, "num_key_value_heads": 2,
+    "sliding_window": 8, "sliding_window_pattern": 2, "local_attention": 16,
     "rotary_dim": 4, "max_position_embeddings": 96, "position_buckets": 16,
 }  # fmt: skip
-BASES: Mapping[str, float] = {"rope_theta": 50.0, "global_rope_theta": 70.0, "local_rope_theta": 60.0}
+BASES: Mapping[str, float] = {
+    "rope_theta": 50.0, "global_rope_theta": 70.0, "local_rope_theta": 60.0, "rope_local_base_freq": 40.0,
+}  # fmt: skip
 """Far from Transformers' defaults, so that a base that is not read changes the logits."""
 
 

@@ -71,6 +71,10 @@ class Architecture(Component):
     weights that are rounded once an optimizer step. Its linear layers, norms and embeddings must be those of torch, or
     of the families that come with terakoya; everything else runs under autocast. False is autocast for everything."""
 
+    same_weights: ClassVar[frozenset[str]] = frozenset()
+    """Types of other models in Transformers (`model_type`) with the names and shapes of this family's weights: a run
+    may start from their folders, too."""
+
     partition_obstacle: ClassVar[str | None] = None
     """Why `tensor_partition` returns None for a family that cannot have one, as the end of a sentence: "its experts are
     chosen by token counts". The message that refuses `parallel.tp_size` repeats it."""

@@ -16,7 +16,7 @@ class GPT2(DecoderArchitecture):
     config_class = "GPT2Config"
     bf16_stream = True
     model_classes: ClassVar = {"causal": "GPT2LMHeadModel"}
-    block_list, final_norm, position_embedding, embedding_dropout = "h", "ln_f", "wpe", "drop"
+    block_list, final_norm, position_embedding, embedding_dropout_layer = "h", "ln_f", "wpe", "drop"
     output_layers, scales_output_layers = ("c_proj",), True
     fuses_gelu = True
 

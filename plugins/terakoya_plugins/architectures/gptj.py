@@ -22,7 +22,7 @@ class GPTJ(DecoderArchitecture):
     bf16_stream = True
     model_classes: ClassVar = {"causal": "GPTJForCausalLM"}
     document_masking = "mask_4d"
-    block_list, final_norm, embedding_dropout, output_layers = "h", "ln_f", "drop", ("out_proj", "fc_out")
+    block_list, final_norm, embedding_dropout_layer, output_layers = "h", "ln_f", "drop", ("out_proj", "fc_out")
     fuses_gelu = True
     test_settings: ClassVar = {"rotary_dim": 2}
 

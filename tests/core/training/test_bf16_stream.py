@@ -38,8 +38,8 @@ from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
 
 OBJECTIVES = {
-    **dict.fromkeys(("bert", "roberta", "deberta", "deberta_v2", "modernbert"), "masked_lm"),
-    **dict.fromkeys(("gpt2", "gptj", "llama", "qwen3", "mistral", "olmo2"), "causal_lm"),
+    **dict.fromkeys(("bert", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert"), "masked_lm"),
+    **dict.fromkeys(("gpt2", "gptj", "llama", "qwen3", "mistral", "olmo2", "modernbert_decoder"), "causal_lm"),
     "electra": "replaced_token",
     "t5": "span_corruption",
 }

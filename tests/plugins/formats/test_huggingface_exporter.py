@@ -35,7 +35,7 @@ def build(name: str, vocabulary: Vocabulary, **further: float) -> PreTrainedMode
     return architecture.build(vocabulary, "masked" if "masked" in component.heads else sorted(component.heads)[0])
 
 
-TAKEN_FOR_ANOTHER = frozenset({"modernbert", "mistral", "olmo2"})
+TAKEN_FOR_ANOTHER = frozenset({"modernbert", "modernbert_decoder", "mistral", "olmo2"})
 """The families for whose folders `AutoTokenizer` takes Transformers' general class, unless the folder's code says
 otherwise."""
 

@@ -40,7 +40,7 @@ class DecoderArchitecture(TransformersArchitecture):
     """The body's attribute that holds the norm after the last layer."""
     position_embedding: ClassVar[str | None] = None
     """The body's attribute that embeds positions, if it has one."""
-    embedding_dropout: ClassVar[str | None] = None
+    embedding_dropout_layer: ClassVar[str | None] = None
     """The body's attribute with the dropout of embeddings, if it has one."""
     output_layers: ClassVar[Sequence[str]] = ()
     """The names, within a layer, of the modules that add to the residual stream: two in each."""
@@ -120,8 +120,8 @@ class DecoderArchitecture(TransformersArchitecture):
             body.set_input_embeddings(Identity())
             if self.position_embedding is not None:
                 setattr(body, self.position_embedding, _no_positions())
-            if self.embedding_dropout is not None:
-                setattr(body, self.embedding_dropout, Identity())
+            if self.embedding_dropout_layer is not None:
+                setattr(body, self.embedding_dropout_layer, Identity())
         if stage.stop < len(blocks):
             setattr(body, self.final_norm, Identity())
             model.set_output_embeddings(Identity())

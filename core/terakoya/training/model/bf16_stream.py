@@ -163,6 +163,7 @@ NAMED_NORMS = (
     ("qwen3", "Qwen3RMSNorm"),
     ("mistral", "MistralRMSNorm"),
     ("olmo2", "Olmo2RMSNorm"),
+    ("eurobert", "EuroBertRMSNorm"),
     ("t5", "T5LayerNorm"),
     ("deberta", "DebertaLayerNorm"),
 )

@@ -38,8 +38,11 @@ def architecture_settings(architectures: Sequence[Architecture]) -> frozenset[st
     return frozenset(key for architecture in architectures for key in type(architecture).model_fields)
 
 
-def read_config(folder: Path, target: PreTrainedModel, where: str) -> PretrainedConfig:
-    """Returns the folder's config, as the config class of `target`.
+def read_config(
+    folder: Path, target: PreTrainedModel, where: str, architectures: Sequence[Architecture] = ()
+) -> PretrainedConfig:
+    """Returns the folder's config, as the config class of `target`; of another type where one of `architectures` has
+    the `same_weights`.
 
     Raises:
         UserError: it cannot be read, or is of another model type.
@@ -50,6 +53,9 @@ def read_config(folder: Path, target: PreTrainedModel, where: str) -> Pretrained
             raw, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{where}: config.json cannot be read: {error}") from error
+    same_weights = {name for each in architectures for name in each.same_weights}
+    if raw.get("model_type") in same_weights:
+        raw["model_type"] = kind.model_type
     if raw.get("model_type") != kind.model_type:
         raise UserError(
             f"{where}: is a model of type {json.dumps(raw.get('model_type'))}, the architecture is of type "

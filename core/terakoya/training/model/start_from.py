@@ -107,7 +107,8 @@ def load_start_weights(
     assert settings is not None
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
-    settable = architecture_settings(all_architectures(parameters.architecture, parameters.objective))
+    architectures = all_architectures(parameters.architecture, parameters.objective)
+    settable = architecture_settings(architectures)
     sources: dict[str, PreTrainedModel] = {}
     initialised: dict[str, list[str]] = {}
     problems, facts, notes = [], {}, []
@@ -116,7 +117,7 @@ def load_start_weights(
         where = f"{KEY}: {folder}"
         match = WeightMatch()
         with folder_digests.check_while_loading(folder):
-            config = read_config(folder, target, where)
+            config = read_config(folder, target, where, architectures)
             sources[name], info = _read_model(folder, type(target), config, where)
         _fit_vocabulary(sources[name], folder, settings, vocabulary, tokenizer_folder, where, match)
         conflicts, allowed = compare_settings(config, target.config, settable)
@@ -153,11 +154,12 @@ def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
     if parameters.start_from is None:
         return
     targets = parameters.objective.exports(module)
-    settable = architecture_settings(all_architectures(parameters.architecture, parameters.objective))
+    architectures = all_architectures(parameters.architecture, parameters.objective)
+    settable = architecture_settings(architectures)
     problems = []
     for name, folder in find_folders(parameters.start_from, targets).items():
         where = f"{KEY}: {folder}"
-        config = read_config(folder, targets[name], where)
+        config = read_config(folder, targets[name], where, architectures)
         problems += [f"{where}: {each}" for each in compare_settings(config, targets[name].config, settable)[0]]
     if problems:
         raise UserError("\n".join(problems))
