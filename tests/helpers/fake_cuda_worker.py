@@ -100,7 +100,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             "flash": trainer.flash,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "unrecordable": unrecordable,
-            "micro_steps": trainer.batches.rank_batch.micro_steps,
+            "micro_steps": trainer.phase.rank_batch.micro_steps,
             **asked,
             "waits": updates.forward["waits"] + rest["waits"],
             "kernels": updates.forward["kernels"] + rest["kernels"],

@@ -44,7 +44,9 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, context: Di
 
     engine.step = watched  # type: ignore[method-assign]
     validations: Sequence[Mapping[str, float]] = [
-        validate(engine, context, source, objective, stores.vocabulary, trainer.rank_batch, batches=2, flash=False)
+        validate(
+            engine, context, source, objective, stores.vocabulary, trainer.plan.validation_batch, batches=2, flash=False
+        )
         for source in trainer.validation.values()
     ]
     report = trainer.one_step()

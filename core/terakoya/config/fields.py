@@ -14,6 +14,7 @@ from terakoya.config.data import Data
 from terakoya.config.lora import LoraSettings
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
+from terakoya.config.phases import Phase
 from terakoya.config.profile import Profile
 from terakoya.config.settings import Settings
 from terakoya.config.spikes import Spikes
@@ -75,6 +76,9 @@ class ParameterFields(Settings):
     epochs: Annotated[PositiveFloat | None, Field(examples=[1, 0.5])] = None
     """The length of the run in passes, or fractions of one, over the training data: it ends with the step whose rows
     complete them. With one store, an epoch has each row once. Unit: epochs."""
+    phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
+    """Parts of the run that follow each other, each with a length and the keys that it changes, such as
+    `{"share": 0.2, "data": {"sequence_length": 1024}}`."""
     max_grad_norm: NonNegativeFloat = 1.0
     """The bound on the norm of the gradient, which is scaled down to it; 0 is no bound."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"

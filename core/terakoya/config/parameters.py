@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from pydantic import (
 from terakoya import plugins
 from terakoya.components import Component
 from terakoya.components.progress import Length
-from terakoya.config import batch_table, conflicts, file_kinds
+from terakoya.config import batch_table, conflicts, file_kinds, phase_plan
 from terakoya.config import lora as lora_settings
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
 from terakoya.config.other_names import explain_unknown_key, key_paths
@@ -103,7 +103,34 @@ class Parameters(ParameterFields):
                 raise ValueError(f'expected exactly one of {keys}, got none; give one, such as "max_steps": 10000')
             raise ValueError(f"expected exactly one of {keys}, got {', '.join(given)}; set the others to null")
         conflicts.check_conflicts(self)
+        for problem in phase_plan.find_problems(self):
+            raise ValueError(problem)
+        assert len(self._phase_parameters) == len(self.phases)  # wrong keys of a phase are found here
         return self
+
+    @property
+    def of_phases(self) -> tuple[Self, ...]:
+        """The parameters of each phase, which have no phases themselves; these parameters where the run has none."""
+        return self._phase_parameters or (self,)
+
+    def built_in(self, phase: int) -> Self:
+        """These parameters with the architecture that the model has in the phase of this number, counted from 1."""
+        return self.model_copy(update={"architecture": self.of_phases[phase - 1].architecture})
+
+    @cached_property
+    def _phase_parameters(self) -> tuple[Self, ...]:
+        """The parameters of each phase. Raises ValueError where the keys of a phase are wrong, or in conflict."""
+        return tuple(self._of_phase(number) for number in range(len(self.phases)))
+
+    def _of_phase(self, number: int) -> Self:
+        try:
+            changes = phase_plan.changes_of(self.phases[number], self, number)
+            return type(self)(**{**dict(self), "phases": (), **changes})
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        except ValidationError as error:
+            lines = explain(error, type(self))
+            raise ValueError("\n".join(f"phases.{number}.{line}" for line in lines)) from None
 
     @property
     def length_key(self) -> str:

@@ -176,16 +176,15 @@ def _build(
 
     Returns the models, and the folder of each adapter, both by sub-folder.
     """
-    from terakoya.config.parameters import Parameters
     from terakoya.training.checkpoint import event_tensors
-    from terakoya.training.checkpoint.restoring import restore_module
+    from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
     from terakoya.training.model import lora
 
     plugins = registry()
     missing = check_plugins(plugins, manifest["plugins"], manifest["parameters"], events=False).missing
     if missing:
         raise UserError(f"{folder}: " + "; ".join(missing))
-    parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
+    parameters = saved_parameters(folder, manifest)
     module = restore_module(
         folder, parameters, Vocabulary.model_validate(manifest["vocabulary"]),
         tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),

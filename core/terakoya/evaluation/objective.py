@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
@@ -18,7 +17,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.checkpoint.restoring import restore_module
+from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, to_bits, total_counts
 from terakoya.training.stores import open_validation, validation_rows
@@ -39,7 +38,7 @@ class RunObjective:
         if missing:
             raise UserError(f"{folder}: " + "; ".join(missing))
         self.folder, self.manifest, self.device = folder, manifest, device
-        self.parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
+        self.parameters = saved_parameters(folder, manifest)
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
         self.precision = precision or self.parameters.precision
         module = restore_module(

@@ -111,7 +111,7 @@ def make_job(
         *allowed,
     )
     data = loaded.data
-    mixtures = (data.train, *(stage.train for stage in data.stages))
+    mixtures = (data.train, *(stage.train for stage in data.stages), *(phase.data.train for phase in loaded.of_phases))
     stores = [entry.store for mixture in mixtures for entry in mixture]
     return Job(
         name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,

@@ -79,14 +79,25 @@ class Loader:
             words_matter = source.layout.framing != "causal"
             if words_matter and source.store.facts.word_starts != first.store.facts.word_starts:
                 raise UserError(f"{where}: expected word starts in both or neither; prepare both the same way")
-            assert (source.layout, source.sequence_length) == (first.layout, first.sequence_length)
+            assert source.layout == first.layout
             assert source.store_id == number, "a source's keys depend on its number in the blend"
         self.sources, self.weights = tuple(sources), tuple(weights)
+        self._stages = (Stage(0, {number: weight for number, weight in enumerate(weights) if weight}), *stages)
         self._mixtures: list[_Mixture] = []
-        for stage in (Stage(0, {number: weight for number, weight in enumerate(weights) if weight}), *stages):
+        for stage in self._stages:
             before = self._mixtures[-1].rows_per_store(stage.first_row) if self._mixtures else [0] * len(sources)
             assert not self._mixtures or stage.first_row > self._mixtures[-1].first_row
+            assert len({sources[number].sequence_length for number in stage.weights}) == 1, "one stage, one length"
             self._mixtures.append(_Mixture(stage, before))
+
+    def with_stage(self, stage: Stage) -> Loader:
+        """Returns the sequence whose rows come from `stage` from its first row on."""
+        return Loader(self.sources, self.weights, stages=(*self._stages[1:], stage))
+
+    def mixture_at(self, row: int) -> list[tuple[RowSource, float]]:
+        """Returns the sources of row `row` of the sequence and those around it, with their weights."""
+        stage = next(each for each in reversed(self._stages) if each.first_row <= row)
+        return [(self.sources[number], weight) for number, weight in stage.weights.items()]
 
     def load(self, start: int, stop: int) -> Rows:
         """The rows [start, stop) of the endless sequence as one batch (stop - start, T)."""
@@ -131,9 +142,10 @@ class Loader:
             return None
         return TextPerToken(sum(text.characters * n for text, n in known), sum(text.bytes * n for text, n in known))
 
-    def blank_row(self) -> Rows:
-        """One row with nothing to learn, for the empty slots of a step; the caller treats its counts as 0."""
-        return self.sources[0].blank_row()
+    def blank_row(self, row: int = 0) -> Rows:
+        """One row with nothing to learn, for the empty slots of the step of row `row`; the caller treats its counts as
+        0."""
+        return self.mixture_at(row)[0][0].blank_row()
 
     def store_positions(self, rows: int) -> list[dict[str, int | str]]:
         """The position of each store after `rows` rows of the sequence: consumed rows, whole epochs, and rows of the

@@ -25,10 +25,12 @@ class NestedComponent:
     Attributes:
         kind: a key of `components.KINDS`.
         name_alone: whether the type alone, a string, is accepted, too.
+        optional: whether the field may be None.
     """
 
     kind: str
     name_alone: bool = False
+    optional: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The component itself, or the JSON object that describes it."""
@@ -42,8 +44,8 @@ class NestedComponent:
         described = {"type": "object", "properties": {"type": name}, "required": ["type"]}
         return {"anyOf": [{"type": "string"}, described]} if self.name_alone else described
 
-    def _validate(self, value: Any) -> Component:
-        if isinstance(value, KINDS[self.kind]):
+    def _validate(self, value: Any) -> Component | None:
+        if isinstance(value, KINDS[self.kind]) or (value is None and self.optional):
             return value
         if self.name_alone and isinstance(value, str):
             value = {"type": value}
@@ -60,5 +62,7 @@ class NestedComponent:
             raise ValueError("; ".join(explain(error, component))) from None
         return made
 
-    def _serialise(self, value: Component) -> dict[str, Any]:
+    def _serialise(self, value: Component | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
         return {"type": plugins.registry().name_of(self.kind, type(value)), **value.model_dump(mode="json")}

@@ -12,10 +12,10 @@ from torch import Tensor
 from terakoya.components import Batch, Objective
 from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.rows.loader import Loader, fill_up
+from terakoya.rows.loader import fill_up
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures.attention import DOCUMENT_SIZES, boundary_arrays
-from terakoya.training.distributed.topology import RankBatch
+from terakoya.training.run_plan import PlannedPhase, RunPlan
 
 
 @dataclass(frozen=True)
@@ -61,43 +61,28 @@ class BatchMaker:
 
     def __init__(
         self,
-        loader: Loader,
-        objective: Objective,
+        plan: RunPlan,
         vocabulary: Vocabulary,
-        rank_batch: RankBatch,
         *,
-        end: int | None = None,
-        run_rows: int | None = None,
         flash: bool = False,
         compiled: bool = False,
     ) -> None:
-        """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows.
-        `run_rows` is the number of rows in all steps, whose finished share is `Rows.progress`; None leaves that at 1.
-        With `flash` batches have the arrays of that backend. Where the model is `compiled`, rows of padding fill up
-        a micro-batch that would be shorter than those of every step, so that it has their shapes."""
-        self.loader = loader
-        self.objective = objective
+        """With `flash` batches have the arrays of that backend. Where the model is
+        `compiled`, rows of padding fill up a micro-batch that would be shorter than those of every step, so that it has
+        their shapes."""
+        self.plan = plan
+        self.loader = plan.loader
         self.vocabulary = vocabulary
-        self.rank_batch = rank_batch
-        self.end = end
-        self.run_rows = run_rows
         self.flash = flash
         self.compiled = compiled
-        self.sizes = sorted({stop - start for start, stop in rank_batch.micro_batches()}) or [1]
-        self.first_step = self.first_row = 0
 
     def start_at(self, step: int, row: int) -> None:
-        """Makes step `step` begin with row `row`.
-
-        That is not `step` times the global batch in a resumed run whose last step held fewer rows.
-        """
-        self.first_step, self.first_row = step, row
+        """Makes step `step` begin with row `row`; see `RunPlan.continued_at`."""
+        self.plan = self.plan.continued_at(step, row)
 
     def rows(self, step: int) -> tuple[int, int]:
         """Returns the rows [start, stop) of the order that optimizer step `step` takes, on all ranks together."""
-        start = self.first_row + (step - self.first_step) * self.rank_batch.global_rows
-        stop = start + self.rank_batch.global_rows
-        return start, stop if self.end is None else max(start, min(stop, self.end))
+        return self.plan.rows(step)
 
     def describe_rows(self, start: int, stop: int) -> str:
         """Returns which rows [start, stop) of the order are: their numbers there, and in the orders of their stores."""
@@ -111,22 +96,28 @@ class BatchMaker:
 
     def __call__(self, step: int) -> StepBatches:
         """Returns the micro-batches of optimizer step `step`, counted from 0."""
+        phase = self.plan.phase_at(step)
+        progress = self.plan.objective_progress(step)
         first, last = self.rows(step)
-        progress = 1.0 if self.run_rows is None else min(1.0, first / self.run_rows)
         real = [
-            self._collate(replace(self.loader.load(first + start, min(first + stop, last)), progress=progress))
-            for start, stop in self.rank_batch.micro_batches()
+            self._collate(
+                replace(self.loader.load(first + start, min(first + stop, last)), progress=progress), phase, first
+            )
+            for start, stop in phase.rank_batch.micro_batches()
             if first + start < last
         ]
-        return StepBatches(real, self.dummy() if len(real) < self.rank_batch.micro_steps else None)
+        return StepBatches(real, self.dummy(step) if len(real) < phase.rank_batch.micro_steps else None)
 
-    def dummy(self) -> Batch:
-        """Returns a batch of one row with nothing to learn."""
-        return self._collate(self.loader.blank_row())
+    def dummy(self, step: int = 0) -> Batch:
+        """Returns a batch of one row with nothing to learn, of the rows that `step` has."""
+        row = self.rows(step)[0]
+        return self._collate(self.loader.blank_row(row), self.plan.phase_at(step), row)
 
-    def _collate(self, rows: Rows) -> Batch:
-        size = next(each for each in self.sizes if each >= len(rows)) if self.compiled else len(rows)
-        batch = collate_rows(self.objective, self.vocabulary, rows, size, self.loader.sources[0])
+    def _collate(self, rows: Rows, phase: PlannedPhase, first_row: int) -> Batch:
+        """Returns the micro-batch of `rows`, which belong to the step of `phase` that begins with `first_row`."""
+        sizes = sorted({stop - start for start, stop in phase.rank_batch.micro_batches()}) or [1]
+        size = next(each for each in sizes if each >= len(rows)) if self.compiled else len(rows)
+        batch = collate_rows(phase.objective, self.vocabulary, rows, size, self.loader.mixture_at(first_row)[0][0])
         if not self.flash:
             return batch
         return Batch({**batch.arrays, **boundary_arrays(batch.arrays["document_ids"])}, batch.counts)

@@ -18,6 +18,7 @@ from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
 from terakoya.training.run_folder import check_place, free_bytes
 from terakoya.training.run_log import RunLog
+from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.setup import Advice, build_trainer, no_advice
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -43,7 +44,7 @@ def dry_run(
     for tracker in parameters.trackers:
         tracker.check()
     console = new_console(stderr=True, quiet=launch.rank != 0)
-    stores = Stores.open(parameters.data)
+    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
     for store in [*stores.train, *stores.validation.values()]:
         facts = store.facts
         console.print(f"store {store.folder}: {facts.documents:,} documents, {facts.tokens:,} tokens", soft_wrap=True)
@@ -79,15 +80,11 @@ def dry_run(
                     f"the state, {model_bytes / 1e9:.2f} GB more in rank 0 for a copy of the model",
                     soft_wrap=True,
                 )
-            console.print(_describe_learning_rate(trainer.run), soft_wrap=True)
-            start = time.perf_counter()
-            report = trainer.one_step()
-            values = report.values or {}
-            console.print(
-                f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, "
-                f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written to {out}",
-                soft_wrap=True,
-            )
+            for phase in trainer.plan.phases:
+                title = f"{phase.title()}: " if trainer.plan.has_phases else ""
+                console.print(title + _describe_learning_rate(trainer.run, phase), soft_wrap=True)
+            for phase in trainer.plan.phases:
+                console.print(_try_step(trainer, phase, out), soft_wrap=True)
     finally:
         context.close(failed=True)
 
@@ -113,14 +110,33 @@ def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
     return state_bytes, 4 * weights if trainer.saver.copies_model() else 0
 
 
-def _describe_learning_rate(run: Run) -> str:
-    """Says what the learning rate is in the first step, after each quarter of the run, and in the last step."""
-    start, steps = run.progress(), max(1, run.length.steps)
+def _try_step(trainer: Trainer, phase: PlannedPhase, out: Path) -> str:
+    """Takes the first step of `phase`, and says how it went."""
+    run, start = trainer.run, time.perf_counter()
+    run.step, run.consumed_rows = phase.span.first_step, phase.span.first_row
+    report = trainer.one_step(record=True)
+    values = report.values or {}
+    if trainer.plan.has_phases:
+        return (
+            f"first step of {phase.title()}: loss {values['loss']:.4f}, {report.tokens:,} tokens in "
+            f"{time.perf_counter() - start:.1f} s; nothing was written to {out}"
+        )
+    return (
+        f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, "
+        f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written to {out}"
+    )
+
+
+def _describe_learning_rate(run: Run, phase: PlannedPhase) -> str:
+    """Says what the learning rate is in the first step of the run or the phase, after each quarter, and in the last
+    step."""
+    start, span = run.progress(), phase.span
     rates = []
     for quarter in range(5):
-        step = min(steps - 1, quarter * steps // 4)
-        progress = replace(start, step=step, tokens=start.max_tokens * step // steps)
-        rates.append(f"{start.learning_rate * run.parameters.schedule.factor(progress):.2e}")
+        step = span.first_step + min(span.steps - 1, quarter * span.steps // 4)
+        tokens = start.max_tokens * step // max(1, start.max_steps)
+        tokens_before = start.max_tokens * span.first_step // max(1, start.max_steps)
+        rates.append(f"{phase.learning_rate(replace(start, step=step, tokens=tokens), tokens_before):.2e}")
     first, early, middle, late, last = rates
     return (
         f"learning rate: {first} in the first step, {early} after a quarter, {middle} half-way, "

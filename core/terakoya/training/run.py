@@ -32,6 +32,8 @@ class Run:
         step: optimizer steps finished.
         consumed_rows: rows of the global order that those steps took.
         consumed_tokens: real tokens in those rows.
+        phase: the number of the phase of the last step, counted from 1.
+        phase_tokens: the consumed tokens before that phase.
         validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
         tokenizer_folder: a Transformers folder with the tokenizer of the stores.
         holds_whole_model: whether this process holds every weight of `module`.
@@ -53,6 +55,8 @@ class Run:
     step: int = 0
     consumed_rows: int = 0
     consumed_tokens: int = 0
+    phase: int = 1
+    phase_tokens: int = 0
     validation_losses: tuple[tuple[int, float], ...] = ()
     tokenizer_folder: Path = Path()
     holds_whole_model: bool = True

@@ -250,7 +250,7 @@ def write_model_folders(
         with_model: whether to write `model/`. `adapter/` is written with it, and wherever the module is whole anyway.
         started_from: the manifest's entry about the folders of `start_from`.
     """
-    parameters, module = run.parameters, run.module
+    parameters, module = run.parameters.built_in(run.phase), run.module
     if with_model and not full_module:  # rebuild it from the `state/` that was just written
         module = restore_module(
             folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from

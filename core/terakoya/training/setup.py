@@ -20,7 +20,7 @@ from terakoya.atomic_files import write_text
 from terakoya.components import Objective
 from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters, check_allowed_changes, resolve_length
+from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import Stopped, UserError
 from terakoya.log import translated
 from terakoya.plugins import Registry, registry
@@ -33,7 +33,7 @@ from terakoya.training.checkpoint.restoring import missing_base_error
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
-from terakoya.training.distributed.topology import LaunchInfo, describe_lost_nodes, rank_batches
+from terakoya.training.distributed.topology import LaunchInfo, describe_lost_nodes
 from terakoya.training.engines import build as engines
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
@@ -48,13 +48,11 @@ from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
+from terakoya.training.run_plan import SAMPLED_ROWS, make_plan
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.version import __version__
-
-SAMPLED_ROWS = 256
-"""Rows whose tokens are counted to estimate the mean number of tokens per row."""
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
 """Packages whose versions a manifest records."""
@@ -99,7 +97,7 @@ def train_in_this_process(
     launch = LaunchInfo.from_environment(node_rank=node_rank)
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
-    stores = Stores.open(parameters.data)
+    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
     context = connect(
         launch,
         deepspeed=parameters.parallel.engine == "deepspeed",
@@ -234,30 +232,20 @@ def build_trainer(
     architecture, objective, vocabulary = parameters.architecture, parameters.objective, stores.vocabulary
     tokenizer_folder = stores.train[0].tokenizer_folder
 
-    # Processes: which rows of each global batch this rank takes.
     if parameters.precision == "fp8":
         fp8.check(context.device)
+
+    # Data: which rows of the order each step takes, and which of them this rank; the length of the run.
+    plan = make_plan(parameters, stores, context.topology, context.rank)
+    loader, length = plan.loader, plan.length
     redistribute = parameters.on_lost_node == "redistribute"
-    rank_batch = rank_batches(
-        parameters.batch_size, parameters.micro_batch_size, context.topology, redistribute=redistribute
-    )[context.rank]
     if redistribute and (lost := describe_lost_nodes(parameters.batch_size, context.topology)):
         run_log.warn(lost)
+    layout = objective.row_layout()
+    validation = stores.validation_rows(layout, seed=parameters.seed)
 
     if context.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = parameters.tf32
-
-    # Data: the order of the rows, and the length of the run.
-    layout = objective.row_layout()
-    loader = stores.loader(layout, seed=parameters.seed, global_rows=rank_batch.global_rows)
-    validation = stores.validation_rows(layout, seed=parameters.seed)
-    epoch_rows = sum(len(source) for source in loader.sources)
-    length = resolve_length(
-        parameters,
-        rows=epoch_rows,
-        tokens_per_row=_tokens_per_row(loader, objective, vocabulary) if epoch_rows else 0.0,
-        global_rows=rank_batch.global_rows,
-    )
 
     # Model: attention, weights, adapters.
     module = build_module_for_training(parameters, vocabulary)
@@ -301,33 +289,42 @@ def build_trainer(
     )
 
     # Engine: it takes the module over, and may replace or shard its weights.
-    throughput = create_throughput(objective, architecture, module, loader.sources, loader.weights, context)
-    engine = engines.build(parameters, module, vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size)
+    throughputs = [
+        create_throughput(phase.objective, architecture, module, loader.mixture_at(phase.span.first_row), context)
+        for phase in plan.phases
+    ]
+    batches_of_phases = [phase.rank_batch for phase in plan.phases]
+    micro_steps = max(each.micro_steps for each in batches_of_phases)
+    micro_batch_size = max(each.micro_batch_size for each in batches_of_phases)
+    engine = engines.build(parameters, module, vocabulary, context, micro_steps, micro_batch_size)
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module, run_log=run_log,
     )  # fmt: skip
-    parameters.schedule.check(run.progress())
-    batches = BatchMaker(
-        loader, objective, vocabulary, rank_batch,
-        end=length.rows, run_rows=length.rows or length.steps * rank_batch.global_rows,
-        flash=backend == "flash", compiled=compiled != "off",
-    )  # fmt: skip
-    _warm_up(engine, batches, context)
+    for phase in plan.phases:
+        phase.check_schedule(run.progress())
+    batches = BatchMaker(plan, vocabulary, flash=backend == "flash", compiled=compiled != "off")
+    _warm_up(engine, batches, objective, context)
 
     tokens = sum(store.facts.tokens for store in stores.train)
     if context.device.type == "cpu" and torch.backends.mps.is_available():
         run_log.print(
             "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have; trains on the CPU"
         )
+    first = plan.phases[0]
+    rank_batch = first.rank_batch
+    epoch_rows = sum(len(source) for source in loader.sources if source.sequence_length == first.sequence_length)
     how = f"{compiled} with CUDA graphs" if parameters.cuda_graphs else compiled
     run_log.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
         f"{parameters.precision}, attention {backend}, compile {how}; {parameter_counts}; {tokens:,} tokens in "
-        f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {rank_batch.global_rows} rows a step, "
+        f"{epoch_rows:,} rows of {first.sequence_length}; {rank_batch.global_rows} rows a step, "
         f"{rank_batch.micro_steps} micro-step{'s' if rank_batch.micro_steps > 1 else ''} of "
         f"{rank_batch.micro_batch_size}; {length.describe()}"
     )
+    if plan.has_phases:
+        for phase in plan.phases:
+            run_log.print(phase.describe())
     if length.rows is not None and len(loader.sources) > 1:
         run_log.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
     return Trainer(
@@ -339,15 +336,10 @@ def build_trainer(
             "started_from": started_from,
         },
         shapes=shapes,
-        throughput=throughput,
+        throughputs=throughputs,
         flash=backend == "flash",
         compiled=compiled,
     )  # fmt: skip
-
-
-def _tokens_per_row(loader: Loader, objective: Objective, vocabulary: Vocabulary) -> float:
-    """Returns the mean number of real tokens per row, as the objective counts them, in the first rows of the order."""
-    return objective.collate(loader.load(0, SAMPLED_ROWS), vocabulary).counts["tokens"] / SAMPLED_ROWS
 
 
 def _describe_slower_attention(reason: str, loader: Loader) -> str:
@@ -367,7 +359,7 @@ def _epochs_per_store(loader: Loader, rows: int) -> str:
     )
 
 
-def _warm_up(engine: Engine, batches: BatchMaker, context: DistributedContext) -> None:
+def _warm_up(engine: Engine, batches: BatchMaker, objective: Objective, context: DistributedContext) -> None:
     """Runs a synchronised backward pass with gradients of zero before the first step; two where DDP reduces gradients.
 
     DDP rearranges its buckets after its first backward pass, which changes the rounding of sums over three and more
@@ -376,7 +368,7 @@ def _warm_up(engine: Engine, batches: BatchMaker, context: DistributedContext) -
     """
     if context.world_size == 1 or not isinstance(engine, DDPEngine):
         return
-    terms = batches.objective.terms()
+    terms = objective.terms()
     zero_counts = dict.fromkeys({term.count for term in terms.values()}, 0)
     batch = to_device(batches.dummy(), context.device, flash=batches.flash, compiled=batches.compiled)
     for _ in range(2 if engine.uses_ddp else 1):

@@ -6,7 +6,7 @@ import math
 import time
 
 from terakoya.components.run import StepReport
-from terakoya.rows.loader import Loader
+from terakoya.training.batches import BatchMaker
 from terakoya.training.gpu_state import gpu_values
 from terakoya.training.loss import Meter, to_bits
 from terakoya.training.progress_line import view_step
@@ -22,6 +22,7 @@ class StepLog:
     Attributes:
         throughput: turns tokens and seconds into rates.
         step_start: when the step under way began, by `time.perf_counter`.
+        record_next: whether the next step gets a record, whatever its number.
         step_seconds: how long the last step took; 0.0 before the first has ended.
     """
 
@@ -32,16 +33,15 @@ class StepLog:
         meter: Meter,
         health: StepHealth,
         throughput: Throughput,
-        global_rows: int,
-        loader: Loader,
+        batches: BatchMaker,
     ) -> None:
         self.run = run
         self.run_log = run_log
         self.meter = meter
         self.health = health
         self.throughput = throughput
-        self.global_rows = global_rows
-        self.loader = loader
+        self.batches = batches
+        self.record_next = False
         self.step_seconds = 0.0
         self.step_start = self._start = time.perf_counter()
         self._first_row = self._tokens = 0
@@ -68,7 +68,8 @@ class StepLog:
         self.step_seconds, self.step_start = now - self.step_start, now
         self._tokens += tokens
         values: dict[str, float] | None = None
-        if run.step == 1 or run.finished or run.step % run.parameters.logging_steps == 0:
+        if self.record_next or run.step == 1 or run.finished or run.step % run.parameters.logging_steps == 0:
+            self.record_next = False
             values = self._write_record(learning_rate)
             self.begin()
             self._tokens = 0
@@ -81,7 +82,9 @@ class StepLog:
         has_loss = any(self.meter.counts.values())  # else every step since the last record was skipped
         values = self.meter.take_means(run.context.sum_on_device(self.meter.local_sums()))
         if has_loss:
-            values |= to_bits(values, self.meter.terms, self.loader.text_per_token(self._first_row, run.consumed_rows))
+            values |= to_bits(
+                values, self.meter.terms, self.batches.loader.text_per_token(self._first_row, run.consumed_rows)
+            )
         values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
         values |= self.throughput.values(
             tokens=self._tokens,
@@ -94,7 +97,14 @@ class StepLog:
         tracked["consumed_tokens"] = run.consumed_tokens
         self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
         self.health.check()
-        self.run_log.show_step(view_step(run, values, global_rows=self.global_rows), last=run.finished)
+        plan = self.batches.plan
+        phase = plan.phase_at(run.step - 1)
+        if plan.has_phases:
+            remaining_rows = plan.remaining_work(run.step) / phase.sequence_length
+        else:
+            remaining_rows = (run.max_steps - run.step) * phase.span.rows_per_step
+        name = phase.title() if plan.has_phases else ""
+        self.run_log.show_step(view_step(run, values, remaining_rows=remaining_rows, phase=name), last=run.finished)
         return values
 
     def _slowest_rank(self) -> dict[str, float]:

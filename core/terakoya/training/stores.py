@@ -26,7 +26,7 @@ class Stores:
 
     Attributes:
         data: the section `data` of the parameters.
-        train: the stores of `data.train`, then those that only later stages use.
+        train: the stores of `data.train`, then those that only later stages or phases use.
         validation: by the name under which their losses are reported.
     """
 
@@ -36,13 +36,13 @@ class Stores:
     vocabulary: Vocabulary
 
     @classmethod
-    def open(cls, data: Data) -> Stores:
-        """Opens the stores that `data` names.
+    def open(cls, data: Data, phases: Sequence[Data] = ()) -> Stores:
+        """Opens the stores that `data` and the data of `phases` name.
 
         Raises:
             UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
         """
-        train = _open_train(data)
+        train = _open_train(data, phases)
         validation = {str(path): TokenStore.open(path) for path in data.validation}
         first = train[0]
         for store in [*train[1:], *validation.values()]:
@@ -64,22 +64,7 @@ class Stores:
             UserError: a store does not fit the layout, or the layout cannot be read in order.
         """
         data = self.data
-        if data.order == "sequential" and layout.kind not in IN_ORDER:
-            raise UserError(
-                f'data.order: "sequential" needs rows that follow the store, but objective.layout "{layout.kind}" '
-                f"combines documents that fit together; use one of {', '.join(IN_ORDER)} that the objective has"
-            )
-        sources = [
-            RowSource(
-                store,
-                layout,
-                sequence_length=data.sequence_length,
-                seed=seed,
-                store_id=index,
-                shuffle=data.order == "shuffled",
-            )
-            for index, store in enumerate(self.train)
-        ]
+        sources = self._sources(layout, [(store, data.sequence_length) for store in self.train], seed=seed)
         weights = [entry.weight for entry in data.train] + [0.0] * (len(sources) - len(data.train))
         folders = [store.folder for store in self.train]
         stages = [
@@ -90,6 +75,40 @@ class Stores:
             for stage in data.stages
         ]
         return Loader(sources, weights, stages=stages)
+
+    def loader_of_phases(
+        self, layout: Layout, *, seed: int, phases: Sequence[Data]
+    ) -> tuple[Loader, list[dict[int, float]]]:
+        """Returns the loader of the first of `phases`, and the weights of each of them by the number of the source.
+
+        A store is a source of its own for each length of its rows; the same store with the same length is one source in
+        all phases, and continues where it was.
+
+        Raises:
+            UserError: as `loader`.
+        """
+        by_folder = {store.folder: store for store in self.train}
+        chosen = dict.fromkeys((entry.store, data.sequence_length) for data in phases for entry in data.train)
+        numbers = {each: number for number, each in enumerate(chosen)}
+        sources = self._sources(layout, [(by_folder[folder], length) for folder, length in chosen], seed=seed)
+        weights = [
+            {numbers[entry.store, data.sequence_length]: entry.weight for entry in data.train} for data in phases
+        ]
+        first = [weights[0].get(number, 0.0) for number in range(len(sources))]
+        return Loader(sources, first), weights
+
+    def _sources(self, layout: Layout, stores: Sequence[tuple[TokenStore, int]], *, seed: int) -> list[RowSource]:
+        """Returns the rows of each store in the length that stands beside it."""
+        order = self.data.order
+        if order == "sequential" and layout.kind not in IN_ORDER:
+            raise UserError(
+                f'data.order: "sequential" needs rows that follow the store, but objective.layout "{layout.kind}" '
+                f"combines documents that fit together; use one of {', '.join(IN_ORDER)} that the objective has"
+            )
+        return [
+            RowSource(store, layout, sequence_length=length, seed=seed, store_id=number, shuffle=order == "shuffled")
+            for number, (store, length) in enumerate(stores)
+        ]
 
     def validation_rows(self, layout: Layout, *, seed: int) -> dict[str, RowSource]:
         """Returns the rows of each validation store, in the order of the store, by its name."""
@@ -119,11 +138,11 @@ def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, 
     )
 
 
-def _open_train(data: Data) -> list[TokenStore]:
-    """Opens the stores of `data.train`, then those that only later stages use."""
+def _open_train(data: Data, phases: Sequence[Data] = ()) -> list[TokenStore]:
+    """Opens the stores of `data.train`, then those that only later stages or `phases` use."""
     paths = [entry.store for entry in data.train]
-    for stage in data.stages:
-        paths += [entry.store for entry in stage.train if entry.store not in paths]
+    for mixture in (*(stage.train for stage in data.stages), *(phase.train for phase in phases)):
+        paths += [entry.store for entry in mixture if entry.store not in paths]
     return [TokenStore.open(path) for path in paths]
 
 

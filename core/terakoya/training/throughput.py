@@ -75,11 +75,12 @@ def create_throughput(
     objective: Objective,
     architecture: Architecture,
     module: torch.nn.Module,
-    sources: Sequence[RowSource],
-    weights: Sequence[float],
+    mixture: Sequence[tuple[RowSource, float]],
     context: DistributedContext,
 ) -> Throughput:
-    """Returns the `Throughput` of a run, from its whole `module` and some rows of its stores; collective."""
+    """Returns the `Throughput` of a run, from its whole `module` and some rows of the stores of its `mixture`;
+    collective."""
+    sources, weights = zip(*mixture, strict=True)
     mean_context_length = float(np.average([_mean_context(source) for source in sources], weights=weights))
     flops = objective.flops_per_token(module, architecture, context=mean_context_length)
     devices = tuple(context.gather(device_name(context.device)))

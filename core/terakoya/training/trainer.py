@@ -25,13 +25,14 @@ from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.device_copies import CopyAhead
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
-from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.model.compilation import Mode, run_uncompiled
+from terakoya.training.model.rotary import set_rotary_base
 from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
+from terakoya.training.run_plan import PlannedPhase, RunPlan
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
 from terakoya.training.step_log import StepLog
@@ -76,6 +77,10 @@ class Trainer:
         save_due: whether an event has requested a checkpoint of the step under way.
         skipped: the steps that are not taken, and how the run went back.
         next_vote: the vote on the next step, where it was begun ahead.
+        plan: which rows and rates each step has.
+        phase: the phase of the last step; of the first one before it.
+        architecture: with the rotary positions that the module has now.
+        throughputs: turns tokens and seconds into rates, by phase.
         work: how long this rank's steps take before they wait for others.
     """
 
@@ -91,7 +96,7 @@ class Trainer:
         tokenizer_folder: Path,
         facts: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
-        throughput: Throughput,
+        throughputs: Sequence[Throughput],
         flash: bool,
         compiled: Mode = "off",
     ) -> None:
@@ -111,7 +116,9 @@ class Trainer:
         self.read_step = CopyAhead(batches, run.device, flash=flash, compiled=compiled != "off")
         self.parameters: Parameters = run.parameters
         self.context: DistributedContext = run.context
-        self.rank_batch: RankBatch = batches.rank_batch
+        self.phase = self.plan.phases[0]
+        self.architecture = run.architecture
+        self.throughputs = throughputs
         self.terms: Mapping[str, LossTerm] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
         self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches)
@@ -124,9 +131,7 @@ class Trainer:
         self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work_seconds=lambda: self.work.seconds)
-        self.step_log = StepLog(
-            run, run_log, self.meter, self.health, throughput, self.rank_batch.global_rows, batches.loader
-        )
+        self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches)
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0
 
@@ -226,11 +231,14 @@ class Trainer:
             counts: global counts, by which losses are normalised.
             begin_vote: begins the vote on the step after so many.
         """
-        run, parameters = self.run, self.parameters
+        run = self.run
+        if self.plan.phase_at(run.step) is not self.phase or run.step == 0:
+            self.begin_phase(self.plan.phase_at(run.step), tokens=run.consumed_tokens)
+            self._announce_phase()
 
         self.work.begin()
         # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
-        dummies = self.rank_batch.micro_steps - len(batches.real)
+        dummies = self.phase.rank_batch.micro_steps - len(batches.real)
         for micro_step in range(-dummies, len(batches.real)):
             is_real = micro_step >= 0
             seed_dropout(run.device, self._dropout_seed(micro_step))
@@ -252,7 +260,7 @@ class Trainer:
             self.next_vote = begin_vote(run.step + 1)
 
         # Clip gradients, update weights, clear gradients.
-        learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
+        learning_rate = self.phase.learning_rate(run.progress(), run.phase_tokens)
         skip_above = self.health.skip_above()
         with self.profile.phase("update"):
             norm = self.engine.step(learning_rate, skip_above=skip_above)
@@ -263,12 +271,34 @@ class Trainer:
         run.consumed_tokens += counts["tokens"]
         return self.step_log.finish(counts["tokens"], learning_rate)
 
+    @property
+    def plan(self) -> RunPlan:
+        """Which rows and rates each step has."""
+        return self.batches.plan
+
+    def begin_phase(self, phase: PlannedPhase, *, tokens: int) -> None:
+        """Makes `phase` the one of the module, the rates and the next checkpoint; `tokens` were consumed before it."""
+        run = self.run
+        self.phase, run.phase, run.phase_tokens = phase, phase.number, tokens
+        self.step_log.throughput = self.throughputs[phase.number - 1]
+        if self.architecture != phase.parameters.architecture:
+            self.architecture = phase.parameters.architecture
+            set_rotary_base(run.module, phase.parameters, run.vocabulary)
+
+    def _announce_phase(self) -> None:
+        """Writes and prints which phase the next step belongs to."""
+        if self.plan.has_phases:
+            self.run_log.write("phase", step=self.run.step, **self.phase.record())
+            if self.run.step:
+                self.run_log.print(self.phase.describe())
+
     def _to_device(self, batch: Batch) -> dict[str, Tensor]:
         return to_device(batch, self.run.device, flash=self.flash, compiled=self.compiled != "off")
 
-    def one_step(self) -> StepReport:
-        """Takes the next step alone, for a dry run."""
+    def one_step(self, *, record: bool = False) -> StepReport:
+        """Takes the next step alone, for a dry run; with `record` its values are in the report in any case."""
         vote = self.step_sync.begin(self.read_step(self.run.step), None)
+        self.step_log.record_next |= record
         return self._step(vote.batches, self.step_sync.wait(vote).counts)
 
     def _takes_another_step(self, tokens: int) -> bool:
@@ -356,7 +386,10 @@ class Trainer:
         length = self.run.length
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
         facts |= self.step_log.throughput.facts()
-        self.run_log.write("start", step=self.run.step, **facts, global_rows=self.rank_batch.global_rows)
+        if self.plan.has_phases:
+            facts["phases"] = [phase.record() for phase in self.plan.phases]
+        rows = self.plan.phase_at(self.run.step).span.rows_per_step
+        self.run_log.write("start", step=self.run.step, **facts, global_rows=rows)
         for note in self.saver.notes():
             self.run_log.print(note)
 
@@ -370,7 +403,7 @@ class Trainer:
         numbers: dict[str, Mapping[str, float]] = {}
         for name, source in self.validation.items():
             values = validate(
-                self.engine, self.context, source, run.objective, run.vocabulary, self.rank_batch,
+                self.engine, self.context, source, run.objective, run.vocabulary, self.plan.validation_batch,
                 batches=batches, flash=self.flash, compiled=self.compiled != "off",
             )  # fmt: skip
             numbers[name] = values
@@ -403,6 +436,11 @@ class Trainer:
                 **self.facts,
                 "consumed_rows": self.run.consumed_rows,
                 "consumed_tokens": self.run.consumed_tokens,
+                **(
+                    {"phase": {**self.phase.record(), "tokens_before": self.run.phase_tokens}}
+                    if self.plan.has_phases
+                    else {}
+                ),
                 "validation_losses": self.run.validation_losses,
                 "positions": self.batches.loader.store_positions(self.run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),

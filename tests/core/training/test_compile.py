@@ -19,6 +19,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from terakoya.components import Batch
+from terakoya.components.progress import Length
 from terakoya.config.parameters import Parameters
 from terakoya.contract import toy as toy_model
 from terakoya.errors import UserError
@@ -33,6 +34,7 @@ from terakoya.training.model import compilation, lora
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import all_architectures
+from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
 
@@ -346,17 +348,9 @@ def test_micro_batches_of_a_compiled_run_have_the_shapes_of_a_full_one(store: Pa
     source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
     vocabulary, rows = opened.facts.vocabulary, len(source)
     assert rows % 16 % 6, "the last micro-batch is not full"
-    plain, compiled = (
-        BatchMaker(
-            Loader([source], [1.0]),
-            parameters.objective,
-            vocabulary,
-            RankBatch(0, 12, 6, 3, 16),
-            end=rows,
-            compiled=each,
-        )
-        for each in (False, True)
-    )
+    length = Length(steps=-(-rows // 16), tokens=0, rows=rows)
+    plan = plan_without_phases(parameters, Loader([source], [1.0]), RankBatch(0, 12, 6, 3, 16), length)
+    plain, compiled = (BatchMaker(plan, vocabulary, compiled=each) for each in (False, True))
     module = build_module_for_training(parameters, vocabulary).train()
     attention.use(module, attention.MASKED)
     sizes, shapes = set(), set()

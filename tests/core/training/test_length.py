@@ -10,6 +10,7 @@ import pytest
 import toy
 from saved_weights import FAULTS
 
+from terakoya.components.progress import Length
 from terakoya.config.parameters import Parameters
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
@@ -17,6 +18,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import RankBatch
+from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 
 
@@ -119,9 +121,9 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
         keys: list[int] = []
         for start, stop in split:
             rank_batch = RankBatch(start, stop, 4, -(-(stop - start) // 4), 16)
-            make = BatchMaker(
-                Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, rank_batch, end=rows
-            )
+            length = Length(steps=-(-rows // 16), tokens=0, rows=rows)
+            plan = plan_without_phases(parameters, Loader([source], [1.0]), rank_batch, length)
+            make = BatchMaker(plan, opened.facts.vocabulary)
             for step in range(-(-rows // 16)):
                 batches = make(step)
                 assert len(batches.real) == rank_batch.micro_steps or batches.dummy is not None
@@ -142,8 +144,9 @@ def test_a_rate_that_changes_depends_on_the_rows_before_the_step_and_not_on_the_
 
     def maker(start: int, stop: int) -> BatchMaker:
         rank_batch = RankBatch(start, stop, 4, -(-(stop - start) // 4), 16)
-        vocabulary = opened.facts.vocabulary
-        return BatchMaker(Loader([source], [1.0]), parameters.objective, vocabulary, rank_batch, run_rows=16 * 10)
+        length = Length(steps=10, tokens=0)
+        plan = plan_without_phases(parameters, Loader([source], [1.0]), rank_batch, length)
+        return BatchMaker(plan, opened.facts.vocabulary)
 
     def inputs(make: BatchMaker, step: int) -> list[bytes]:
         return [row.tobytes() for batch in make(step).real for row in batch.arrays["input_ids"]]
@@ -155,6 +158,8 @@ def test_a_rate_that_changes_depends_on_the_rows_before_the_step_and_not_on_the_
     for step in (7, 0, 9):
         assert inputs(maker(0, 16), step) == [*inputs(maker(0, 5), step), *inputs(maker(5, 16), step)]
     late = maker(0, 16)
+    late.start_at(4, 65)
+    assert late.rows(7) == (113, 129) and inputs(late, 7) != inputs(maker(0, 16), 7)
     late.start_at(4, 64)
     assert inputs(late, 7) == inputs(maker(0, 16), 7)
     assert masked_share(0) > 0.5 > 0.25 > masked_share(9) > 0.1
@@ -166,7 +171,8 @@ def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
     opened = TokenStore.open(store)
     source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
     rank_batch = RankBatch(0, 64, 64, 1, 64)
-    make = BatchMaker(Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, rank_batch, flash=True)
+    plan = plan_without_phases(parameters, Loader([source], [1.0]), rank_batch, Length(steps=200, tokens=0))
+    make = BatchMaker(plan, opened.facts.vocabulary, flash=True)
     names = ("cu_seqlens", attention.LONGEST_DOCUMENT)
     shapes = {tuple(make(step).real[0].arrays[name].shape for name in names) for step in range(200)}
     assert 1 <= len(shapes) <= 3

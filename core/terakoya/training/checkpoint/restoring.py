@@ -20,6 +20,16 @@ StartFacts = Mapping[str, Any]
 """A manifest's `started_from`: name of a model -> its `folder`, and the SHA-256 of each of the folder's `files`."""
 
 
+def saved_parameters(folder: Path, manifest: Mapping[str, Any]) -> Parameters:
+    """Returns the parameters in the `manifest` of the checkpoint `folder`, with the architecture of its phase.
+
+    Raises:
+        UserError: a plugin has changed, and no longer takes them.
+    """
+    parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
+    return parameters.built_in(manifest.get("phase", {"number": 1})["number"])
+
+
 def restore_module(
     folder: Path,
     parameters: Parameters,

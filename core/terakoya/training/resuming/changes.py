@@ -74,7 +74,7 @@ def needed_consent(
     """
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     changed = changed_keys(before, now)
-    allowed = RESUME_MAY_CHANGE | allow_change
+    allowed = RESUME_MAY_CHANGE | allow_change | _other_tables_of_equal_batches(before, now)
     refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
     refused = whole_sections(refused, before, now)
     if parameters.schedule.needs_validation:
@@ -114,7 +114,18 @@ def _changed_validation(
 def _training_stores(parameters: Mapping[str, Any]) -> set[str]:
     """Returns the folders of the stores that a run with these parameters trains on."""
     stages: list[Mapping[str, Any]] = [parameters["data"], *parameters["data"].get("stages", ())]
-    return {entry["store"] for stage in stages for entry in stage["train"]}
+    stages += [phase["data"] for phase in parameters.get("phases", ()) if phase["data"]]
+    return {entry["store"] for stage in stages for entry in stage["train"] or ()}
+
+
+def _other_tables_of_equal_batches(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Returns the keys of phases that divide a global batch otherwise among nodes and micro-batches, but have as many
+    rows as before."""
+    keys = set()
+    for number, phases in enumerate(zip(before.get("phases", ()), now.get("phases", ()), strict=False)):
+        old, new = (sum((phase["batch_size"] or {}).values()) for phase in phases)
+        keys |= {f"phases.{number}.micro_batch_size"} | ({f"phases.{number}.batch_size"} if old == new else set())
+    return keys
 
 
 def _training_fingerprints(parameters: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[str]:

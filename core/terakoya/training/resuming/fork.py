@@ -143,8 +143,8 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
             f"{now.max_tokens:,}: nothing would be left to train; raise it with --set max_tokens=N"
         )
     fingerprints: Mapping[str, str] = manifest["stores"]
-    if before.data != now.data:
-        stores = Stores.open(now.data)
+    if before.data != now.data or before.phases != now.phases:
+        stores = Stores.open(now.data, [phase.data for phase in now.of_phases])
         fingerprints = stores.fingerprints()
         if stores.vocabulary != Vocabulary.model_validate(manifest["vocabulary"]):
             raise UserError(

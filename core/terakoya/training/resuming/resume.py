@@ -140,10 +140,14 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     """Makes the next step begin with the row after the last one used.
 
     Raises:
-        UserError: the size of the global batch has changed.
+        UserError: the size of the global batch has changed, or phases that the run has taken.
     """
-    run, global_rows = trainer.run, trainer.rank_batch.global_rows
+    run, global_rows = trainer.run, trainer.plan.validation_batch.global_rows
     previous_rows = sum(manifest["parameters"]["batch_size"].values())
+    if trainer.plan.has_phases:
+        trainer.batches.start_at(run.step, run.consumed_rows)
+        _restore_phase(trainer, manifest.get("phase"))
+        return
     if previous_rows != global_rows:
         raise UserError(
             f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps of {previous_rows}, but batch_size "
@@ -157,3 +161,17 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
             "it: the steps from here on differ from those of a run that was longer from the beginning"
         )
+
+
+def _restore_phase(trainer: Trainer, saved: Mapping[str, Any] | None) -> None:
+    """Takes up the phase of the last step. Its schedule counts the tokens since it began: as the checkpoint has `saved`
+    them, or where the run had no such phase then, as they are expected."""
+    run = trainer.run
+    if run.step == 0:
+        return
+    phase = trainer.plan.phase_at(run.step - 1)
+    if saved is not None and saved["first_step"] == phase.span.first_step:
+        tokens = saved["tokens_before"]
+    else:
+        tokens = round(run.consumed_tokens * phase.span.first_row / max(1, run.consumed_rows))
+    trainer.begin_phase(phase, tokens=tokens)

@@ -30,6 +30,9 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 class MaskedLM(Objective):
     """Settings of masked language modelling."""
 
+    phase_settings = frozenset({
+        "mlm_probability", "whole_word_mask", "budgeted", "replace_probability", "random_probability"
+    })  # fmt: skip
     layout: Literal["packed", "stream", "lines", "pairs"] = "packed"
     """`packed`: several isolated documents in a row. `stream`: documents joined and split anywhere. `lines`: one line
     of a document in a row. `pairs`: two segments in a row, for next-sentence prediction."""

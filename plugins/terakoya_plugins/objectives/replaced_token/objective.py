@@ -36,6 +36,9 @@ DEFAULT_SIZE = "1/4"
 class ReplacedToken(Objective):
     """Settings of replaced-token detection. The run's architecture is that of the discriminator."""
 
+    phase_settings = frozenset({
+        "mlm_probability", "whole_word_mask", "budgeted", "replace_probability", "random_probability"
+    })  # fmt: skip
     test_settings: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
 
     layout: Literal["packed", "stream", "lines"] = "packed"

@@ -1,0 +1,223 @@
+"""Runs with phases: the borders are borders of steps, and neither kills nor topology change what a step does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy
+from saved_weights import FAULTS, relative_error, same_weights, weights
+from transformers import ModernBertForMaskedLM
+
+from terakoya.config.parameters import Parameters
+from terakoya.conversion.export import export
+from terakoya.training.batches import BatchMaker
+from terakoya.training.distributed.topology import ProcessInfo, Topology
+from terakoya.training.model.build import build_module
+from terakoya.training.model.module_parts import top_level_models
+from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.run_plan import make_plan
+from terakoya.training.setup import train_in_this_process
+from terakoya.training.stores import Stores
+
+MODEL = {
+    "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 64, "local_attention": 8, "global_rope_theta": 10_000.0,
+}  # fmt: skip
+
+
+def phased(store: Path, other: Path, *, nodes: int = 1, **changes: Any) -> dict[str, Any]:
+    """Three phases as ModernBERT's and mmBERT's: short rows, long rows of another mixture, a decay."""
+    short, long = ({"-1": rows} if nodes == 1 else split(rows, nodes) for rows in (16, 6))
+    mixture = [{"store": str(store), "weight": 1.0}, {"store": str(other), "weight": 2.0}]
+    long_rows = {"data": {"sequence_length": 64, "train": mixture}, "batch_size": long, "micro_batch_size": 2}
+    extended = {"architecture": {"global_rope_theta": 160_000.0}, **long_rows}
+    return toy.parameters(
+        store, other, architecture=MODEL, batch_size=short, checkpoint={"save_steps": 1, "keep": 20},
+        phases=[
+            {"name": "short rows", "steps": 5, "objective": {"mlm_probability": 0.3}},
+            {
+                "name": "long rows", "steps": 4, "objective": {"mlm_probability": {"start": 0.3, "end": 0.1}},
+                "optimizer": {"learning_rate": 0.003}, "schedule": {"type": "constant"}, **extended,
+            },
+            {
+                "name": "decay", "steps": 3, "objective": {"mlm_probability": 0.05},
+                "schedule": {"type": "warmup_stable_decay", "decay_ratio": 1.0, "decay_type": "1-sqrt"}, **extended,
+            },
+        ],
+        **changes,
+    )  # fmt: skip
+
+
+ALONE = Topology((ProcessInfo(0, 0, 0, "here"),))
+
+
+def open_stores(parameters: Parameters) -> Stores:
+    return Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+
+
+def split(rows: int, nodes: int) -> dict[str, int]:
+    return {str(node): rows // nodes + (node < rows % nodes) for node in range(nodes)}
+
+
+def check_kills(settings: Mapping[str, Any], nodes: Sequence[int], steps: Sequence[int], folder: Path) -> None:
+    """Kills the run after each of `steps`, starts it again each time, and compares it with one that ran through."""
+    toy.train(dict(settings), folder / "straight", nodes=nodes, plugins=FAULTS)
+    file = folder / "cut.json"
+    file.write_text(json.dumps(settings))
+    for step in steps:
+        environment = {"FAULT": f"kill:{step}", "FAULT_RANK": str(len(nodes) - 1)}
+        toy.finish(toy.start(file, folder / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+        assert step - 1 <= max(toy.records(folder / "cut")) <= step + 1
+    toy.train(dict(settings), folder / "cut", nodes=nodes, plugins=FAULTS)
+    assert toy.losses(folder / "cut") == toy.losses(folder / "straight")
+    assert learning_rates(folder / "cut") == learning_rates(folder / "straight")
+    assert same_weights(folder / "cut", folder / "straight", 12)
+
+
+def learning_rates(run: Path) -> dict[int, float]:
+    return {step: record["learning_rate"] for step, record in toy.records(run).items()}
+
+
+def trained(settings: Mapping[str, Any], out: Path) -> Path:
+    """Trains in this process."""
+    parameters = Parameters.from_dict(settings, source=out.name)
+    train_in_this_process(parameters, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def straight(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of three phases with a checkpoint after every step."""
+    return trained(phased(store, validation_store), tmp_path_factory.mktemp("phases") / "straight")
+
+
+@pytest.mark.parametrize("step", [4, 5, 6, 9, 11])
+def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
+    step: int, straight: Path, store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "resumed"
+    shutil.copytree(straight / f"checkpoints/step-{step:08d}", out / f"checkpoints/step-{step:08d}")
+    trained(phased(store, validation_store), out)
+    after = {number: values for number, values in toy.losses(straight).items() if number > step}
+    assert toy.losses(out) == after
+    assert learning_rates(out).items() <= learning_rates(straight).items()
+    assert same_weights(out, straight, 12)
+    expected = [number for first, number in ((0, 1), (5, 2), (9, 3)) if first >= step]
+    assert [record["number"] for record in toy.records(out, "phase").values()] == expected
+
+
+def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, validation_store: Path) -> None:
+    parameters = Parameters.from_dict(phased(store, validation_store), source="test")
+    rates = learning_rates(straight)
+    assert [rates[step] for step in (1, 4, 5)] == [0.00125, 0.005, 0.005], "the schedule of the run: it counts the run"
+    assert [rates[step] for step in (6, 9)] == [0.003, 0.003]
+    assert rates[10] == 0.005 and abs(rates[12] - 0.005 * (1 - (2 / 3) ** 0.5)) < 1e-12, "it counts the phase"
+    manifests = [
+        json.loads((straight / f"checkpoints/step-{step:08d}/manifest.json").read_text()) for step in (5, 6, 12)
+    ]
+    assert [manifest["consumed_rows"] for manifest in manifests] == [80, 86, 80 + 7 * 6]
+    assert [manifest["phase"]["number"] for manifest in manifests] == [1, 2, 3]
+    assert manifests[1]["phase"]["tokens_before"] == manifests[0]["consumed_tokens"]
+
+    plan = make_plan(parameters, open_stores(parameters), ALONE, 0)
+    assert [plan.rows(step) for step in (4, 5, 8, 9)] == [(64, 80), (80, 86), (98, 104), (104, 110)]
+    batches = BatchMaker(plan, plan.loader.sources[0].vocabulary)
+    shares = []
+    for step in (4, 5, 8, 9):
+        made = batches(step).real
+        assert {each.arrays["input_ids"].shape[1] for each in made} == {32 if step < 5 else 64}
+        assert sum(len(each.arrays["input_ids"]) for each in made) == (16 if step < 5 else 6)
+        shares.append(sum(each.counts["masked"] for each in made) / sum(each.counts["tokens"] for each in made))
+    for share, expected in zip(shares, (0.3, 0.3, 0.15, 0.05), strict=True):  # less: words are masked whole
+        assert abs(share - expected) < 0.03
+
+
+def test_exports_have_the_positions_of_their_phase(straight: Path, tmp_path: Path) -> None:
+    """Both the model in a checkpoint and one that is built of its state."""
+    for step, theta in ((5, 10_000.0), (6, 160_000.0)):
+        folder = straight / f"checkpoints/step-{step:08d}"
+        export(folder, tmp_path / str(step))
+        for model in (folder / "model", tmp_path / str(step)):
+            config = json.loads((model / "config.json").read_text())
+            assert config["rope_parameters"]["full_attention"]["rope_theta"] == theta
+            loaded = ModernBertForMaskedLM.from_pretrained(model)
+            powers = torch.arange(0, 8, 2) / 8
+            assert torch.equal(loaded.model.rotary_emb.full_attention_inv_freq, 1.0 / theta**powers)
+
+
+def test_the_model_that_trains_has_the_positions_of_the_phase(store: Path, validation_store: Path) -> None:
+    """Compared with a Transformers model of the phase's config."""
+    parameters = Parameters.from_dict(phased(store, validation_store), source="test")
+    vocabulary = open_stores(parameters).vocabulary
+    module = build_module(parameters, vocabulary)
+    set_rotary_base(module, parameters.of_phases[1], vocabulary)
+    (model,) = top_level_models(module)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(10.0)  # else attention is nearly even, wherever tokens are
+    reference = ModernBertForMaskedLM(parameters.of_phases[1].architecture.config(vocabulary))
+    reference.load_state_dict(model.state_dict())
+    ids = torch.randint(5, vocabulary.size, (2, 64))
+    got, expected = (each.eval()(input_ids=ids).logits for each in (model, reference))
+    assert torch.equal(got, expected)
+    before = ModernBertForMaskedLM(parameters.architecture.config(vocabulary))
+    before.load_state_dict(model.state_dict())
+    assert not torch.allclose(before.eval()(input_ids=ids).logits, expected, atol=1e-5)
+
+
+def test_a_store_is_read_on_where_it_was_when_rows_have_their_length_again(store: Path) -> None:
+    """And anew in another length: no row of a length comes twice before all have come."""
+    rows = [{"data": {"sequence_length": length}, "steps": 2} for length in (32, 64, 32)]
+    parameters = Parameters.from_dict(
+        toy.parameters(store, architecture=MODEL, max_steps=6, phases=rows), source="test"
+    )
+    loader = make_plan(parameters, open_stores(parameters), ALONE, 0).loader
+    first, between, again = (loader.load(start, start + 32) for start in (0, 32, 64))
+    assert between.tokens.shape[1] == 64
+    keys = np.concatenate([first.keys, again.keys])
+    assert len(np.unique(keys)) == 64
+    whole = toy.parameters(store, architecture=MODEL, max_steps=4)
+    undivided = Parameters.from_dict(whole, source="test")
+    assert (make_plan(undivided, open_stores(undivided), ALONE, 0).loader.load(0, 64).keys == keys).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "steps"),
+    [
+        (2, [6]),
+        pytest.param(1, [4, 5, 6, 9, 10], marks=pytest.mark.nightly),
+        pytest.param(2, [4, 5, 9, 10], marks=pytest.mark.nightly),
+        pytest.param(3, [4, 5, 6, 9, 10], marks=pytest.mark.nightly),
+    ],
+)
+def test_killed_around_borders_the_run_goes_on_bit_for_bit(
+    processes: int, steps: list[int], store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    check_kills(phased(store, validation_store, nodes=processes), (1,) * processes, steps, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_run_goes_on_with_other_processes_across_a_border(
+    straight: Path, store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    """Two nodes with unequal shares from before the first border on: the rows and nearly the losses of one process."""
+    out = tmp_path / "resumed"
+    shutil.copytree(straight / "checkpoints/step-00000004", out / "checkpoints/step-00000004")
+    output = toy.train(phased(store, validation_store, nodes=2), out, nodes=(1, 1))
+    assert "parameter phases.1.batch_size" in output
+    one, two = toy.losses(straight), toy.losses(out)
+    assert two.keys() == set(range(5, 13))
+    pairs = [pair for step in two for pair in zip(one[step], two[step], strict=True)]
+    assert all(abs(mine - theirs) <= 1e-5 * abs(mine) for mine, theirs in pairs)
+    assert relative_error(weights(straight, 12), weights(out, 12)) < 1e-4
+    manifests = [json.loads((run / "checkpoints/step-00000012/manifest.json").read_text()) for run in (straight, out)]
+    for key in ("consumed_rows", "consumed_tokens", "positions", "phase"):
+        assert manifests[0][key] == manifests[1][key]
