@@ -82,6 +82,7 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
         initializer,
         objective,
         parts,
+        phases,
         seq2seq,
         tokenizer,
         word_finder,
@@ -93,7 +94,10 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
         check for head, checks in by_head.items() if isinstance(heads, frozenset) and head in heads for check in checks
     ]
     kinds: Mapping[str, tuple[type[settings.Case], Sequence[Check]]] = {
-        "architectures": (architecture.ArchitectureCase, (*architecture.CHECKS, *head_checks, *exporting.CHECKS)),
+        "architectures": (
+            architecture.ArchitectureCase,
+            (*architecture.CHECKS, phases.check_phase_settings, *head_checks, *exporting.CHECKS),
+        ),
         "objectives": (objective.ObjectiveCase, (*objective.CHECKS, *causal.OBJECTIVE)),
         "tokenizers": (tokenizer.TokenizerCase, tokenizer.CHECKS),
         "word_finders": (settings.Case, word_finder.CHECKS),

@@ -283,7 +283,9 @@ class Trainer:
         self.step_log.throughput = self.throughputs[phase.number - 1]
         if self.architecture != phase.parameters.architecture:
             self.architecture = phase.parameters.architecture
-            set_rotary_base(run.module, phase.parameters, run.vocabulary)
+            with torch.device("meta"):
+                wanted = run.objective.build(self.architecture, run.vocabulary)
+            set_rotary_base(run.module, wanted)
 
     def _announce_phase(self) -> None:
         """Writes and prints which phase the next step belongs to."""

@@ -17,7 +17,6 @@ class Llama(GatedDecoderArchitecture):
     config_class = "LlamaConfig"
     bf16_stream = True
     model_classes: ClassVar = {"causal": "LlamaForCausalLM"}
-    phase_settings = frozenset({"rope_theta"})
     test_settings: ClassVar = {"num_key_value_heads": 2}
 
     hidden_size: shared.HiddenSize = 4096

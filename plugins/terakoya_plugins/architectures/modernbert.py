@@ -27,7 +27,6 @@ class ModernBert(EncoderArchitecture):
     }  # fmt: skip
     vocabulary_head, discriminator_head = ("head", "decoder"), ("head", "drop", "classifier")
     block_list, calls_whole_body = "layers", True
-    phase_settings = frozenset({"global_rope_theta", "local_rope_theta"})
     test_settings: ClassVar = {"local_attention": 8}
 
     hidden_size: shared.HiddenSize = 768

@@ -6,18 +6,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
-
 FREQUENCIES = "inv_freq"
 """How the names of the buffers end that Transformers computes from the base."""
 
 
-def set_rotary_base(module: nn.Module, parameters: Parameters, vocabulary: Vocabulary) -> None:
-    """Gives the models in the root `module` the rotary positions of `parameters`, whose architecture has the sizes of
-    theirs: the frequencies in place, as compiled code and engines hold them, and the configs that exports write."""
-    with torch.device("meta"):
-        wanted = parameters.objective.build(parameters.architecture, vocabulary)
+def set_rotary_base(module: nn.Module, wanted: nn.Module) -> None:
+    """Gives the models in `module` the rotary positions of `wanted`, which has the same modules and may have no values
+    (device "meta"): the frequencies in place, as compiled code and engines hold them, and the configs that exports
+    write."""
     for name, part in wanted.named_modules():
         if isinstance(part, PreTrainedModel):
             _model(module, name).config.rope_parameters = part.config.rope_parameters
