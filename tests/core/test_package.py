@@ -2,12 +2,14 @@
 
 import inspect
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import terakoya
 import terakoya_plugins
+from terakoya.version import find_commit
 
 CORE, PLUGINS = Path(terakoya.__file__).parent, Path(terakoya_plugins.__file__).parent
 
@@ -16,6 +18,27 @@ CORE, PLUGINS = Path(terakoya.__file__).parent, Path(terakoya_plugins.__file__).
 def test_what_the_command_line_does_is_a_function(name: str) -> None:
     function = getattr(terakoya, name)
     assert inspect.isfunction(function) and function.__name__ == name and function.__doc__
+
+
+def test_the_commit_of_the_code_is_known_in_a_clone_alone(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(
+            ["git", "-C", tmp_path, *names, *words], check=True, capture_output=True, text=True
+        ).stdout
+
+    assert find_commit(tmp_path) is None
+    git("init")
+    (tmp_path / "version.py").write_text("1")
+    (tmp_path / "own.txt").write_text("1")
+    git("add", "own.txt")
+    git("commit", "-m", "a project of the user's, with an environment in it")
+    assert find_commit(tmp_path) is None
+    git("add", "version.py")
+    git("commit", "-m", "a clone")
+    assert find_commit(tmp_path) == git("rev-parse", "HEAD").strip()
+    (tmp_path / "version.py").write_text("2")
+    assert find_commit(tmp_path) == git("rev-parse", "HEAD").strip() + "-dirty"
 
 
 def test_anything_else_is_missing() -> None:

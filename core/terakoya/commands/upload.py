@@ -36,6 +36,12 @@ def command(
         str | None, typer.Option(help="The licence of the text for the card, such as cc-by-sa-4.0.")
     ] = None,
     language: Annotated[list[str] | None, typer.Option(help="A language for the card; may be repeated.")] = None,
+    author: Annotated[
+        list[str] | None, typer.Option(help="Who made the model, for the card's citation; may be repeated.")
+    ] = None,
+    citation: Annotated[
+        Path | None, typer.Option(help="A file with your own BibTeX entry for the card.", metavar="FILE")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
     ] = False,
@@ -63,6 +69,8 @@ def command(
         datasets=dataset or (),
         dataset_license=dataset_license,
         languages=language or ["ja"],
+        authors=author or (),
+        citation=citation,
         trust_remote_code=trust_remote_code,
         dry_run=dry_run,
         try_model=lambda folder, prompt: _try(folder, prompt, trust_remote_code=trust_remote_code),
@@ -70,11 +78,18 @@ def command(
     )
     if done.folder is not None:
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
+        given: dict[str, object] = {"--license": license, "--dataset": dataset, "--dataset-license": dataset_license}
+        given["--author"] = author or citation
+        if missing := [name for name, value in given.items() if not value]:
+            text = f"the card says nothing yet of what these options tell: {', '.join(missing)}"
+            console.print(text, markup=False, soft_wrap=True)
         options = ["--license", license] if license else []
         options += [word for each in dataset or () for word in ("--dataset", each)]
         options += ["--dataset-license", dataset_license] if dataset_license else []
         options += [word for each in languages for word in ("--language", each)] if (languages := language) else []
         options += [word for each in evaluation or () for word in ("--evaluation", str(each))]
+        options += [word for each in author or () for word in ("--author", each)]
+        options += ["--citation", str(citation)] if citation else []
         options += [*(["--run", str(run)] if run else []), *(["--only", only] if only else [])]
         options += ["--prompt", prompt] if prompt else []
         next_command.show("upload", source, "--name", name, *options)

@@ -5,6 +5,7 @@ The Hub defines the metadata block above the text (https://huggingface.co/docs/h
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.hub import card_evaluation
+from terakoya.hub import card_citation, card_evaluation, card_training, card_use
 from terakoya.hub.card_evaluation import CardResult
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, standalone_chart
@@ -122,6 +123,9 @@ def write(
     datasets: Sequence[str] = (),
     dataset_license: str | None = None,
     evaluations: Sequence[CardResult] = (),
+    authors: Sequence[str] = (),
+    citation: str | None = None,
+    weights: Mapping[str, str] | None = None,
     trust_remote_code: bool = False,
 ) -> str:
     """Returns the text of the card of the repository `name`.
@@ -136,6 +140,9 @@ def write(
         datasets: where the text comes from: names of data sets on the Hub, or words.
         dataset_license: the licence of the text, in words.
         evaluations: what was measured besides the run's own validation.
+        authors: who made the model, for its citation.
+        citation: the authors' own entry of BibTeX, in place of one made from `authors`.
+        weights: file of weights -> SHA-256.
         trust_remote_code: whether the models contain code of their own.
     """
     from huggingface_hub import ModelCardData
@@ -148,6 +155,8 @@ def write(
         language=list(languages) or None,
         license=license,
         library_name="transformers",
+        base_model=([] if facts is None else [each for each in card_training.origins(facts.manifest) if "/" in each])
+        or None,
         datasets=[each for each in datasets if DATASET_NAME.fullmatch(each)] or None,
         pipeline_tag=task,
         tags=["terakoya", *(["custom_code"] if trust_remote_code else [])],
@@ -160,13 +169,22 @@ def write(
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
     parts += [
+        card_use.describe(classes, None if facts is None else facts.manifest),
         _text(datasets, dataset_license, facts.cleaning if facts is not None else {}),
         card_evaluation.table(results),
     ]
     if facts is not None:
-        parts += [_training(facts), _losses(facts), _parameters(facts.manifest)]
+        parts += [card_training.describe(facts.manifest, facts.metrics), _losses(facts), _parameters(facts.manifest)]
+    if weights:
+        parts.append("\n".join(["## Files", "", "| file | SHA-256 |", "|---|---|", *_digests(weights)]))
+    finished = facts.metrics.records[-1].get("time") if facts is not None and facts.metrics.records else None
+    parts.append(card_citation.describe(name, authors=authors, seconds=finished, entry=citation))
     parts.append(f"Made with terakoya {__version__}.")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _digests(files: Mapping[str, str]) -> list[str]:
+    return [f"| {name} | `{digest}` |" for name, digest in files.items()]
 
 
 def _usage(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
@@ -188,70 +206,13 @@ def _usage(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str
 
 
 def _text(datasets: Sequence[str], license: str | None, cleaning: Mapping[str, str]) -> str:
-    """Returns the section about the origin, the cleaning and the licence of the text; "" if nothing is known."""
+    """Returns the section about the origin, the cleaning and the licence of the text."""
     lines = [*(f"- {each}" for each in datasets), *(f"- store {name}: {each}" for name, each in cleaning.items())]
     if license is not None:
         lines += ["", f"Licence of the text: {license}"]
-    return "\n".join(["## Text", "", *lines]).replace("\n\n\n", "\n\n") if lines else ""
-
-
-def _trained_count(manifest: Mapping[str, Any]) -> str:
-    """Number of trained parameters, and of all parameters if only some were trained."""
-    total, lora = manifest["parameter_count"], manifest["parameters"].get("lora")
-    trained = manifest.get("trained_parameter_count", total)
-    if lora is not None:
-        return f"{trained:,}, as adapters of rank {lora['r']} (LoRA), merged into {total:,}"
-    return f"{trained:,}" if trained == total else f"{trained:,} of {total:,}"
-
-
-def _training(facts: TrainingFacts) -> str:
-    """Describes the training: steps, rows, tokens, stores with their fingerprints, versions."""
-    manifest = facts.manifest
-    parameters = manifest["parameters"]
-    world = manifest["world"]
-    longest = parameters["architecture"].get("max_position_embeddings")  # without RoBERTa's positions before the first
-    versions = ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
-    lines = [
-        "## Training",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| architecture | `{parameters['architecture']['type']}` |",
-        f"| parameters trained | {_trained_count(manifest)} |",
-        f"| objective | `{parameters['objective']['type']}` |",
-        f"| vocabulary | {manifest['vocabulary']['size']:,} |",
-        *([f"| longest input | {longest:,} tokens |"] if longest else []),
-        f"| steps | {manifest['step']:,} of {manifest['max_steps']:,} |",
-        f"| rows | {manifest['consumed_rows']:,} of {parameters['data']['sequence_length']:,} tokens |",
-        f"| tokens | {manifest['consumed_tokens']:,} |",
-        f"| processes | {world['processes']} on {world['device']}, {world['engine']}, {parameters['precision']} |",
-        *_hardware(facts.metrics),
-        f"| versions | {versions} |",
-        "",
-        "| data | share of rows | fingerprint (SHA-256) |",
-        "|---|---:|---|",
-    ]
-    shares = {store["store"]: store["weight"] for store in parameters["data"]["train"]}
-    total = sum(shares.values())
-    later = {store["store"] for stage in parameters["data"].get("stages") or () for store in stage["train"]}
-    for store, fingerprint in manifest["stores"].items():
-        share = "in a later stage" if store in later else "validation"
-        share = f"{shares[store] / total:.2%}" if store in shares else share
-        lines.append(f"| {PurePath(store).name} | {share} | `{fingerprint}` |")
-    return "\n".join(lines)
-
-
-def _hardware(written: Metrics) -> list[str]:
-    """Returns the rows of the table about devices and hours, as far as the metrics tell them."""
-    devices = [
-        ", ".join(f"{count} x {name}" for name, count in start["devices"].items())
-        for start in written.of_kind("start")
-        if start.get("devices")
-    ]
-    rows = [f"| hardware | {'; then '.join(dict.fromkeys(devices))} |"] if devices else []
-    points = metrics.curves(written, ["loss"]).points.get("loss")
-    hours = points[-1].hours if points else 0.0
-    return [*rows, *([f"| hours of training | {hours:,.2f} |"] if hours >= 0.005 else [])]
+    if not datasets:
+        lines = ["The authors do not say where the text comes from.", *([""] if lines else []), *lines]
+    return "\n".join(["## Text", "", *lines]).replace("\n\n\n", "\n\n")
 
 
 def _losses(facts: TrainingFacts) -> str:
@@ -279,7 +240,8 @@ def _losses(facts: TrainingFacts) -> str:
 def _parameters(manifest: Mapping[str, Any]) -> str:
     """All parameters as JSON. Absolute paths are shortened to their last part, because they are private."""
     text = json.dumps(_without_folders(manifest["parameters"]), indent=2, ensure_ascii=False)
-    return f"## Parameters\n\n<details>\n\n```json\n{text}\n```\n\n</details>"
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    return f"## Parameters\n\nSHA-256 of this JSON: `{fingerprint}`\n\n<details>\n\n```json\n{text}\n```\n\n</details>"
 
 
 def _without_folders(value: Any) -> Any:

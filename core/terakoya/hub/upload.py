@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
+from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder
 from terakoya.components.tokenizer import encode_texts
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.hub import card_evaluation, model_card
 from terakoya.runs.finding import find_checkpoint
+from terakoya.toolkit.formats import folder_digests
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -61,6 +62,8 @@ def upload(
     datasets: Sequence[str] = (),
     dataset_license: str | None = None,
     languages: Sequence[str] = ("ja",),
+    authors: Sequence[str] = (),
+    citation: Path | None = None,
     trust_remote_code: bool = False,
     dry_run: Path | None = None,
     try_model: Callable[[Path, str], str] | None = None,
@@ -80,6 +83,8 @@ def upload(
         datasets: where the text comes from, names on the Hub or words, for the card.
         dataset_license: the licence of the text, for the card.
         languages: codes of the languages, for the card.
+        authors: who made the model, for the card's citation.
+        citation: a file with the authors' own entry of BibTeX, for the card.
         trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
         dry_run: a new folder to write instead of pushing.
         try_model: (folder, prompt) -> the model's output.
@@ -98,6 +103,7 @@ def upload(
         raise UserError(f"--name {name}: expected ORGANISATION/NAME: {error}") from None
     if dry_run is not None:
         check_new_folder(dry_run)
+    entry = None if citation is None else _read_citation(citation)
     measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = _collect_files(source, Path(temporary) / "model", only)
@@ -125,7 +131,8 @@ def upload(
             card = model_card.write(
                 name, models, facts=facts, license=license, languages=languages, sample=sample,
                 tokenizer=json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8")),
-                datasets=datasets, dataset_license=dataset_license, evaluations=measured, trust_remote_code=custom_code,
+                datasets=datasets, dataset_license=dataset_license, evaluations=measured,
+                authors=authors, citation=entry, trust_remote_code=custom_code, weights=_weights(folder, models),
             )  # fmt: skip
             (folder / CARD).write_text(card, encoding="utf-8")
             if facts is not None and (chart := facts.loss_chart()) is not None:
@@ -148,8 +155,6 @@ def upload(
 
 def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
     """Writes the files to push into the new folder `folder` and returns it."""
-    from terakoya.toolkit.formats import folder_digests
-
     if (source / "manifest.json").is_file() or (source / "checkpoints").is_dir():
         export(source, folder, only=only)
         return folder
@@ -237,6 +242,27 @@ def _training_facts(source: Path, run: Path | None) -> model_card.TrainingFacts 
     with suppress(UserError):
         return model_card.TrainingFacts.read(find_checkpoint(source))
     return None
+
+
+def _weights(folder: Path, models: Iterable[str]) -> dict[str, str]:
+    """Returns file of weights -> SHA-256, of the models in the sub-folders `models` that `export` wrote."""
+    recorded = {f"{sub}/{name}".lstrip("/"): facts for sub in models for name, facts in _digests(folder / sub).items()}
+    return {name: facts.sha256 for name, facts in recorded.items() if name.endswith(folder_digests.WEIGHTS)}
+
+
+def _digests(folder: Path) -> Mapping[str, FileFacts]:
+    return folder_digests.read(folder) or {}
+
+
+def _read_citation(file: Path) -> str:
+    """Returns the content of a file of BibTeX. Raises UserError if it is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if not text.lstrip().startswith("@") or "```" in text:
+        raise UserError(f"--citation {file}: expected a file with an entry of BibTeX, such as @misc{{key, ...}}")
+    return text
 
 
 def _check_token() -> None:

@@ -52,7 +52,7 @@ from terakoya.training.run_plan import SAMPLED_ROWS, make_plan
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
-from terakoya.version import __version__
+from terakoya.version import __version__, find_commit
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
 """Packages whose versions a manifest records."""
@@ -413,6 +413,8 @@ def _manifest_facts(
 def _package_versions() -> Mapping[str, str]:
     """Returns the versions of `PACKAGES`, where they are installed; read once, as each takes a millisecond."""
     versions = {}
+    if commit := find_commit():
+        versions["terakoya's commit"] = commit
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)

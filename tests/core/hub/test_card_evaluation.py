@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from terakoya.errors import UserError
 from terakoya.evaluation.evaluate import Evaluation
-from terakoya.hub import card_evaluation, model_card
+from terakoya.hub import card_evaluation, card_training, card_use, model_card
 from terakoya.runs.metrics import Metrics
 
 MASKED = {"loss": 3.0, "mlm_loss": 3.0, "masked_accuracy": 0.25}
@@ -36,7 +36,9 @@ FAMILIES: list[tuple[dict[str, str], dict[str, float], str]] = [
 def write(models: dict[str, str], values: dict[str, float], monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
     earlier = {"kind": "validation", "store": "/home/me/work/held: out", "step": 5, "time": 1.0, "loss": 99.0}
     last = {**earlier, "step": 10, **values}
-    monkeypatch.setattr(model_card, "_training", lambda facts: "")
+    monkeypatch.setattr(card_training, "describe", lambda manifest, written: "")
+    monkeypatch.setattr(card_training, "origins", lambda manifest: [])
+    monkeypatch.setattr(card_use, "describe", lambda classes, manifest: "")
     monkeypatch.setattr(model_card, "_parameters", lambda manifest: "")
     facts = model_card.TrainingFacts({}, Metrics((earlier, last)))
     return model_card.write("school/tiny", models, facts=facts, license=None, languages=["ja"], sample=None, **options)

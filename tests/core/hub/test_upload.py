@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import hub_stand_in
@@ -19,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer, RobertaConf
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.hub import model_card
+from terakoya.hub import card_training, model_card
 from terakoya.hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
 from terakoya.training.setup import train_in_this_process
@@ -129,6 +132,63 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     assert f"| {steps[3]:.4f} |  |" in text, "which stands in one row"
 
 
+def test_the_card_says_what_the_model_is_for_and_how_to_cite_it(run: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"authors": ["Hanako Yamada", "R&D of School"]}
+    upload(run, "school/tiny", dry_run=tmp_path / "one", **options)
+    text = (tmp_path / "one/README.md").read_text(encoding="utf-8")
+    manifest = json.loads((run / "checkpoints/step-00000004/manifest.json").read_text())
+    use = text.partition("## Use and limits\n")[2].partition("##")[0]
+    share = manifest["consumed_tokens"] / manifest["parameter_count"]
+    assert "- It fills in [MASK], and" in use and f"trained on {manifest['consumed_tokens']:,} tokens in all" in use
+    assert f": {share:,.2g} for each of its parameters" in use and "is not finished" not in use
+    assert "The authors do not say where the text comes from." in text
+    digest = hashlib.sha256((tmp_path / "one/model.safetensors").read_bytes()).hexdigest()
+    assert f"| model.safetensors | `{digest}` |" in text
+    shown = text.partition("```json\n")[2].partition("\n```")[0]
+    assert f"SHA-256 of this JSON: `{hashlib.sha256(shown.encode()).hexdigest()}`" in text
+    assert "energy" not in text or "| energy | not measured |" in text, "of a processor nothing is known"
+    cited = text.partition("```bibtex\n")[2].partition("\n```")[0]
+    assert r"author = {Hanako Yamada and R\&D of School}" in cited and "@software{terakoya," in cited
+    assert cited.count("{") == cited.count("}") and f"year = {{{time.gmtime().tm_year}}}" in cited
+
+    entry = tmp_path / "own.bib"
+    entry.write_text("@inproceedings{we, title = {Ours}}\n", encoding="utf-8")
+    upload(run / "checkpoints/step-00000002", "school/tiny", citation=entry, dry_run=tmp_path / "two", **options)
+    text = (tmp_path / "two/README.md").read_text(encoding="utf-8")
+    assert "@inproceedings{we, title = {Ours}}\n\n@software{terakoya," in text and "Yamada" not in text
+    assert "Its training is not finished: this is step 2 of 4." in text
+    entry.write_text("We, 2026", encoding="utf-8")
+    with pytest.raises(UserError, match=r"--citation .*own\.bib: expected a file with an entry of BibTeX"):
+        upload(run, "school/tiny", citation=entry, dry_run=tmp_path / "three")
+
+
+def test_energy_is_the_measured_power_over_the_hours_of_all_gpus() -> None:
+    """2,000 tokens at 1 token/s with 300 W, then 1,600 tokens with 600 W: 1,500 kJ of each of four GPUs."""
+    manifest = {
+        "parameters": {
+            "architecture": {"type": "bert"}, "objective": {"type": "masked_lm"}, "precision": "bf16",
+            "data": {"sequence_length": 8, "train": []},
+        },
+        "world": {"processes": 4, "device": "cuda", "engine": "ddp"}, "versions": {"terakoya": "1"}, "stores": {},
+        "parameter_count": 5, "vocabulary": {"size": 9}, "step": 2, "max_steps": 2, "consumed_rows": 1,
+        "consumed_tokens": 3600, "started_from": {
+            "model": {"folder": "/home/a/hub/models--school--base/snapshots/12ab"}, "other": {"folder": "/home/b/mine"}
+        },
+    }  # fmt: skip
+    start: dict[str, Any] = {"kind": "start", "step": 0, "devices": {"NVIDIA H100": 4}}
+    steps = [
+        {"kind": "step", "step": 1, "tokens": 2000, "tokens_per_second": 1.0, "loss": 1.0, "gpu_power": 300.0},
+        {"kind": "step", "step": 2, "tokens": 3600, "tokens_per_second": 1.0, "loss": 1.0, "gpu_power": 600.0},
+    ]
+    text = card_training.describe(manifest, Metrics((start, *steps)))
+    joules = 4 * (2000 * 300 + 1600 * 600)
+    assert f"| energy | {joules / 3.6e6:.3g} kWh: 433 W on average, read from one GPU, times 4 GPUs and 1.00" in text
+    assert "| started from | school/base |\n| started from | mine |" in text and "/home" not in text
+    fewer = {**start, "devices": {"NVIDIA H100": 2}, "step": 1}
+    text = card_training.describe(manifest, Metrics((start, steps[0], fewer, steps[1])))
+    assert "| energy | not measured |" in text, "nobody knows which hours had how many"
+
+
 def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path: Path) -> None:
     upload(run / "checkpoints/step-00000002", "school/tiny", dry_run=tmp_path / "pushed")
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
@@ -226,7 +286,7 @@ def test_a_card_tells_later_stages_from_validation_and_says_how_long_inputs_may_
         "parameter_count": 9, "vocabulary": {"size": 64}, "step": 4, "max_steps": 4, "consumed_rows": 64,
         "consumed_tokens": 100, "stores": {str(store): "f" for store in stores},
     }  # fmt: skip
-    card = model_card._training(model_card.TrainingFacts(manifest, Metrics(())))
+    card = card_training.describe(manifest, Metrics(()))
     assert "| general | 100.00% | `f` |" in card
     assert "| math | in a later stage | `f` |" in card
     assert "| held | validation | `f` |" in card
@@ -242,8 +302,10 @@ def test_a_card_tells_the_devices_and_the_hours() -> None:
 
     resume = {"kind": "resume", "step": 1}
     written = Metrics((starts("H100"), step(1), starts("H200"), resume, step(2), starts("H200")))
-    assert model_card._hardware(written) == ["| hardware | 8 x H100; then 8 x H200 |", "| hours of training | 4.00 |"]
-    assert model_card._hardware(Metrics(())) == []
+    assert card_training._hardware(written) == [
+        "| hardware | 8 x H100; then 8 x H200 |", "| hours of training | 4.00 |", "| energy | not measured |"
+    ]  # fmt: skip
+    assert card_training._hardware(Metrics(())) == []
 
 
 def test_the_cleaning_of_a_store_that_was_made_again_is_not_told(run: Path, tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""The section of a card about what a model is for and what limits it, from its classes and its training alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+INSTRUCTION = "instruction"
+"""The objective whose models answer."""
+_FINE_TUNED = "It was fine-tuned for one task, {}, and is of use for that task alone."
+USES = (
+    ("ForMaskedLM", "It fills in [MASK], and is meant to be fine-tuned for a task: classification, named entities, "
+     "similarity, search. It does not write text."),
+    ("BertForPreTraining", "It fills in [MASK] and tells whether two texts follow each other, and is meant to be "
+     "fine-tuned for a task: classification, named entities, similarity, search. It does not write text."),
+    ("ForPreTraining", "It tells which tokens of a text were replaced, and is meant to be fine-tuned for a task: "
+     "classification, named entities, similarity, search. It does not write text."),
+    ("ForSequenceClassification", _FINE_TUNED.format("the classification of texts")),
+    ("ForTokenClassification", _FINE_TUNED.format("the classification of tokens")),
+    ("ForQuestionAnswering", _FINE_TUNED.format("finding the answer to a question in a text")),
+    ("ForMultipleChoice", _FINE_TUNED.format("the choice among several answers")),
+    ("ForConditionalGeneration", "It writes what is missing in a text, and is meant to be fine-tuned for a task that "
+     "turns a text into another."),
+    ("ForCausalLM", "It continues a text. It was not trained to answer questions or to follow instructions."),
+    ("LMHeadModel", "It continues a text. It was not trained to answer questions or to follow instructions."),
+)  # fmt: skip
+"""Ending of a model's class -> what the model is for."""
+ANSWERS = "It answers: it was trained on questions with their answers, in the form of its chat template."
+
+
+def describe(classes: Iterable[str], manifest: Mapping[str, Any] | None) -> str:
+    """Returns the section about the use and the limits of models.
+
+    Args:
+        classes: the Transformers classes of the models.
+        manifest: that of the checkpoint; None if it is unknown how they were trained.
+    """
+    lines = list(dict.fromkeys(filter(None, (_use(each, manifest) for each in classes))))
+    if manifest is not None:
+        lines += _limits(manifest)
+    lines.append(
+        "Nothing filters its output, and no measurement in this card is about facts, bias or harm: what the text gets "
+        "wrong, the model gets wrong. Test it for your purpose before others depend on it."
+    )
+    return "\n".join(["## Use and limits", "", *(f"- {line}" for line in lines)])
+
+
+def _use(kind: str, manifest: Mapping[str, Any] | None) -> str | None:
+    if manifest is not None and manifest["parameters"]["objective"]["type"] == INSTRUCTION and "LM" in kind:
+        return ANSWERS
+    return next((use for ending, use in USES if kind.endswith(ending)), None)
+
+
+def _limits(manifest: Mapping[str, Any]) -> list[str]:
+    """Returns what the training says about the limits."""
+    tokens, count = manifest["consumed_tokens"], manifest["parameter_count"]
+    lines = [f"It was trained on {tokens:,} tokens in all, passes over the same text included: {tokens / count:,.2g} "
+             "for each of its parameters."]  # fmt: skip
+    if manifest["step"] < manifest["max_steps"]:
+        lines.append(f"Its training is not finished: this is step {manifest['step']:,} of {manifest['max_steps']:,}.")
+    longest = manifest["parameters"]["architecture"].get("max_position_embeddings")
+    if longest:
+        lines.append(f"It reads at most {longest:,} tokens; longer texts must be cut.")
+    return lines
