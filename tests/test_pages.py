@@ -30,8 +30,8 @@ QUICK = ["how-to/japanese-messages", "how-to/cleaning"]
 
 READERS = [
     ["README"],
-    ["tutorials/japanese-bert", "tutorials/continued-pretraining", "how-to/new-vocabulary", "tutorials/slurm",
-     "how-to/pbs-and-grid-engine"],
+    ["tutorials/japanese-bert", "tutorials/continued-pretraining", "how-to/new-vocabulary", "how-to/growth",
+     "tutorials/slurm", "how-to/pbs-and-grid-engine"],
     ["tutorials/electra"],
     ["tutorials/gpt", "tutorials/instruction-tuning", "how-to/lora", "how-to/megatron"],
     ["tutorials/new-architecture"],

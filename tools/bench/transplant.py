@@ -98,8 +98,9 @@ def measure(options: argparse.Namespace, home: Path) -> list[dict[int, dict[str,
     return result
 
 
-def tokens_to_reach(goal: float, curve: Sequence[tuple[int, float]]) -> float:
-    """Returns the tokens at which `curve`, (tokens, bits) by validation, first is at `goal`; infinity where never."""
+def tokens_to_reach(goal: float, curve: Sequence[tuple[float, float]]) -> float:
+    """Returns the tokens (or operations) at which `curve`, (tokens, bits) by validation, first is at `goal`; infinity
+    where never."""
     if curve[0][1] <= goal:
         return float(curve[0][0])
     for (before, high), (after, low) in pairwise(curve):

@@ -136,7 +136,10 @@ def _train(given: argparse.Namespace, seed: int, *, whole: bool) -> Path:
         "trackers": [],
         "seed": seed,
     }
-    terakoya.train("tiny_bert", run, overrides=[f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    stopped_by = terakoya.train("tiny_bert", run, overrides=overrides).stopped_by
+    if stopped_by is not None:
+        sys.exit(f"stopped by {stopped_by}; the same command goes on")
     terakoya.export(run, model)
     return model
 

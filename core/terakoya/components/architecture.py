@@ -74,6 +74,12 @@ class Architecture(Component):
     same_weights: ClassVar[frozenset[str]] = frozenset()
     """Types of other models in Transformers (`model_type`) with the names and shapes of this family's weights: a run
     may start from their folders, too."""
+    output_layers: ClassVar[Sequence[str]] = ()
+    """The last part of the names of a block's layers whose outputs are added to the hidden states, in a family with
+    norms before its layers. A block whose output layers are 0 has no effect, which `"grow": "identity"` uses."""
+    fused_layers: ClassVar[Mapping[str, int]] = {}
+    """The last part of the name of a block's layer -> the number of matrices side by side in its outputs, where it is
+    not one: 3 for queries, keys and values. `"grow": "tile"` repeats each by itself."""
 
     partition_obstacle: ClassVar[str | None] = None
     """Why `tensor_partition` returns None for a family that cannot have one, as the end of a sentence: "its experts are

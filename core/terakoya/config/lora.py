@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from terakoya.config.settings import Settings
 from terakoya.config.start_from import StartFrom
+from terakoya.json_settings import short_json
 
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
@@ -66,6 +67,11 @@ def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, froze
         raise ValueError(
             f'start_from.vocabulary: "{start_from.vocabulary}" makes new embeddings, which lora would never train; '
             "train the whole model, export it, and start with lora from there"
+        )
+    if start_from.grow is not None:
+        raise ValueError(
+            f"start_from.grow: {short_json(start_from.grow)} makes a larger model, and adapters are exported for that "
+            "of the folder; train the whole model, export it, and start with lora from there"
         )
     if frozen_layers >= 0:
         raise ValueError(

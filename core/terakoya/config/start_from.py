@@ -19,6 +19,7 @@ from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 from terakoya.toolkit.nested_component import NestedComponent
 
 Folder = Annotated[Path, Field(strict=False)]
+Growth = Literal["stack", "identity", "tile"]
 
 
 class StartFrom(BaseModel):
@@ -41,6 +42,22 @@ class StartFrom(BaseModel):
     text keep their rows. null is no other vocabulary."""
     initializer: Annotated[Initializer, NestedComponent("initializers", name_alone=True)] | None = None
     """How the rows of the other pieces are made, by its `type`, which may stand alone; null is "pieces_and_mean"."""
+
+    grow: Growth | Annotated[tuple[Growth, ...], Field(strict=False, min_length=1)] | None = None
+    """How a larger model is made of the folder's: "stack" repeats its blocks from below; "identity" does so too, but
+    new blocks begin without effect; "tile" repeats widths, with as many dimensions a head. A list is several of them.
+    null is a folder of the same size."""
+
+    @model_validator(mode="after")
+    def _has_one_way_to_add_blocks(self) -> Self:
+        if {"stack", "identity"} <= set(self.ways_to_grow):
+            raise ValueError('grow: "stack" and "identity" both add blocks; name one of them')
+        return self
+
+    @property
+    def ways_to_grow(self) -> tuple[Growth, ...]:
+        """`grow` as a tuple, empty for none."""
+        return () if self.grow is None else (self.grow,) if isinstance(self.grow, str) else self.grow
 
     @model_validator(mode="after")
     def _needs_a_vocabulary(self) -> Self:

@@ -245,6 +245,41 @@ def check_blocks(case: ArchitectureCase) -> None:
         raise CheckFailed("expected a list of modules of this model, such as list(model.base_model.encoder.layer)")
 
 
+def check_output_layers(case: ArchitectureCase) -> None:
+    """A block whose output_layers are 0 returns the hidden states that it received."""
+    names = case.architecture.output_layers
+    if not names:
+        raise CheckSkipped("it names no output_layers")
+    model, generator = case.build(case.head), torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for value in model.parameters():  # norms that are not those of an untrained model
+            value.add_(0.2 * torch.randn(value.shape, generator=generator))
+    passed: list[tuple[Tensor, Tensor]] = []
+    for block in case.architecture.blocks(model):
+        layers = [module for name, module in block.named_modules() if name.split(".")[-1] in names]
+        if not layers:
+            raise CheckFailed(f"a block has no layer named {' or '.join(names)}")
+        for value in (value for layer in layers for value in layer.parameters()):
+            nn.init.zeros_(value)
+        block.register_forward_hook(
+            lambda _, given, kept, returned: passed.append(
+                (
+                    given[0] if given else kept["hidden_states"],
+                    returned if isinstance(returned, Tensor) else returned[0],
+                )
+            ),
+            with_kwargs=True,
+        )
+    with torch.no_grad():
+        case.architecture.hidden(model, case.row(5, case.length() - 12, padding=7))
+    change = max(difference(before, after) for before, after in passed)
+    if change > TOLERANCE:
+        raise CheckFailed(
+            f"a block without output layers changes its hidden states by {change:.1e}; name all layers that add to "
+            "them, or none where a norm comes after the sum"
+        )
+
+
 def check_tensor_partition(case: ArchitectureCase) -> None:
     """Processes that share its blocks by tensor_partition compute the same as one process."""
     models = [case.build(case.head) for _ in range(1 + partition.SIZE)]
@@ -297,6 +332,6 @@ def check_longest_row(case: ArchitectureCase) -> None:
 
 CHECKS: tuple[Check, ...] = (
     check_heads, check_config, check_build, check_shapes, check_determinism, check_gradients,
-    check_document_isolation, check_blocks, check_compilation, check_tensor_partition, check_pipeline_stages,
-    check_longest_row,
+    check_document_isolation, check_blocks, check_output_layers, check_compilation, check_tensor_partition,
+    check_pipeline_stages, check_longest_row,
 )  # fmt: skip

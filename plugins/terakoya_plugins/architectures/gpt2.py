@@ -18,6 +18,7 @@ class GPT2(DecoderArchitecture):
     model_classes: ClassVar = {"causal": "GPT2LMHeadModel"}
     block_list, final_norm, position_embedding, embedding_dropout_layer = "h", "ln_f", "wpe", "drop"
     output_layers, scales_output_layers = ("c_proj",), True
+    fused_layers: ClassVar = {"c_attn": 3}
     fuses_gelu = True
 
     hidden_size: shared.HiddenSize = 768

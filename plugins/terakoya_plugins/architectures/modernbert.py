@@ -27,6 +27,8 @@ class ModernBert(EncoderArchitecture):
     }  # fmt: skip
     vocabulary_head, discriminator_head = ("head", "decoder"), ("head", "drop", "classifier")
     block_list, calls_whole_body = "layers", True
+    output_layers = ("Wo",)
+    fused_layers: ClassVar = {"Wqkv": 3, "Wi": 2}
     test_settings: ClassVar = {"local_attention": 8}
 
     hidden_size: shared.HiddenSize = 768

@@ -30,6 +30,7 @@ class ModernBertDecoder(DecoderArchitecture):
     model_classes: ClassVar = {"causal": "ModernBertDecoderForCausalLM"}
     final_norm = "final_norm"
     output_layers, scales_output_layers = ("Wo",), True
+    fused_layers: ClassVar = {"Wi": 2}
     test_settings: ClassVar = {"local_attention": 8}
 
     hidden_size: shared.HiddenSize = 768

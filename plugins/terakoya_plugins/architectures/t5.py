@@ -25,6 +25,7 @@ class T5(EncoderDecoderArchitecture):
     config_class = "T5Config"
     bf16_stream = True
     model_classes: ClassVar = {"seq2seq": "T5ForConditionalGeneration"}
+    output_layers = ("o", "wo")
 
     d_model: shared.HiddenSize = 768
     d_kv: shared.HeadDim = 64

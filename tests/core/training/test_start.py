@@ -257,8 +257,7 @@ def test_weights_of_the_body_are_never_optional(store: Path, tmp_path: Path) -> 
     assert refusal(settings(store, allowed)).splitlines() == [
         where + "has no bert.encoder.layer.1.output.dense.weight",
         where + "has weights without a place in the model: bert.encoder.layer.2.output.dense.weight",
-        where + "its weights do not fit its own config.json: "
-        "bert.encoder.layer.0.output.dense.bias is (32,), expected (16,)",
+        where + "its weights do not fit its own config.json: bert.encoder.layer.0.output.dense.bias (32,) for (16,)",
     ]
 
 
@@ -274,8 +273,8 @@ def test_settings_that_differ_are_all_named(store: Path, tmp_path: Path) -> None
         where + "num_hidden_layers is 3 there and 2 in the parameters; set it to the folder's",
         where + 'hidden_act is "relu" there and "gelu" in the parameters; set it to the folder\'s',
         where + "layer_norm_eps is 1e-05 there and 1e-12 in the parameters; set it to the folder's",
-        where + "weights of another shape: bert.embeddings.word_embeddings.weight is (210, 16), expected (200, 16), "
-        "cls.predictions.bias is (210,), expected (200,)",
+        where + "weights of another shape: bert.embeddings.word_embeddings.weight (210, 16) for (200, 16), "
+        "cls.predictions.bias (210,) for (200,)",
     ]
 
 

@@ -42,8 +42,6 @@ class DecoderArchitecture(TransformersArchitecture):
     """The body's attribute that embeds positions, if it has one."""
     embedding_dropout_layer: ClassVar[str | None] = None
     """The body's attribute with the dropout of embeddings, if it has one."""
-    output_layers: ClassVar[Sequence[str]] = ()
-    """The names, within a layer, of the modules that add to the residual stream: two in each."""
     scales_output_layers: ClassVar[bool] = False
     """Whether Transformers initialises `output_layers` smaller by sqrt(2 L) already."""
     fuses_gelu: ClassVar[bool] = False

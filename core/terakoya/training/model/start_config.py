@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from terakoya.components import Architecture
+from terakoya.config.start_from import Growth
 from terakoya.errors import UserError
 
 NOT_COMPARED = frozenset({"vocab_size", "use_cache"})
@@ -19,6 +20,14 @@ DROPOUT = "_pdrop"
 """Ending of the dropout keys in GPT-2's and GPT-J's configs."""
 OF_OTHER_HEADS = ("classifier_", "summary_", "sparse_", "deterministic_")
 """Beginnings of keys that concern heads for other tasks, or ways to compute."""
+
+DEPTH_KEYS = frozenset({"num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "layer_types"})
+"""Keys of configs that differ where a model has more blocks."""
+WIDTH_KEYS = frozenset(
+    {"hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "num_attention_heads", "n_head",
+     "num_heads", "num_key_value_heads", "pooler_hidden_size"}
+)  # fmt: skip
+"""Keys of configs that differ where a model is wider."""
 
 
 @contextmanager
@@ -36,6 +45,11 @@ def silence_transformers() -> Iterator[None]:
 def architecture_settings(architectures: Sequence[Architecture]) -> frozenset[str]:
     """The names of all settings of `architectures`."""
     return frozenset(key for architecture in architectures for key in type(architecture).model_fields)
+
+
+def changed_keys(ways: Collection[Growth]) -> frozenset[str]:
+    """Returns the keys of a config that may differ between a model and the larger one that `ways` make of it."""
+    return (WIDTH_KEYS if "tile" in ways else frozenset()) | (DEPTH_KEYS if set(ways) - {"tile"} else frozenset())
 
 
 def read_config(
@@ -66,27 +80,33 @@ def read_config(
 
 
 def compare_settings(
-    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str]
+    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str], grown: frozenset[str] = frozenset()
 ) -> tuple[list[str], list[str]]:
     """Returns the settings that differ between two configs, one line each: those that change the meaning of weights,
     and those that a run may choose.
 
     Args:
         settable: the settings of the run's architectures.
+        grown: keys that may differ because the run's model is made larger.
     """
     conflicts, allowed = [], []
     theirs, ours = source.to_dict(), target.to_dict()
     general = PretrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
     for key in ours:
-        if key in general or key in NOT_COMPARED or key.startswith(OF_OTHER_HEADS):
+        if key in general or key in NOT_COMPARED or key in grown or key.startswith(OF_OTHER_HEADS):
             continue
         if key not in theirs or theirs[key] == ours[key]:
             continue
-        text = f"{key} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
+        setting = next(
+            (alias for alias, name in target.attribute_map.items() if name == key and alias in settable), key
+        )
+        text = f"{setting} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
         if key.endswith(DROPOUT) or "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
             allowed.append(f"{text}; the parameters' value is used")
-        elif key in settable:
-            conflicts.append(f"{text}; set it to the folder's")
+        elif setting in settable:
+            larger = key in DEPTH_KEYS | WIDTH_KEYS and isinstance(ours[key], int) and ours[key] > (theirs[key] or 0)
+            grows = f"{text}; set it to the folder's, or choose a start_from.grow"
+            conflicts.append(grows if larger else f"{text}; set it to the folder's")
         else:
             conflicts.append(f"{text}; it follows from other settings, or the architecture has no setting for it")
     return conflicts, allowed

@@ -28,10 +28,12 @@ from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.model.module_parts import all_architectures, named_values
+from terakoya.training.model.growth import grow
+from terakoya.training.model.module_parts import all_architectures, architecture_of, named_values
 from terakoya.training.model.new_vocabulary import plan_rows, replace_rows
 from terakoya.training.model.start_config import (
     architecture_settings,
+    changed_keys,
     compare_settings,
     read_config,
     silence_transformers,
@@ -108,7 +110,7 @@ def load_start_weights(
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
     architectures = all_architectures(parameters.architecture, parameters.objective)
-    settable = architecture_settings(architectures)
+    settable, grown = architecture_settings(architectures), changed_keys(settings.ways_to_grow)
     sources: dict[str, PreTrainedModel] = {}
     initialised: dict[str, list[str]] = {}
     problems, facts, notes = [], {}, []
@@ -120,7 +122,16 @@ def load_start_weights(
             config = read_config(folder, target, where, architectures)
             sources[name], info = _read_model(folder, type(target), config, where)
         _fit_vocabulary(sources[name], folder, settings, vocabulary, tokenizer_folder, where, match)
-        conflicts, allowed = compare_settings(config, target.config, settable)
+        conflicts, allowed = compare_settings(config, target.config, settable, grown)
+        if settings.grow is not None and not conflicts and not match.problems:
+            architecture = architecture_of(target, architectures, vocabulary, key=f"{KEY}.grow")
+            try:
+                sources[name], note = grow(
+                    sources[name], target, settings.ways_to_grow, architecture, seed=parameters.seed
+                )
+                match.notes.append(f"{where}: {note}")
+            except UserError as error:
+                match.problems.append(f"{where}: {error}")
         match.problems += [f"{where}: {each}" for each in conflicts]
         match.notes += [f"{where}: {each}" for each in allowed]
         _compare_weights(sources[name], info, target, settings, where, match)
@@ -156,11 +167,12 @@ def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
     targets = parameters.objective.exports(module)
     architectures = all_architectures(parameters.architecture, parameters.objective)
     settable = architecture_settings(architectures)
+    grown = changed_keys(parameters.start_from.ways_to_grow)
     problems = []
     for name, folder in find_folders(parameters.start_from, targets).items():
         where = f"{KEY}: {folder}"
         config = read_config(folder, targets[name], where, architectures)
-        problems += [f"{where}: {each}" for each in compare_settings(config, targets[name].config, settable)[0]]
+        problems += [f"{where}: {each}" for each in compare_settings(config, targets[name].config, settable, grown)[0]]
     if problems:
         raise UserError("\n".join(problems))
 
@@ -279,7 +291,7 @@ def _compare_weights(
                 hint = f'; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
             match.problems.append(f"{where}: {what} {join_names(refused)}{hint}")
     mismatched = [
-        f"{name} is {tuple(stored)}, expected {tuple(built)}" for name, stored, built in sorted(info["mismatched_keys"])
+        f"{name} {tuple(stored)} for {tuple(built)}" for name, stored, built in sorted(info["mismatched_keys"])
     ]
     if mismatched:
         match.problems.append(f"{where}: its weights do not fit its own config.json: {join_names(mismatched)}")
@@ -287,7 +299,7 @@ def _compare_weights(
     ours = {name: value.shape for name, value in named_values(target)}
     theirs = {name: value.shape for name, value in named_values(source)}
     reshaped = [
-        f"{name} is {tuple(theirs[name])}, expected {tuple(ours[name])}"
+        f"{name} {tuple(theirs[name])} for {tuple(ours[name])}"
         for name in sorted(ours.keys() & theirs.keys())
         if ours[name] != theirs[name]
     ]
