@@ -44,7 +44,7 @@ def command(
     max_steps: Annotated[int | None, typer.Option(min=2, help="Number of training steps.", show_default=False)] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="First delete what an earlier demo made there.")] = False,
 ) -> None:
-    """Go from tokenizer to finished model on the bundled corpus, in a few minutes on two CPU cores."""
+    """Go from tokenizer to finished model on the bundled corpus, in two minutes on two CPU cores."""
     # A model this small gains little from a second thread, and slows down badly when other programs need the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = demo(out, max_steps=max_steps, fresh=fresh)

@@ -12,7 +12,7 @@ from terakoya.commands.demo import demo
 from terakoya.commands.run import run
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline.demo import SENTENCE, Demo, summary_lines
+from terakoya.pipeline.demo import HELD_OUT, SENTENCES, Demo, summary_lines
 from terakoya.pipeline.run import read_pipeline, run_pipeline
 from terakoya.pipeline.stages import StageResult
 
@@ -24,15 +24,35 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, list[Stage
     return files, list(run_pipeline(files.write(max_steps=4)))
 
 
-def test_the_bundled_corpus_is_prose_in_many_documents() -> None:
-    corpus = Corpus([Path(__file__).resolve().parents[3] / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"])
-    texts = [read.text for block in corpus.blocks() for read in corpus.read(block) if isinstance(read, Document)]
-    assert len(texts) >= 200
-    assert len(set(texts)) == len(texts)
-    assert corpus.total_bytes >= 60_000
-    sentences = [sentence for text in texts for sentence in text.replace("\n", "").split("。") if sentence]
+def texts(name: str) -> list[str]:
+    """The documents of a bundled corpus."""
+    corpus = Corpus([Path(__file__).resolve().parents[3] / "core" / "terakoya" / "pipeline" / name])
+    return [read.text for block in corpus.blocks() for read in corpus.read(block) if isinstance(read, Document)]
+
+
+def pieces(text: str, length: int) -> set[str]:
+    """All that `length` characters in a row of `text` say."""
+    return {text[start : start + length] for start in range(len(text) - length + 1)}
+
+
+@pytest.mark.parametrize("name", ["demo_corpus.txt", "demo_town.txt"])
+def test_the_bundled_corpora_are_prose_in_many_documents(name: str) -> None:
+    documents = texts(name)
+    assert len(documents) >= 200
+    assert len(set(documents)) == len(documents)
+    assert sum(len(text.encode()) for text in documents) >= 60_000
+    sentences = [sentence for text in documents for sentence in text.replace("\n", "").split("。") if sentence]
     assert len(set(sentences)) >= 0.99 * len(sentences)  # prose, not filled templates
-    assert sum("東京" in text and "首都" in text for text in texts) >= 1  # the example's answer can be learnt
+
+
+def test_the_held_out_documents_and_the_sentences_are_new_to_the_model() -> None:
+    documents = texts("demo_town.txt")
+    learnt, held_out = "\n".join(documents[:-HELD_OUT]), "\n".join(documents[-HELD_OUT:])
+    seen = pieces(learnt, 12)
+    unseen = pieces(held_out, 12)
+    assert len(unseen & seen) <= 0.01 * len(unseen)
+    for sentence in SENTENCES:
+        assert all(len(part) < 12 or not pieces(part, 12) & seen for part in sentence.split("[MASK]")), sentence
 
 
 @pytest.mark.slow
@@ -46,7 +66,7 @@ def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[
     before, after = files.validations()[0], files.validations()[-1]
     assert (before["step"], after["step"]) == (0, 4)
     assert f"Validation loss {before['loss']:.3f} -> {after['loss']:.3f}" in text
-    assert SENTENCE in text
+    assert all(sentence in text for sentence in SENTENCES)
     assert f'AutoModelForMaskedLM.from_pretrained("{files.model}")' in text
 
 
@@ -63,10 +83,10 @@ def test_plain_transformers_loads_the_model(finished: tuple[Demo, list[StageResu
     files, _ = finished
     model = AutoModelForMaskedLM.from_pretrained(files.model, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(files.model, local_files_only=True)
-    assert type(model).__name__ == "BertForMaskedLM"
+    assert type(model).__name__ == "ModernBertForMaskedLM"
     assert type(tokenizer).__name__ == "BertJapaneseTokenizer"
     assert model.config.vocab_size == len(tokenizer)
-    assert tokenizer.mask_token_id in tokenizer(SENTENCE)["input_ids"]
+    assert tokenizer.mask_token_id in tokenizer(SENTENCES[0])["input_ids"]
 
 
 @pytest.mark.slow
@@ -92,10 +112,10 @@ def test_the_written_pipeline_can_be_run_and_changed(
     assert all(said.count(f"{each.name}: {each.out} ") == 1 for each in stages), "one line for each finished stage"
     assert "distinct words " in said and "count error" not in said and "_error" not in said
     changed = json.loads(files.pipeline_file.read_text(encoding="utf-8"))
-    changed["tokenizer"]["vocab_size"] = 3000
+    changed["tokenizer"]["vocab_size"] = 2400
     other = files.folder / "changed.json"
     other.write_text(json.dumps(changed), encoding="utf-8")
-    with pytest.raises(UserError, match=r"tokenizer\.vocab_size: 4000 -> 3000"):
+    with pytest.raises(UserError, match=r"tokenizer\.vocab_size: 2500 -> 2400"):
         run(read_pipeline(other))
 
 
