@@ -43,6 +43,7 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "gptj": ({**SIZES, "rotary_dim": 8}, CAUSAL),
     "llama": (LLAMA, CAUSAL),
     "qwen3": ({**LLAMA, "head_dim": 16}, CAUSAL),
+    "modernbert_retromae": ({**ENCODER, "type": "modernbert"}, {"type": "retromae"}),
     "modernbert_replaced": (
         {**ENCODER, "type": "modernbert"},
         {**REPLACED, "generator": {"type": "modernbert", **ENCODER}},
@@ -55,12 +56,12 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 }
 """Architecture and objective by name."""
 WITH_FLASH_ALONE = frozenset(
-    {"modernbert_replaced", "mistral", "olmo2", "gemma3_text", "eurobert", "modernbert_decoder"}
+    {"modernbert_retromae", "modernbert_replaced", "mistral", "olmo2", "gemma3_text", "eurobert", "modernbert_decoder"}
 )
 """What differs from another case in its layers, not in its attention."""
 WITHOUT_FLASH = frozenset({"deberta_v2", "deberta_v3", "t5", "gptj"})
 """What adds to its scores, or masks them itself, which the flash kernel does not compute."""
-AT_NIGHT = frozenset({"modernbert_replaced", "mistral", "modernbert_decoder"})
+AT_NIGHT = frozenset({"modernbert_retromae", "modernbert_replaced", "mistral", "modernbert_decoder"})
 """What every change need not take: its parts are in other cases."""
 OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "stable_adamw")
 PRECISIONS = ("bf16", "fp16")

@@ -66,7 +66,7 @@ class ModernBertDecoder(DecoderArchitecture):
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids, which the config must have: where the
         vocabulary has none, they are the id that ends documents."""
-        end = vocabulary.end
+        end = vocabulary.end or 0
         given = {
             "pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos,
             "cls_token_id": vocabulary.cls, "sep_token_id": vocabulary.sep,
