@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from terakoya.estimation.estimate import Estimate
+    from terakoya.estimation.phases import PhaseEstimate
 
 
 def command(
@@ -55,8 +57,10 @@ def command(
     Nothing is trained and no weight is allocated: one step runs on tensors without data.
     """
     from terakoya.commands.guidance.layouts import print_layouts
+    from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import estimate
     from terakoya.estimation.layouts.find_layouts import find_layouts
+    from terakoya.estimation.phases import estimate_phases, whole_run
     from terakoya.log import console, error_console
 
     if gpus is not None and processes is not None:
@@ -69,17 +73,22 @@ def command(
                 parameters, gpus, per_node=per_node, gpu=device, vocab_size=vocab_size, overrides=overrides
             )
             device = layouts.cluster.gpu.name
-        estimated = estimate(
-            parameters, processes=gpus or processes, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
-            overrides=overrides,
-        )  # fmt: skip
+        loaded = Parameters.load(parameters, overrides)
+        options: dict[str, Any] = {
+            "processes": gpus or processes, "device": device, "vocab_size": vocab_size, "mfu": mfu, "tflops": tflops
+        }  # fmt: skip
+        phases = estimate_phases(loaded, **options) if loaded.phases else []
+        estimated = whole_run(phases) if phases else estimate(loaded, **options)
         fastest = None if layouts is None or mfu is not None or tflops is not None else layouts.fastest_supported
         if fastest is not None and estimated.steps is not None:  # one answer: not the time of a usual MFU, too
             estimated = replace(estimated, hours=fastest.hours(estimated.steps), mfu=fastest.time.mfu)
     if as_json:
         more = {} if layouts is None else layouts.as_json(estimated.steps)
+        more |= {"phases": [phase.as_json() for phase in phases]} if phases else {}
         typer.echo(json.dumps(estimated.as_json() | more, indent=2, ensure_ascii=False))
         return
+    if phases:
+        console().print(_phase_table(phases))
     console().print(_model_table(estimated))
     console().print(_memory_table(estimated))
     for line in _other_lines(estimated, of_layout=fastest is not None):
@@ -123,6 +132,21 @@ def _model_table(estimated: Estimate) -> Table:
     if estimated.flops is not None:
         steps = estimated.steps or 0
         _add(table, "FLOPs of the run", f"{estimated.flops:.3e}", f"{steps:,} step{plural(steps)}")
+    return table
+
+
+def _phase_table(phases: Sequence[PhaseEstimate]) -> Table:
+    table = _table("phases", "steps", "rows a step", "memory", "time")
+    for number, phase in enumerate(phases, 1):
+        hours = phase.estimate.hours
+        _add(
+            table,
+            f"{number} {phase.name}".rstrip(),
+            f"{phase.span.steps:,}",
+            f"{phase.span.rows_per_step:,} of {phase.sequence_length:,} tokens",
+            gigabytes(phase.estimate.memory.peak),
+            "unknown" if hours is None else _duration(hours),
+        )
     return table
 
 

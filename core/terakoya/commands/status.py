@@ -103,6 +103,7 @@ def details(status: RunStatus) -> Table:
     add("state", status.told, COLOURS.get(status.state, "bold red"))
     add("forked from", status.forked_from)
     add("step", _progress(status))
+    add("phase", status.phase)
     add("loss", _loss(status))
     add("learning rate", _number(status.values.get("learning_rate"), "{:.3g}"))
     add("gradient norm", _number(status.values.get("grad_norm"), "{:.3g}"))

@@ -35,7 +35,7 @@ def describe(manifest: Mapping[str, Any], written: Metrics) -> str:
         f"| vocabulary | {manifest['vocabulary']['size']:,} |",
         *([f"| longest input | {longest:,} tokens |"] if longest else []),
         f"| steps | {manifest['step']:,} of {manifest['max_steps']:,} |",
-        f"| rows | {manifest['consumed_rows']:,} of {parameters['data']['sequence_length']:,} tokens |",
+        *describe_rows(manifest),
         f"| tokens | {manifest['consumed_tokens']:,} |",
         f"| processes | {world['processes']} on {world['device']}, {world['engine']}, {parameters['precision']} |",
         *_hardware(written),
@@ -46,12 +46,28 @@ def describe(manifest: Mapping[str, Any], written: Metrics) -> str:
     ]
     shares = {store["store"]: store["weight"] for store in parameters["data"]["train"]}
     total = sum(shares.values())
-    later = {store["store"] for stage in parameters["data"].get("stages") or () for store in stage["train"]}
+    stages = [*(parameters["data"].get("stages") or ()), *(each["data"] or {} for each in parameters.get("phases", ()))]
+    later = {store["store"] for stage in stages for store in stage.get("train") or ()}
     for store, fingerprint in manifest["stores"].items():
         share = "in a later stage" if store in later else "validation"
         share = f"{shares[store] / total:.2%}" if store in shares else share
         lines.append(f"| {PurePath(store).name} | {share} | `{fingerprint}` |")
     return "\n".join(lines)
+
+
+def describe_rows(manifest: Mapping[str, Any]) -> list[str]:
+    """Returns the rows of the table about the rows of the training; with phases, those of each phase that has begun."""
+    if "phases" not in manifest:
+        length = manifest["parameters"]["data"]["sequence_length"]
+        return [f"| rows | {manifest['consumed_rows']:,} of {length:,} tokens |"]
+    lines = [f"| rows | {manifest['consumed_rows']:,} |"]
+    for phase in manifest["phases"]:
+        taken = min(phase["steps"], manifest["step"] - phase["first_step"])
+        if taken > 0:
+            name = f", {phase['name']}" if phase["name"] else ""
+            rows = f"{phase['global_rows']:,} rows of {phase['sequence_length']:,} tokens a step"
+            lines.append(f"| phase {phase['number']}{name} | {taken:,} step{plural(taken)}, {rows} |")
+    return lines
 
 
 def origins(manifest: Mapping[str, Any]) -> list[str]:

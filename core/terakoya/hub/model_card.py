@@ -80,9 +80,11 @@ class TrainingFacts:
 
 def _read_cleaning(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Returns `TrainingFacts.cleaning`, of the stores that are still what the run was trained on."""
-    data = manifest["parameters"]["data"]
+    parameters = manifest["parameters"]
+    data = parameters["data"]
+    phases = [phase["data"] or {} for phase in parameters.get("phases") or ()]
     found = {}
-    for each in [entry for stage in (data, *(data.get("stages") or ())) for entry in stage["train"]]:
+    for each in [entry for stage in (data, *(data.get("stages") or ()), *phases) for entry in stage.get("train") or ()]:
         try:
             facts = read_facts(Path(each["store"]))
         except UserError:

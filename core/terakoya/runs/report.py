@@ -134,6 +134,8 @@ def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]
 
 def _stages(settings: Mapping[str, Any], status: RunStatus) -> list[dict[str, str]]:
     """Returns the stages of the data, where there are several."""
+    if status.phases:
+        return [_phase_row(phase, status) for phase in status.phases]
     data = settings.get("data", {})
     stages = data.get("stages") or ()
     if not stages:
@@ -151,6 +153,17 @@ def _stages(settings: Mapping[str, Any], status: RunStatus) -> list[dict[str, st
             }
         )  # fmt: skip
     return phases
+
+
+def _phase_row(phase: Mapping[str, Any], status: RunStatus) -> dict[str, str]:
+    """Returns one phase of the parameters, as a row of the table of phases."""
+    first, last = phase["first_step"] + 1, phase["first_step"] + phase["steps"]
+    now = "; now" if first <= status.step + 1 <= last else ""
+    return {
+        "phase": f"phase {phase['number']}" + (f", {phase['name']}" if phase["name"] else ""),
+        "from step": f"{first:,}", "began": "", "to step": f"{last:,}",
+        "what": f"{phase['global_rows']:,} rows of {phase['sequence_length']:,} tokens a step{now}",
+    }  # fmt: skip
 
 
 def _profile(written: metrics.Metrics) -> list[dict[str, str]]:

@@ -62,6 +62,8 @@ class RunStatus:
         spikes: the number of spikes of the loss and of the gradient norm.
         rollbacks: how often the run went back to a checkpoint because of a spike that lasted.
         last_skipped, last_spike, last_rollback: what the record of the last one says.
+        phase: what the phase under way is called, and which steps it has.
+        phases: the records of all phases, in a run that has some.
         forked_from: the run and the step at which `terakoya fork` began this one.
         warnings: the texts of all warnings, oldest first.
         problems: sentences about damage to the files themselves: to the metrics, and to the last checkpoint.
@@ -76,6 +78,8 @@ class RunStatus:
     tokens: int = 0
     max_tokens: int | None = None
     share_done: float | None = None
+    phase: str | None = None
+    phases: tuple[Mapping[str, Any], ...] = ()
     loss: float | None = None
     loss_change: float | None = None
     loss_change_steps: int | None = None
@@ -120,6 +124,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
     max_tokens = _last_value([settings], "max_tokens") or (
         _last_value(starts, "max_tokens") if unit == "tokens" else None
     )
+    phases: tuple[Mapping[str, Any], ...] = tuple(_last_value(starts[:-1], "phases") or ())
     skipped, spikes, rollbacks = (metrics.anomalies(written, kind) for kind in ("skipped", "spike", "rollback"))
     state, sentence = _state(written, lock, steps, now)
     step, tokens = _position(written, steps)
@@ -140,6 +145,8 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         tokens=tokens,
         max_tokens=max_tokens,
         share_done=None if done is None else min(1.0, done),
+        phase=_phase(phases, step),
+        phases=phases,
         loss=last.get("loss"),
         loss_change=change[0] if change else None,
         loss_change_steps=change[1] if change else None,
@@ -243,6 +250,16 @@ def _interval(steps: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the mean seconds between logged steps."""
     times = [record["time"] for record in steps[-WINDOW:] if "time" in record]
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def _phase(phases: Sequence[Mapping[str, Any]], step: int) -> str | None:
+    """Returns the phase of the step after `step` finished ones; None in a run without phases."""
+    for phase in phases:
+        last = phase["first_step"] + phase["steps"]
+        if step < last or phase is phases[-1]:
+            name = f", {phase['name']}" if phase["name"] else ""
+            return f"{phase['number']} of {len(phases)}{name}: steps {phase['first_step'] + 1:,} to {last:,}"
+    return None
 
 
 def _seconds_left(

@@ -332,6 +332,7 @@ def build_trainer(
         tokenizer_folder=tokenizer_folder,
         facts={
             **_manifest_facts(parameters, stores, context, plugins, length, parameter_count, compiled),
+            **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
             "trained_parameter_count": trained_count,
             "started_from": started_from,
         },

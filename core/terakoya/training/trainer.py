@@ -383,13 +383,11 @@ class Trainer:
 
     def _log_start(self) -> None:
         """Writes the facts about the run to its log."""
-        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions")
-        facts = {name: self.facts[name] for name in names}
+        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions", "phases")
+        facts = {name: self.facts[name] for name in names if name in self.facts}
         length = self.run.length
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
         facts |= self.step_log.throughput.facts()
-        if self.plan.has_phases:
-            facts["phases"] = [phase.record() for phase in self.plan.phases]
         rows = self.plan.phase_at(self.run.step).span.rows_per_step
         self.run_log.write("start", step=self.run.step, **facts, global_rows=rows)
         for note in self.saver.notes():

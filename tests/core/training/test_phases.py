@@ -16,12 +16,18 @@ from saved_weights import FAULTS, relative_error, same_weights, weights
 from transformers import ModernBertForMaskedLM
 
 from terakoya.config.parameters import Parameters
+from terakoya.config.presets import presets_folder
 from terakoya.conversion.export import export
+from terakoya.errors import UserError
+from terakoya.estimation.phases import estimate_phases, whole_run
+from terakoya.hub import card_training
+from terakoya.runs import report, status
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
@@ -223,3 +229,83 @@ def test_the_run_goes_on_with_other_processes_across_a_border(
     manifests = [json.loads((run / "checkpoints/step-00000012/manifest.json").read_text()) for run in (straight, out)]
     for key in ("consumed_rows", "consumed_tokens", "positions", "phase"):
         assert manifests[0][key] == manifests[1][key]
+
+
+def test_status_report_and_card_name_the_phases(straight: Path) -> None:
+    told = status.read(straight)
+    assert told.phase == "3 of 3, decay: steps 10 to 12" and len(told.phases) == 3
+    (read,) = report.read_reports([straight])
+    rows = {row["phase"]: row for row in read.phases}
+    assert rows["phase 2, long rows"]["what"] == "6 rows of 64 tokens a step"
+    assert rows["phase 2, long rows"]["from step"] == "6"
+    card = card_training.describe_rows(json.loads((straight / "checkpoints/step-00000006/manifest.json").read_text()))
+    assert card[1:] == [
+        "| phase 1, short rows | 5 steps, 16 rows of 32 tokens a step |",
+        "| phase 2, long rows | 1 step, 6 rows of 64 tokens a step |",
+    ]
+
+
+def test_an_estimate_names_the_phases_and_takes_the_memory_of_the_largest(store: Path, validation_store: Path) -> None:
+    parameters = Parameters.from_dict(phased(store, validation_store, micro_batch_size=5), source="test")
+    phases = estimate_phases(parameters, vocab_size=None, processes=1, tflops=0.001)
+    assert [(each.name, each.estimate.steps) for each in phases] == [("short rows", 5), ("long rows", 4), ("decay", 3)]
+    run = whole_run(phases)
+    assert run.memory.peak == max(each.estimate.memory.peak for each in phases)
+    assert run.steps == 12 and run.hours == sum(each.estimate.hours or 0 for each in phases) > 0
+    assert run.flops == sum(each.estimate.flops or 0 for each in phases)
+
+
+LENGTHS = {128: 32, 1024: 32, 512: 64, 8192: 64}
+ROWS = {768: 3, 2048: 7, 3328: 12, 4608: 16, 72: 4, 32: 16, 8: 4}
+
+
+def small(preset: str, store: Path) -> dict[str, Any]:
+    """The preset with two steps a phase, at toy size, and one store; its phases change what they change there."""
+    raw = json.loads((presets_folder() / f"{preset}.json").read_text(encoding="utf-8"))
+    phases = [dict(phase) for phase in raw["phases"]]
+    for phase in phases:
+        for key in ("tokens", "share", "micro_batch_size"):
+            phase.pop(key, None)
+        if "data" in phase:
+            phase["data"] = {"sequence_length": LENGTHS[phase["data"]["sequence_length"]]}
+        if "batch_size" in phase:
+            phase["batch_size"] = {"-1": ROWS[phase["batch_size"]["-1"]]}
+        phase["steps"] = 2
+    kept = {key: raw[key] for key in ("objective", "optimizer")}
+    schedule = {"type": "constant", "warmup_steps": 2}
+    assert raw["schedule"]["type"] == "constant"
+    return toy.parameters(
+        store, architecture=MODEL, schedule=schedule, max_steps=2 * len(phases), phases=phases, **kept
+    )
+
+
+@pytest.mark.parametrize("preset", ["modernbert_base_phases", "mmbert_base", "tiny_phases"])
+def test_a_preset_with_phases_trains_at_toy_size(preset: str, store: Path, tmp_path: Path) -> None:
+    settings = small(preset, store)
+    run = trained(settings, tmp_path / preset)
+    names = [record["name"] for record in toy.records(run, "phase").values()]
+    assert names == [phase["name"] for phase in settings["phases"]]
+    rates, last = learning_rates(run), settings["max_steps"]
+    stable, extended = settings["optimizer"]["learning_rate"], settings["phases"][-1]["optimizer"]["learning_rate"]
+    assert rates[last - 4] == stable and rates[last - 3] == rates[last - 2] == rates[last - 1] == extended
+    assert rates[last] == pytest.approx(extended * (1 - 0.5**0.5))
+    folder = run / f"checkpoints/step-{last:08d}"
+    config = json.loads((folder / "model/config.json").read_text())
+    assert config["rope_parameters"]["full_attention"]["rope_theta"] == 160_000.0
+
+
+def test_a_fork_of_a_run_with_phases_takes_the_same_steps(straight: Path, tmp_path: Path) -> None:
+    """And with other phases ahead, for example a decay at once, its own."""
+    fork(Path(f"{straight}@6"), tmp_path / "same")
+    same = json.loads((tmp_path / "same/parameters.json").read_text())
+    trained(same, tmp_path / "same")
+    assert same_weights(tmp_path / "same", straight, 12)
+    other = [dict(phase) for phase in same["phases"]]
+    other[1]["steps"], other[2]["steps"] = 2, 1
+    fork(Path(f"{straight}@6"), tmp_path / "decay", [f"phases={json.dumps(other)}", "max_steps=8"])
+    trained(json.loads((tmp_path / "decay/parameters.json").read_text()), tmp_path / "decay")
+    assert learning_rates(tmp_path / "decay") == {7: 0.003, 8: 0.005}
+    with pytest.raises(UserError, match="with these phases they take 96: keep the phases before this step"):
+        other[0]["steps"] = 6
+        fork(Path(f"{straight}@6"), tmp_path / "wrong", [f"phases={json.dumps(other)}", "max_steps=9"])
+        trained(json.loads((tmp_path / "wrong/parameters.json").read_text()), tmp_path / "wrong")
