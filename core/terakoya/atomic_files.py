@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -159,6 +160,8 @@ def check_new_folder(out: Path) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raises UserError if nothing can be written into `folder`, or if it does not exist and cannot be made."""
+    if "\0" in str(folder):
+        raise UserError(f"{str(folder)!r}: expected a path without a NUL character; choose another --out")
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
         raise UserError(f"{folder}: expected a folder, but {place} is a file; choose another --out")
@@ -167,6 +170,14 @@ def check_writable(folder: Path) -> None:
             f"{folder}: expected a folder that can be written to, but {place} is read-only or another user's; choose "
             "another --out"
         )
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:  # such as /proc, where the rights say nothing; a full disk is told where it matters
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise UserError(
+                f"{folder}: expected a folder that can be written to, but {place} takes no files ({error.strerror}); "
+                "choose another --out"
+            ) from None
 
 
 def copy_folder(source: Path, target: Path) -> None:

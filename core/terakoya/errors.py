@@ -58,6 +58,7 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and give the same command again"),
     **dict.fromkeys((errno.EIO, errno.ESTALE), "check the disk or file server and give the same command again"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose a place that you may write to"),
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
 

@@ -64,7 +64,7 @@ def command(
 
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; choose another name with --out, or overwrite it with --force")
-    check_writable(out)
+    check_writable(out.parent)
     asks = not yes and _asks()
     if corpus:
         facts = look_at(corpus)

@@ -19,6 +19,7 @@ from terakoya.hub.card_evaluation import CardResult
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Metrics
 from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
@@ -64,7 +65,7 @@ class TrainingFacts:
         """Reads the manifest of the folder `checkpoint` and the metrics, if any, of the run that contains it."""
         manifest = read_manifest(checkpoint)
         run = checkpoint.parent.parent
-        records = metrics.read(run).records if (run / metrics.FILE).is_file() else ()
+        records = without_idle_starts(metrics.read(run)).records if (run / metrics.FILE).is_file() else ()
         earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])
         return cls(manifest, Metrics(earlier), _read_cleaning(manifest))
 

@@ -16,6 +16,7 @@ from terakoya.json_settings import leaves
 from terakoya.runs import files as run_files
 from terakoya.runs import metrics
 from terakoya.runs import status as run_status
+from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Curves
 from terakoya.runs.status import RunStatus, format_duration
 
@@ -78,7 +79,7 @@ def compare_parameters(runs: Sequence[RunReport]) -> tuple[list[str], list[str]]
 
 def _read(folder: Path, label: str, now: float) -> RunReport:
     status = run_status.read(folder, now=now)
-    written = metrics.read(folder)
+    written = without_idle_starts(metrics.read(folder))
     saved = run_files.find_checkpoints(folder)
     manifest = run_files.read_manifest(saved[-1]) if saved else {}
     starts = written.of_kind("start")

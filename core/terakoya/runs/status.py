@@ -14,6 +14,7 @@ from terakoya.runs import metrics
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import Lock
 from terakoya.runs.forks import read_fork
+from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Metrics
 
 State = Literal["not started", "starting", "training", "finished", "stopped", "failed", "killed"]
@@ -113,7 +114,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         UserError: `folder` is not a run's folder.
     """
     now = time.time() if now is None else now
-    written = metrics.read(folder)
+    written = without_idle_starts(metrics.read(folder))
     fork, problems = _fork(folder)
     lock, settings = run_files.read_lock(folder), run_files.read_parameters(folder)
     saved = run_files.find_checkpoints(folder)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from terakoya.atomic_files import check_writable
 from terakoya.errors import FileError, UserError
 from terakoya.folder_kinds import kind_of, refuse_address
 from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
@@ -47,6 +48,7 @@ def hold(out: Path, context: DistributedContext) -> Iterator[None]:
     nonce_file = out / f".nonce-{nonce}"
     if context.is_main:
         try:
+            check_writable(out)
             out.mkdir(parents=True, exist_ok=True)
             handle = lock_run(out / "run.lock")
             (out / "checkpoints").mkdir(exist_ok=True)

@@ -114,7 +114,7 @@ class RunLog:
     def warn(self, text: str, **values: Any) -> None:
         """Prints a warning and writes it to `metrics.jsonl`."""
         self.write("warning", text=text, **values)
-        self.print(f"warning: {text}")
+        self.print(f"{translated('warning')}: {translated(text)}")
 
     def show_step(self, view: StepView, *, last: bool = False) -> None:
         """Shows a logged step: on a terminal as a row of a table, at most one a second, above a progress bar; elsewhere

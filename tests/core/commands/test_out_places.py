@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from terakoya.atomic_files import check_writable
 from terakoya.commands.main import main
 from terakoya.errors import FileError, UserError, describe_os_error
 
@@ -43,6 +44,23 @@ def test_a_file_in_place_of_the_folder_is_found_first(
     (tmp_path / "out").write_text("mine")
     assert f"{tmp_path}/out" in (error := fail(capsys, *WRITERS[verb], "--out", str(tmp_path / "out")))
     assert "is a file" in error and (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("verb", ["train", "export", "prepare"])
+def test_a_place_that_takes_no_files_and_impossible_names_are_found_first(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = fail(capsys, *WRITERS[verb], "--out", "/proc/out")
+    assert (
+        "/proc takes no files (No such file or directory); choose another --out" in error or "/proc is read-" in error
+    )
+    error = fail(capsys, *WRITERS[verb], "--out", str(tmp_path / ("a" * 300)))
+    assert error.endswith("aaa: File name too long; choose a shorter name\n")
+
+
+def test_a_path_with_a_nul_character_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\\x00b': expected a path without a NUL character; choose another --out"):
+        check_writable(tmp_path / "a\0b")
 
 
 def test_a_command_that_finds_no_space_says_where_and_what_to_do(

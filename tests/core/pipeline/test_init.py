@@ -163,6 +163,7 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
         assert word in text
     again = CliRunner().invoke(app, words)
     assert again.exit_code and "exists already" in str(again.exception)
+    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
     assert isinstance(pipeline.parameters, dict)
     short = pipeline.parameters | {"max_steps": 2, "logging_steps": 1, "batch_size": {"-1": 2}, "micro_batch_size": 2}
     short |= {"evaluation": {"steps": 1}, "checkpoint": {"save_steps": 1}, "schedule": {"type": "constant"}}

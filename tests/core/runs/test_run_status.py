@@ -18,7 +18,7 @@ from rich.console import Console
 
 from terakoya.commands.status import render
 from terakoya.errors import UserError
-from terakoya.runs import checkpoints
+from terakoya.runs import checkpoints, report
 from terakoya.runs import files as run_files
 from terakoya.runs import status as run_status
 from terakoya.training.run_folder import lock_run
@@ -152,6 +152,37 @@ def test_how_a_run_ended(run: Path, record: dict[str, Any], state: str, told: st
     assert (status.state, status.told) == (state, told)
     assert status.process is None and status.seconds_left is None
     assert status.step == (record["step"] if record["kind"] != "error" else 50)
+
+
+FINISHED = [{"kind": "start", "step": 0}, step(100, at=-90), {"kind": "finished", "step": 100, "time": NOW - 80}]
+AGAIN = [{"kind": "resume", "step": 100, "time": NOW}, {"kind": "start", "step": 100, "time": NOW}]
+END = {"kind": "finished", "step": 100, "time": NOW}
+REFUSED = {"kind": "error", "step": 0, "text": "UserError: other values", "time": NOW}
+CHECK = {"kind": "validation", "step": 100, "store": "v", "loss": 1.0, "time": NOW}
+REFUSAL = "a start after the end was refused: UserError: other values"
+
+
+@pytest.mark.parametrize(
+    ("later", "state", "restarts", "age", "warnings"),
+    [
+        ([*AGAIN, CHECK, END], "finished", 0, 80.0, ()),
+        ([*AGAIN, END, REFUSED, *AGAIN, END], "finished", 0, 0.0, (REFUSAL,)),
+        ([*AGAIN, step(101, at=0), {**END, "step": 101}], "finished", 1, 0.0, ()),
+        ([*AGAIN, {**END, "step": 101}], "finished", 1, 0.0, ()),
+        ([*AGAIN, {**REFUSED, "step": 100}], "failed", 1, 0.0, ()),
+        ([*AGAIN, {"kind": "stopped", "step": 100, "time": NOW}, REFUSED], "failed", 1, 0.0, ()),
+        (AGAIN, "killed", 1, 0.0, ()),
+    ],
+)
+def test_a_finished_run_stays_finished_until_it_trains_more(
+    later: list[dict[str, Any]], state: str, restarts: int, age: float, warnings: tuple[str, ...], run: Path
+) -> None:
+    os.close(lock_run(run / "run.lock"))
+    write(run, *FINISHED, *later)
+    status = run_status.read(run, now=NOW)
+    assert (status.state, status.restarts, status.warnings) == (state, restarts, warnings)
+    assert status.seconds_since_word == age
+    assert len(report.read_reports([run])[0].phases) == 1 + restarts
 
 
 def test_a_killed_run_and_one_that_never_started(run: Path) -> None:

@@ -25,6 +25,8 @@ SYSTEM_ERRORS = {
     errno.ENOSPC: "ディスクに空きがありません",
     errno.EROFS: "読み取り専用のファイルシステムです",
     errno.EIO: "入出力エラー",
+    errno.ENAMETOOLONG: "名前が長すぎます",
+    errno.EDQUOT: "ディスクの割り当てを使い切りました",
     errno.EADDRINUSE: "使用中のアドレスです",
 }
 """What the system calls its errors, in Japanese."""
