@@ -58,6 +58,10 @@ BASES: Mapping[str, float] = {
     "rope_theta": 50.0, "global_rope_theta": 70.0, "local_rope_theta": 60.0, "rope_local_base_freq": 40.0,
 }  # fmt: skip
 """Far from Transformers' defaults, so that a base that is not read changes the logits."""
+ONE_BASE: Mapping[str, Mapping[str, float]] = {
+    "modernbert_decoder": {"global_rope_theta": 70.0, "local_rope_theta": 70.0},
+}
+"""The families whose layers all have one base in Transformers 4."""
 
 
 def main(out: Path) -> None:
@@ -71,7 +75,7 @@ def main(out: Path) -> None:
     exporter = create_component("exporters", "huggingface", {}, where="format huggingface")
     for architecture in registry().names("architectures"):
         component = registry().component("architectures", architecture)
-        given = {**SIZES, **BASES}
+        given = {**SIZES, **BASES, **ONE_BASE.get(architecture, {})}
         built = component(**{name: value for name, value in given.items() if name in component.model_fields})
         for head, (name, (source, kind)) in itertools.product(sorted(built.heads), tokenizers.items()):
             if kind.encoder(source).vocabulary.pad is None and head not in ("causal", "seq2seq"):

@@ -40,8 +40,8 @@ class EuroBert(GatedDecoderArchitecture):
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids; CLS and SEP are at both ends of a text."""
         ids = {"bos_token_id": vocabulary.cls, "eos_token_id": vocabulary.encoder_end, "pad_token_id": vocabulary.pad}
-        mask = {} if vocabulary.mask is None else {"mask_token_id": vocabulary.mask}
-        return super().config_arguments(vocabulary) | ids | mask
+        mask = vocabulary.mask or 0  # the config must have one; without it nothing is trained
+        return super().config_arguments(vocabulary) | ids | {"mask_token_id": mask}
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the last hidden states (B, T, H), after the final norm: a position sees its whole document."""

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class ModernBertDecoder(DecoderArchitecture):
-    """Fields have the names of Transformers' `ModernBertDecoderConfig`; defaults are those of the size of
-    ModernBERT-base."""
+    """Fields have the names of Transformers' `ModernBertDecoderConfig`; defaults are Ettin 150M's."""
 
     config_class = "ModernBertDecoderConfig"
     bf16_stream = True
@@ -61,7 +60,9 @@ class ModernBertDecoder(DecoderArchitecture):
     global_attn_every_n_layers: PositiveInt = 3
     """One layer of this many sees all positions, with `global_rope_theta`; the others are local."""
     global_rope_theta: shared.RopeTheta = 160_000.0
-    local_rope_theta: shared.RopeTheta = 10_000.0
+    local_rope_theta: shared.RopeTheta = 160_000.0
+    """The base of the rotary positions in local layers. Transformers 4 reads `global_rope_theta` for these, too, so
+    only Transformers 5 reads a model in which the two differ."""
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids, which the config must have: where the
