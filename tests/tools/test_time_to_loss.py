@@ -1,0 +1,110 @@
+"""The comparison of seconds until a loss, at toy size, and the variants of the sweep that chose its recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
+from terakoya.store.writer import write_store
+from terakoya.training.model.build import build_module
+
+BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import time_to_loss
+
+    yield time_to_loss
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 60 documents with a WordPiece tokenizer of 40 pieces."""
+    folder = tmp_path_factory.mktemp("bench")
+    tokenizer = folder / "tokenizer"
+    tokenizer.mkdir()
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(97 + number) for number in range(26)), *"012345678"]
+    (tokenizer / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), encoding="utf-8")
+    generator = np.random.default_rng(0)
+    documents = [generator.integers(5, len(pieces), size=generator.integers(5, 50)) for _ in range(60)]
+    vocabulary = Vocabulary(size=len(pieces), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+    write_store(
+        folder / "store",
+        ([document] for document in documents),
+        vocabulary=vocabulary,
+        unit="document",
+        word_starts=([np.ones(len(document), bool)] for document in documents),
+        tokenizer_folder=tokenizer,
+    )
+    return folder / "store"
+
+
+def arguments(bench: ModuleType, store: Path, family: str, folder: Path) -> object:
+    where = ["--store", str(store), "--validation", str(store), "--curves", str(folder)]
+    return bench._arguments(["--family", family, *where, "--tiny"])
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_both_legs_are_measured_alike(bench: ModuleType, store: Path, tmp_path: Path, family: str) -> None:
+    settings = arguments(bench, store, family, tmp_path)
+    raw = bench.ours(settings)
+    mine = bench.train_ours(0, raw).facts
+    theirs = bench.train_peer(0, raw, vars(settings)).facts
+    for leg in (mine, theirs):
+        points = leg["points"]
+        assert [point["step"] for point in points] == [0, 1, 2]
+        assert points[0]["cpu"] == points[0]["tokens"] == 0 < points[1]["wall"] < points[2]["wall"]
+    assert mine["parameters"] == pytest.approx(theirs["parameters"], rel=0.15)
+    # Our run's own validation before the first step is that of the same weights, measured as the peer's are.
+    parameters = Parameters.from_dict(raw, source="test")
+    torch.manual_seed(0)
+    model = build_module(parameters, bench.TokenStore.open(store).facts.vocabulary).model
+    loss, accuracy = bench.measure(model, bench.validation_batches(raw))
+    assert mine["points"][0]["loss"] == pytest.approx(loss, abs=1e-5)
+    assert mine["points"][0]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_the_seconds_lie_on_the_line_between_two_validations(bench: ModuleType) -> None:
+    points = [{"cpu": 0.0, "loss": 8.0}, {"cpu": 10.0, "loss": 6.0}, {"cpu": 30.0, "loss": 5.0}]
+    assert bench.loss_clock.reached(points, 7.0) == pytest.approx(5.0)
+    assert bench.loss_clock.reached(points, 5.25) == pytest.approx(25.0)
+    assert bench.loss_clock.reached(points, 4.9) is None
+
+
+def test_a_leg_that_never_gets_there_is_said_to_be_more_times_slower(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = [{"cpu": 0.0, "wall": 0.0, "loss": 8.0}, {"cpu": 90.0, "wall": 180.0, "loss": 6.0}]
+    quick = [{"cpu": 0.0, "wall": 0.0, "loss": 8.0}, {"cpu": 20.0, "wall": 40.0, "loss": 4.0}]
+    assert bench.verdict({"Trainer": [slow], "terakoya": [quick]}, 5.0) == 1
+    assert "Trainer not within 90 s, terakoya 15.0 s, more than 6.0 x" in capsys.readouterr().out
+    assert bench.verdict({"Trainer": [slow], "terakoya": [quick]}, None) == 0
+    assert "Trainer 90.0 s, terakoya 10.0 s, 9.0 x" in capsys.readouterr().out
+
+
+def test_every_variant_of_the_sweep_is_accepted_and_is_another(
+    monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import argparse
+
+    import sweep_recipe
+
+    sizes = argparse.Namespace(store=store, steps=30, batch_size=4, sequence_length=64)
+    seen = set()
+    for name in sweep_recipe.VARIANTS:
+        raw = sweep_recipe.parameters(name, sizes)
+        Parameters.from_dict(raw, source=name)
+        seen.add(json.dumps(raw, sort_keys=True))
+    assert len(seen) == len(sweep_recipe.VARIANTS)
