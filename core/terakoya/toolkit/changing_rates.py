@@ -21,14 +21,12 @@ class ChangingRate(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    start: OpenShare
-    """The rate of the first step, between 0 and 1."""
-    end: OpenShare
-    """The rate from `until` on, between 0 and 1."""
-    until: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """The share of the run after which the rate is `end`."""
-    shape: Literal["linear", "cosine"] = "linear"
-    """The shape of the change."""
+    start: Annotated[OpenShare, Field(description="The rate of the first step, between 0 and 1.")]
+    end: Annotated[OpenShare, Field(description="The rate from `until` on, between 0 and 1.")]
+    until: Annotated[
+        float, Field(gt=0.0, le=1.0, description="The share of the run after which the rate is `end`.")
+    ] = 1.0
+    shape: Annotated[Literal["linear", "cosine"], Field(description="The shape of the change.")] = "linear"
 
     def at(self, progress: float) -> float:
         """Returns the rate of a step before which the share `progress` of the run is finished, 0 to 1."""

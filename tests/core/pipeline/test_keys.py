@@ -51,7 +51,8 @@ def test_components_with_the_same_key_share_an_entry_and_keep_their_defaults() -
     (entry,) = find_key("architecture.hidden_size", registry())
     assert entry.setting.meaning == "The width of the hidden states."
     assert entry.defaults["256"] == ["electra"] and "bert" in entry.defaults["768"]
-    assert {entry.path for entry in find_key("learning_rate", registry())} == {"optimizer.learning_rate"}
+    found = {entry.path for entry in find_key("learning_rate", registry())}
+    assert found == {"optimizer.learning_rate", "phases.N.optimizer.learning_rate"}
 
 
 @pytest.mark.parametrize(
