@@ -30,6 +30,7 @@ from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.dry_run import dry_run
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
+from terakoya.training.model.fused import choice
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores
@@ -122,8 +123,9 @@ def uncompiled(parameters: Parameters) -> Iterator[dict[str, Any]]:
 
     with (
         mock.patch.object(compilation, "compile_module", compile_module),
-        mock.patch.object(compilation, "_missing_tools", lambda device: None if parameters.cuda_graphs else "none"),
+        mock.patch.object(compilation, "missing_tools", lambda device: None if parameters.cuda_graphs else "none"),
         mock.patch.object(torch.compiler, "cudagraph_mark_step_begin", mark),
+        mock.patch.object(choice, "reason_against", lambda *_: None),
     ):
         yield asked
 

@@ -19,6 +19,7 @@ SAMPLE = {
     ("A", "waits"),
     ("A", "boundaries"),
     ("A", "memory"),
+    ("A", "fused"),
     ("B", "electra_small"),
     ("B", "trainer"),
 }
@@ -34,7 +35,7 @@ def hour(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def stages() -> list[Any]:
     """The stages as parameters; what is not in the sample runs at night."""
     names = {
-        "A": ("parity", "waits", "boundaries", "fp16", "memory"),
+        "A": ("parity", "waits", "boundaries", "fp16", "memory", "fused"),
         "B": ("bert_base", "trainer", "electra_small", "bert_large", "electra_base", "modernbert_base", "graphs"),
         "C": ("gpt2_125m", "llama_1b", "llama_8b, 4 layers", "llama_8b, 8 layers"),
     }
@@ -47,7 +48,10 @@ def stages() -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "name"), stages())
-def test_a_stage_runs_at_toy_size(part: str, name: str, hour: ModuleType, tmp_path: Path) -> None:
+def test_a_stage_runs_at_toy_size(
+    part: str, name: str, hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # the stage of the fused kernels sets it, for its own process
     out = tmp_path / "results" / "toy"
     out.mkdir(parents=True)
     hour.run_stage(part, name, hour.Settings(out, tmp_path / "work", True))
@@ -59,6 +63,10 @@ def test_a_stage_runs_at_toy_size(part: str, name: str, hour: ModuleType, tmp_pa
     if name == "parity":  # the device is the CPU itself
         exact = [each for each in found if each["precision"] == "fp32"]
         assert len(exact) == 6 and all(each["gradient_error"] == 0.0 and each["same_bits_twice"] for each in exact)
+    if name == "fused":
+        blocks = [each for each in found if each["what"] == "block"]
+        assert [each["variant"] for each in blocks] == ["plain", *["fused"] * found[0]["right"]]
+        assert all(each["gradient_error"] < 0.02 and each["same_bits_twice"] for each in blocks)
     if part == "B":
         assert all(each["tokens_per_second"] > 0 for each in found if "tokens_per_second" in each)
 

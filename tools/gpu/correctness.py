@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fused_kernels import fused
 from settings import ROOT, Measurement, Settings, Stage, preset
 from torch import Tensor
 
@@ -335,4 +336,5 @@ STAGES: Mapping[str, Stage] = {
     "fp16": Stage(fp16, 60.0),
     "memory": Stage(memory, 90.0),
     "graphs": Stage(graphs, 150.0),
+    "fused": Stage(fused, 120.0),
 }

@@ -90,6 +90,11 @@ class ParameterFields(Settings):
     compute in float32 inside, and weights are converted once an optimizer step: a third less memory traffic.
     Architectures without a bf16 stream, engines other than "ddp" and parallelism inside a replica always use
     autocast, and so do the other 16-bit precisions."""
+    fused_kernels: Literal["auto", "off"] = "auto"
+    """Whether encoder blocks of the bf16 stream take terakoya's own kernels on a GPU, each of which does in one pass
+    over memory what takes torch several: dropout, residual sum and layer norm, and gradients of biases ("auto"). They
+    need Triton, and are tried before the first step: where one does not compile, or returns something else than torch,
+    a warning says why, and the run takes torch's kernels on all ranks. "off" always takes torch's."""
     tf32: bool = False
     """Whether float32 matrix products on a GPU read 10 bits of their operands' fractions (TF32) instead of 23: several
     times faster, and less exact. It matters in fp32; on a CPU it changes nothing."""

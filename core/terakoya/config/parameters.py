@@ -71,6 +71,7 @@ RESUME_MAY_CHANGE = frozenset(
         "compile",
         "cuda_graphs",
         "autocast",
+        "fused_kernels",
         "objective.head_positions",
         "parallel",
     }

@@ -42,6 +42,7 @@ from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation, lora
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
+from terakoya.training.model.fused import choice as fused_kernels
 from terakoya.training.model.module_parts import all_architectures, saved_values
 from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming.resume import newest_checkpoint, resume
@@ -282,6 +283,13 @@ def build_trainer(
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
     shapes = {name: tuple(value.shape) for name, value in saved_values(module)}
 
+    # Kernels of the bf16 stream: the same on all ranks.
+    fused, reason = False, None
+    if engines.uses_bf16_stream(parameters):
+        fused, reason = fused_kernels.choose(module, context, setting=parameters.fused_kernels)
+    if reason is not None:
+        run_log.warn(f"fused kernels off: {reason}")
+
     # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
     architectures = all_architectures(architecture, objective)
     compilation.compile_module(
@@ -296,7 +304,7 @@ def build_trainer(
     batches_of_phases = [phase.rank_batch for phase in plan.phases]
     micro_steps = max(each.micro_steps for each in batches_of_phases)
     micro_batch_size = max(each.micro_batch_size for each in batches_of_phases)
-    engine = engines.build(parameters, module, vocabulary, context, micro_steps, micro_batch_size)
+    engine = engines.build(parameters, module, vocabulary, context, micro_steps, micro_batch_size, fused_kernels=fused)
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module, run_log=run_log,
@@ -331,7 +339,7 @@ def build_trainer(
         run, engine, batches, validation, run_log, plugins,
         tokenizer_folder=tokenizer_folder,
         facts={
-            **_manifest_facts(parameters, stores, context, plugins, length, parameter_count, compiled),
+            **_manifest_facts(parameters, stores, context, plugins, length, parameter_count, compiled, fused),
             **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
             "trained_parameter_count": trained_count,
             "started_from": started_from,
@@ -386,6 +394,7 @@ def _manifest_facts(
     length: Length,
     parameter_count: int,
     compiled: compilation.Mode,
+    fused: bool,
 ) -> dict[str, Any]:
     """Returns the values of a manifest that describe the run, as JSON."""
     return {
@@ -405,6 +414,7 @@ def _manifest_facts(
             "engine": parameters.parallel.engine,
             "compile": compiled,
             "bf16_stream": engines.uses_bf16_stream(parameters),
+            "fused_kernels": fused,
         },
         "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
     }

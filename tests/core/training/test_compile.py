@@ -480,10 +480,10 @@ def test_graphs_need_a_gpu_and_all_in_one_piece(monkeypatch: pytest.MonkeyPatch)
     wanted, gpu = parse(cuda_graphs=True), torch.device("cuda", 0)
     with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and this run is on the cpu; set it to fa"):
         compilation.choose(wanted, CPU)
-    monkeypatch.setattr(compilation, "_missing_tools", lambda device: "the package triton is not installed")
+    monkeypatch.setattr(compilation, "missing_tools", lambda device: "the package triton is not installed")
     with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and the package triton is not installed"):
         compilation.choose(wanted, gpu)
-    monkeypatch.setattr(compilation, "_missing_tools", lambda device: None)
+    monkeypatch.setattr(compilation, "missing_tools", lambda device: None)
     assert compilation.choose(wanted, gpu) == ("whole", None)
 
 

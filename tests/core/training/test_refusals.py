@@ -161,7 +161,7 @@ def test_every_key_that_may_change_can_change_on_resume(
         "objective.head_positions": {"objective": {"type": "causal_lm", "head_positions": 64}},
         "parallel": {"parallel": {"timeout_seconds": 60}}, "events": {"events": {"early_stopping": {}}},
         "compile": {"compile": "blocks"}, "profile": {"profile": {"steps": [2, 2]}},
-        "autocast": {"autocast": True}, "cuda_graphs": {"cuda_graphs": True},
+        "autocast": {"autocast": True}, "fused_kernels": {"fused_kernels": "off"}, "cuda_graphs": {"cuda_graphs": True},
     }  # fmt: skip
     assert set(changes) == RESUME_MAY_CHANGE
     run(settings, tmp_path / "run")

@@ -104,13 +104,16 @@ def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
         # graphs are compiled whole, so one notice is enough where that is new
         ({"compile": "blocks"}, {"graphs": True}, ["compile was blocks, and is whole: the steps from here on are"]),
         ({"stream": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its steps are"]),
+        ({"stream": True, "fused": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its"]),
+        ({"fused": True}, {}, ["the run used fused kernels, and uses torch's own kernels from here on: its steps are"]),
     ],
 )
 def test_a_run_that_is_rounded_in_another_way_says_so(
     before: dict[str, Any], now: dict[str, Any], words: list[str]
 ) -> None:
     def world(start: dict[str, Any]) -> dict[str, Any]:
-        return {"compile": start.get("compile", "whole"), "bf16_stream": start.get("stream", False)}
+        names = {"bf16_stream": "stream", "fused_kernels": "fused"}
+        return {"compile": start.get("compile", "whole")} | {key: start.get(name, False) for key, name in names.items()}
 
     given = {**toy.parameters(Path("train")), "compile": "whole", "cuda_graphs": now.get("graphs", False)}
     parameters = Parameters.from_dict(given, source="test")

@@ -22,8 +22,10 @@ def build(
     context: DistributedContext,
     micro_steps: int,
     micro_batch_size: int,
+    *,
+    fused_kernels: bool = False,
 ) -> Engine:
-    """Returns the engine of `parameters` over `module`, with its optimizer.
+    """Returns the engine of `parameters` over `module`, with its optimizer. The bf16 stream takes `fused_kernels`.
 
     Raises:
         UserError: engine, architecture and optimizer are incompatible.
@@ -78,7 +80,7 @@ def build(
     return DDPEngine(
         context, module, optimizer,
         precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,
-        bf16_stream=uses_bf16_stream(parameters),
+        bf16_stream=uses_bf16_stream(parameters), fused_kernels=fused_kernels,
         cuda_graphs=parameters.cuda_graphs and context.device.type == "cuda",  # `estimate` builds it on a CPU
     )  # fmt: skip
 

@@ -48,13 +48,20 @@ def sum_gradients(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fu
     return future
 
 
+def gradient_divisor(norm: Tensor, max_grad_norm: float) -> Tensor:
+    """Returns what gradients of `norm` are divided by so that it is at most `max_grad_norm`, as torch's
+    `clip_grad_norm_` multiplies them by the reciprocal."""
+    return ((norm + 1e-6) / max_grad_norm).clamp(min=1.0)
+
+
 class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process.
 
     Subclasses override `gradient_group` (the group in which DDP sums gradients) and `clip`. `micro_steps` is the number
     of micro-steps in an optimizer step; it matters only where DDP is used. With `bf16_stream` layers read bf16 copies
-    of their weights, see `model/bf16_stream.py`. With `cuda_graphs` the module's compiled forward and backward are
-    recorded: their results lie in memory of the graphs, which the next micro-step writes over.
+    of their weights, see `model/bf16_stream.py`, and with `fused_kernels` some take those of `model/fused`. With
+    `cuda_graphs` the module's compiled forward and backward are recorded: their results lie in memory of the graphs,
+    which the next micro-step writes over.
 
     Attributes:
         copies: these copies; None without.
@@ -73,6 +80,7 @@ class DDPEngine:
         scaler: LossScaler | None = None,
         micro_steps: int = 1,
         bf16_stream: bool = False,
+        fused_kernels: bool = False,
         cuda_graphs: bool = False,
     ) -> None:
         self.module = module.to(context.device)
@@ -98,7 +106,7 @@ class DDPEngine:
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
         # after DDP has given all processes the same weights
-        self.copies = WeightCopies(self.module) if bf16_stream else None
+        self.copies = WeightCopies(self.module, fused=fused_kernels) if bf16_stream else None
         if cuda_graphs and micro_steps > 1:  # gradients that outlive a micro-step are outside the graphs' memory
             for parameter in self.trainable:
                 if parameter.grad is None:
@@ -118,6 +126,26 @@ class DDPEngine:
     def clip(self) -> Tensor:
         """Scales gradients down to `max_grad_norm`; returns the norm before, a float32 scalar on the device."""
         return nn.utils.clip_grad_norm_(self.trainable, self.max_grad_norm or float("inf"), foreach=True)
+
+    @property
+    def clips_in_update(self) -> bool:
+        """Whether the update itself scales gradients down, without a pass of its own: torch's AdamW on a GPU, in one
+        kernel, divides them by `grad_scale`."""
+        optimizer = self.optimizer
+        return (
+            self.context.device.type == "cuda"
+            and type(self).clip is DDPEngine.clip
+            and type(optimizer) is torch.optim.AdamW
+            and all(group.get("fused") for group in optimizer.param_groups)
+        )
+
+    def clip_in_update(self) -> Tensor:
+        """Has the next update do what `clip` does; returns the same."""
+        gradients = [parameter.grad for parameter in self.trainable if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients, foreach=True)
+        divisor = gradient_divisor(norm, self.max_grad_norm) if self.max_grad_norm else None
+        self.optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # torch's name
+        return norm
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
@@ -148,7 +176,7 @@ class DDPEngine:
         """See `Engine`."""
         if self.scaler is not None:
             self.scaler.unscale(self.trainable)
-        norm = self.clip()
+        norm = self.clip_in_update() if self.clips_in_update else self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         healthy = may_update(norm, skip_above)

@@ -14,14 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import GELUActivation, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from terakoya.training.model.bf16_functions import DTYPE, Branch, SumNorm
+from terakoya.training.model.bf16_functions import DTYPE, Branch, Product, SumNorm
+from terakoya.training.model.fused.functions import FusedBranch, FusedGelu, FusedSumNorm
+from terakoya.training.model.fused.ops import LARGEST_WIDTH
 
 COPIES = "bf16_copies"
 """The attribute of a layer in which its copies are, by the name of the parameter."""
 JOINED_COPIES = "bf16_joined_copies"
 """The attribute of an attention: those of its queries, keys and values, one below the other."""
+FUSED = "bf16_fused"
+"""The attribute of a block's part that is true where it takes fused kernels."""
+GELUS: Mapping[type[nn.Module], str] = {GELUActivation: "none", NewGELUActivation: "tanh"}
+"""torch's name of the approximation by class."""
 
 ATTENTIONS = (("bert", "BertAttention"), ("roberta", "RobertaAttention"), ("electra", "ElectraAttention"))
 LAYERS = (("bert", "BertLayer"), ("roberta", "RobertaLayer"), ("electra", "ElectraLayer"))
@@ -54,7 +61,8 @@ class Attention(nn.Module):
         bypassed = (inner, *projections(self))
         if not torch.is_grad_enabled() or kind == "eager" or "past_key_values" in further or _has_hooks(*bypassed):
             return super().forward(hidden_states, attention_mask, **named)
-        *products, residual = _branch(projections(self), hidden_states, getattr(self, JOINED_COPIES))
+        layers, copies = projections(self), getattr(self, JOINED_COPIES)
+        *products, residual = _branch(layers, hidden_states, copies, fused=_is_fused(self) and can_join(layers))
         heads = [each.unflatten(-1, (-1, inner.attention_head_size)).transpose(1, 2) for each in products]
         attended, weights = ALL_ATTENTION_FUNCTIONS[kind](
             inner, *heads, attention_mask, dropout=inner.dropout.p if inner.training else 0.0, scaling=inner.scaling,
@@ -74,9 +82,16 @@ class Layer(nn.Module):
         if not torch.is_grad_enabled() or _has_hooks(self.intermediate, self.intermediate.dense):
             states: Tensor = super().feed_forward_chunk(attention_output)  # type: ignore[misc]
             return states
-        first = self.intermediate.dense
-        middle, residual = _branch((first,), attention_output, getattr(first, COPIES))
-        states = self.output(self.intermediate.intermediate_act_fn(middle), residual)
+        first, activation = self.intermediate.dense, self.intermediate.intermediate_act_fn
+        gelu = next((name for kind, name in GELUS.items() if isinstance(activation, kind)), None)
+        fused, copies = _is_fused(self), getattr(first, COPIES)
+        if fused and gelu is not None and not _has_hooks(activation):
+            middle, residual = _branch((first,), attention_output, copies, fused=True, biases_learn=False)
+            middle = FusedGelu.apply(middle, first.bias, gelu)
+        else:
+            middle, residual = _branch((first,), attention_output, copies, fused=fused)
+            middle = activation(middle)
+        states = self.output(middle, residual)
         return states
 
 
@@ -93,22 +108,56 @@ class Output(nn.Module):
         if _has_hooks(norm, self.dropout):
             normed: Tensor = super().forward(hidden_states, input_tensor)
             return normed
-        states = self.dense(hidden_states)
         copies = getattr(norm, COPIES)
         eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+        further = copies["weight"], copies["bias"], eps, self.dropout.p if self.dropout.training else 0.0
+        is_fused = _is_fused(self) and COPIES in self.dense.__dict__ and not _has_hooks(self.dense)
+        is_fused = is_fused and len(norm.weight) <= LARGEST_WIDTH
+        states = _without_bias_gradient(self.dense, hidden_states) if is_fused else self.dense(hidden_states)
+        given = states.to(DTYPE), input_tensor.to(DTYPE), norm.weight, norm.bias
         with torch.autocast(states.device.type, enabled=False):
-            normed = SumNorm.apply(
-                states.to(DTYPE), input_tensor.to(DTYPE), norm.weight, norm.bias, copies["weight"], copies["bias"], eps,
-                self.dropout.p if self.dropout.training else 0.0,
-            )  # fmt: skip
+            if is_fused:
+                normed = FusedSumNorm.apply(*given, self.dense.bias, *further)
+            else:
+                normed = SumNorm.apply(*given, *further)
         return normed
 
 
-def _branch(layers: Sequence[nn.Linear], states: Tensor, copies: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Returns the result of each of `layers`, and `states` for the residual sum."""
-    parameters = (*(each.weight for each in layers), *(each.bias for each in layers))
-    branches: tuple[Tensor, ...] = Branch.apply(states.to(DTYPE), copies["weight"], copies.get("bias"), *parameters)
+def _branch(
+    layers: Sequence[nn.Linear],
+    states: Tensor,
+    copies: Mapping[str, Tensor],
+    *,
+    fused: bool = False,
+    biases_learn: bool = True,
+) -> tuple[Tensor, ...]:
+    """Returns the result of each of `layers`, and `states` for the residual sum; without `biases_learn` the function
+    that takes the result returns the gradient of the bias."""
+    parameters = (*(each.weight for each in layers), *(each.bias if biases_learn else None for each in layers))
+    function = FusedBranch if fused else Branch
+    branches: tuple[Tensor, ...] = function.apply(states.to(DTYPE), copies["weight"], copies.get("bias"), *parameters)
     return branches
+
+
+def _without_bias_gradient(layer: nn.Linear, states: Tensor) -> Tensor:
+    """Returns the result (..., O) of `layer` for `states` (..., I); the bias gets no gradient from it."""
+    copies = getattr(layer, COPIES)
+    rows = states.to(DTYPE).reshape(-1, states.shape[-1])
+    product: Tensor = Product.apply(rows, layer.weight, None, copies["weight"], copies.get("bias"), True)
+    return product.view(*states.shape[:-1], -1)
+
+
+def _is_fused(part: nn.Module) -> bool:
+    """Whether `part` takes fused kernels."""
+    return bool(getattr(part, FUSED, False))
+
+
+def can_join(layers: Sequence[nn.Linear]) -> bool:
+    """Whether `layers` are three of one width, all weights of which learn."""
+    weights = [each.weight for each in layers] + [each.bias for each in layers if each.bias is not None]
+    return (
+        len(layers) == 3 and len({each.out_features for each in layers}) == 1 and all(w.requires_grad for w in weights)
+    )
 
 
 def _has_hooks(*modules: nn.Module) -> bool:

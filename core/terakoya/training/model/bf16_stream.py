@@ -30,6 +30,7 @@ from terakoya.toolkit.objectives.padded_head import can_be_padded, pad_rows
 from terakoya.training.model.bf16_encoder_blocks import (
     ATTENTIONS,
     COPIES,
+    FUSED,
     LAYERS,
     OUTPUTS,
     Attention,
@@ -40,6 +41,7 @@ from terakoya.training.model.bf16_encoder_blocks import (
     projections,
 )
 from terakoya.training.model.bf16_functions import DTYPE, Product, Rounded, Rows
+from terakoya.training.model.fused.ops import LARGEST_WIDTH
 
 PADDED_COPIES = "bf16_padded_copies"
 """The same of a vocabulary head with W rows, of which `COPIES` has the first O; the further rows stay 0."""
@@ -53,8 +55,9 @@ class WeightCopies:
         copies: their copies, in the same order.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        """Gives each layer of `module` that has a class for it that class, and its copies; on the module's device."""
+    def __init__(self, module: nn.Module, *, fused: bool = False) -> None:
+        """Gives each layer of `module` that has a class for it that class, and its copies; on the module's device. With
+        `fused` parts of blocks take the kernels of that folder."""
         by_weight: dict[nn.Parameter, Tensor] = {}
         for model in module.modules():
             head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -77,6 +80,7 @@ class WeightCopies:
                 if weight is not None
             }
             setattr(layer, COPIES, copies)
+            setattr(layer, FUSED, fused)
         self.weights: list[Tensor] = list(by_weight)
         self.copies = list(by_weight.values())
 
@@ -85,6 +89,13 @@ class WeightCopies:
         if self.copies:
             with torch.no_grad():
                 torch._foreach_copy_(self.copies, self.weights)
+
+
+def fused_widths(module: nn.Module) -> list[int]:
+    """Returns the widths of those parts of `module` that take fused kernels in the stream, each once, sorted."""
+    parts = [each for each in module.modules() if issubclass(_streamed_class(each) or object, Output)]
+    widths = {len(each.get_submodule("LayerNorm").get_parameter("weight")) for each in parts}
+    return sorted(each for each in widths if each <= LARGEST_WIDTH)
 
 
 def _product(layer: nn.Module, states: Tensor, copies: Mapping[str, Tensor], *, outputs_first: bool) -> Tensor:

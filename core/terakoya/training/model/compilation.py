@@ -52,7 +52,7 @@ def choose(parameters: Parameters, device: torch.device) -> tuple[Mode, str | No
             `cuda_graphs` is true and the device cannot record them.
     """
     if parameters.cuda_graphs:
-        lacks = _missing_tools(device) if device.type == "cuda" else f"this run is on the {device.type}"
+        lacks = missing_tools(device) if device.type == "cuda" else f"this run is on the {device.type}"
         if lacks:
             raise UserError(f"cuda_graphs: needs a GPU and a compiler for it, and {lacks}; set it to false")
         return "whole", None
@@ -60,13 +60,13 @@ def choose(parameters: Parameters, device: torch.device) -> tuple[Mode, str | No
         return parameters.compile, None
     if device.type != "cuda":
         return "off", None
-    reason = compile_obstacle(parameters, "blocks") or _missing_tools(device)
+    reason = compile_obstacle(parameters, "blocks") or missing_tools(device)
     if reason and parameters.precision == "fp8":
         raise UserError(f'precision: "fp8" needs compiled blocks, and {reason}; use "precision": "bf16"')
     return ("off", reason) if reason else ("blocks", None)
 
 
-def _missing_tools(device: torch.device) -> str | None:
+def missing_tools(device: torch.device) -> str | None:
     """Returns what torch's compiler lacks to write kernels for the GPU `device`; None where it lacks nothing."""
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

@@ -162,3 +162,11 @@ def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parame
             f"the run used {modes[0]}, and uses {modes[1]} from here on: its steps are rounded differently from "
             f"{never_stopped}"
         )
+    kernels = [
+        "fused kernels" if each.get("fused_kernels", False) else "torch's own kernels" for each in (before, world)
+    ]
+    if streams[0] == streams[1] and kernels[0] != kernels[1]:
+        yield (
+            f"the run used {kernels[0]}, and uses {kernels[1]} from here on: its steps are rounded differently from "
+            f"{never_stopped}, and their dropout is another one"
+        )

@@ -1,0 +1,1 @@
+"""Triton kernels of the bf16 stream, each of which does in one pass what takes torch several."""
