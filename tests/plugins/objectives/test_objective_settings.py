@@ -73,6 +73,12 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "generator_weight": ({}, {"generator_weight": 2.0}),
         "discriminator_weight": ({}, {"discriminator_weight": 7.0}),
     },
+    "retromae": {
+        **{name: MASKING[name] for name in ("mlm_probability", "whole_word_mask", "budgeted")},
+        "layout": ({}, {"layout": "lines"}),
+        "hidden_share": ({}, {"hidden_share": 0.9}),
+        "decoder_weight": ({}, {"decoder_weight": 2.0}),
+    },
     "span_corruption": {
         "layout": ({}, STREAM),
         "noise_density": ({}, {"noise_density": 0.4}),
