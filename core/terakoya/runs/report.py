@@ -13,6 +13,7 @@ from typing import Any
 from terakoya.errors import UserError
 from terakoya.folder_kinds import distinct_names
 from terakoya.json_settings import leaves
+from terakoya.log import translated
 from terakoya.runs import files as run_files
 from terakoya.runs import metrics
 from terakoya.runs import status as run_status
@@ -116,9 +117,10 @@ def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]
             where = ", ".join(f"{count} x {name}" for name, count in devices.items())
             where = where or f"{world.get('processes', 1)} x {world.get('device', 'unknown device')}"
             began = datetime.fromtimestamp(record["time"]).astimezone() if "time" in record else None
+            name = f"{translated('start')} {len(starts) + 1}"
             starts.append(
                 {
-                    "phase": f"start {len(starts) + 1}", "from step": f"{step + 1:,}", "to step": f"{step:,}",
+                    "phase": name, "from step": f"{step + 1:,}", "to step": f"{step:,}",
                     "began": began.strftime("%Y-%m-%d %H:%M") if began else "", "what": where,
                 }
             )  # fmt: skip
@@ -204,8 +206,8 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
     facts = {
         "state": status.told,
         "forked from": status.forked_from or "",
-        "steps": f"{status.step:,}" + (f" of {status.max_steps:,}" if status.max_steps else ""),
-        "tokens": f"{status.tokens:,}" + (f" of {status.max_tokens:,}" if status.max_tokens else ""),
+        "steps": f"{status.step:,}" + (f" / {status.max_steps:,}" if status.max_steps else ""),
+        "tokens": f"{status.tokens:,}" + (f" / {status.max_tokens:,}" if status.max_tokens else ""),
         "rows a step": _number(start.get("global_rows"), "{:,}"),
         "hours of training": f"{hours[-1].hours:.2f}" if hours else "unknown",
         "parameters": _number(start.get("parameter_count"), "{:,}"),
@@ -222,7 +224,7 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
         "rollbacks": str(status.rollbacks or ""),
         "last checkpoint": "none"
         if checkpoint is None
-        else f"{checkpoint.name}, {format_duration(checkpoint.age)} ago",
+        else f"{checkpoint.name}, {translated(f'{format_duration(checkpoint.age)} ago')}",
     }
     return {name: value for name, value in facts.items() if value}
 

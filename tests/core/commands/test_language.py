@@ -231,10 +231,10 @@ batch_size: the table is for 2 nodes, but the run has 1 process on a; a table th
 batch_size: 表は 2 ノードのものですが、ランには a に 1 プロセスがあります。グローバルバッチ 4 を保つ表: {"-1": 4}
 
 step 2: the loss 1.6e+07 is a spike: 8.35 is usual, 33.4 was the limit; terakoya report r names its documents
-ステップ 2: 損失 1.6e+07 は急な値です (通常は 8.35、上限は 33.4)。文書は terakoya report r でわかります
+ステップ 2: 損失 1.6e+07 はスパイクです (通常は 8.35、上限は 33.4)。文書は terakoya report r でわかります
 
 1, the last in step 158: the gradient norm 5.51 is a spike: 0.7253 is usual, 1.56 was the limit; the step took rows 2 to 7 of the training order (2 to 7 of s), which hold documents 0 ("東京"), 2 and 9 more of s
-1、最後はステップ 158: 勾配ノルム 5.51 は急な値です (通常は 0.7253、上限は 1.56)。使ったのは学習順の 2〜7 行 (s の 2〜7 行目)にある s の文書 0 ("東京"), 2 ほか 9 件
+1、最後はステップ 158: 勾配ノルム 5.51 はスパイクです (通常は 0.7253、上限は 1.56)。使ったのは学習順の 2〜7 行 (s の 2〜7 行目)にある s の文書 0 ("東京"), 2 ほか 9 件
 
 クリーニング: dropped 1,200 of 5,260 documents and held out 27, as work/store.clean says
 クリーニング: work/store.clean のとおり、1,200 / 5,260 文書を除き、27 文書を取り分けました

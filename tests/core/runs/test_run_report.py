@@ -74,7 +74,7 @@ def test_runs_get_different_labels_and_their_parameters_are_compared(runs: list[
 
 def test_facts_of_a_run(runs: list[Path]) -> None:
     facts = read_reports(runs, now=NOW + 100)[0].facts
-    assert facts["state"] == "finished" and facts["steps"] == "40 of 40" and facts["tokens"] == "144,000"
+    assert facts["state"] == "finished" and facts["steps"] == "40 / 40" and facts["tokens"] == "144,000"
     assert facts["processes"] == "2 x NVIDIA H200" and facts["parameters"] == "1,234,567"
     assert facts["samples/s, median"] == "36.5" and facts["MFU, median"] == "41.0%" and facts["restarts"] == "1"
     assert facts["hours of training"] == f"{40 / 3600:.2f}" and facts["GFLOP a token"] == "2.5"
