@@ -337,6 +337,22 @@ def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
         assert np.allclose(values, two[step], rtol=1e-5), step
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["eurobert", "modernbert"])
+def test_two_processes_train_embeddings_and_clip_updates_as_one(name: str, tmp_path: Path) -> None:
+    """The objective retromae and the optimizer stable_adamw; seven rows a step, of which one process has four."""
+    settings = toy.parameters(
+        contract_store(tmp_path / "data").folder, architecture={"type": name, **FAMILY[name]}, max_steps=6,
+        objective={"type": "retromae"}, optimizer={"type": "stable_adamw", "learning_rate": 0.01},
+        batch_size={"-1": 7}, micro_batch_size=2,
+    )  # fmt: skip
+    for processes in (1, 2):
+        toy.train(settings, tmp_path / f"run{processes}", nodes=(processes,))
+    one, two = (toy.losses(tmp_path / f"run{processes}") for processes in (1, 2))
+    for step, values in one.items():
+        assert np.allclose(values, two[step], rtol=1e-5), step
+
+
 @pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "modernbert", "gpt2", "gptj"])
 def test_heads_that_do_not_divide_the_width_are_named_before_anything_is_made(name: str) -> None:
     raw = toy.parameters(Path("store"), architecture={"type": name, "hidden_size": 64, "num_attention_heads": 3})
