@@ -145,6 +145,20 @@ def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, va
         assert abs(share - expected) < 0.03
 
 
+def test_a_schedule_in_tokens_counts_those_of_its_phase_also_after_a_resume(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(
+        store, architecture=MODEL, max_steps=6, checkpoint={"save_steps": 1, "keep": 20},
+        phases=[{"steps": 3}, {"schedule": {"type": "constant", "warmup_tokens": 2000}}],
+    )  # fmt: skip
+    run = trained(settings, tmp_path / "straight")
+    tokens, rates = {step: record["tokens"] for step, record in toy.records(run).items()}, learning_rates(run)
+    assert rates[4] < 0.3 * 0.005 and rates[6] > rates[5] > rates[4], "the warm-up begins with the phase"
+    assert rates[6] - rates[5] == pytest.approx(0.005 * (tokens[5] - tokens[4]) / 2000)
+    out = tmp_path / "resumed"
+    shutil.copytree(run / "checkpoints/step-00000005", out / "checkpoints/step-00000005")
+    assert learning_rates(trained(settings, out)) == {6: rates[6]}
+
+
 def test_exports_have_the_positions_of_their_phase(straight: Path, tmp_path: Path) -> None:
     """Both the model in a checkpoint and one that is built of its state."""
     for step, theta in ((5, 10_000.0), (6, 160_000.0)):
