@@ -50,12 +50,13 @@ def kernels(width: int) -> Iterator[tuple[str, Any, dict[str, str], dict[str, An
     low, wide = "*bf16", "*fp32"
     numbers = {"count": "i32", "width": "i32", "threshold": "i32", "scale": "fp32"}
     for dropped in (False, True):
-        how = {"has_dropout": dropped}
-        forward = dict.fromkeys(("states", "residual", "weight", "bias"), low) | {"seed": "*i64"}
+        how = {"has_dropout": dropped, **({} if dropped else {"seed": None})}
+        seed = {"seed": "*i64"} if dropped else {}
+        forward = dict.fromkeys(("states", "residual", "weight", "bias"), low) | seed
         forward |= {"normed": low, "total": low, "mean": wide, "deviation": wide, **numbers, "eps": "fp32"}
         sizes = norm_kernels.tile(width, *norm_kernels.FORWARD_TILE)
         yield f"sum_norm, dropout {dropped}", norm_kernels.sum_norm_kernel, forward, {**how, **sizes}
-        backward = {"gradient": low, "total": low, "mean": wide, "deviation": wide, "weight": low, "seed": "*i64"}
+        backward = {"gradient": low, "total": low, "mean": wide, "deviation": wide, "weight": low, **seed}
         backward |= {"of_total": low, "of_states": low, "sums": wide, **numbers}
         sizes = norm_kernels.tile(width, *norm_kernels.BACKWARD_TILE)
         yield f"sum_norm_backward, dropout {dropped}", norm_kernels.sum_norm_backward_kernel, backward, {**how, **sizes}

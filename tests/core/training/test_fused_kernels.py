@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import interpreted_kernels
 import pytest
 import torch
+import toy
 from torch import nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
+from terakoya.config.parameters import Parameters
 from terakoya.training.engines.ddp import DDPEngine, gradient_divisor
 from terakoya.training.model.bf16_stream import WeightCopies, fused_widths
 from terakoya.training.model.fused import choice, self_check
+from terakoya.training.setup import train_in_this_process
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton")
 BITS = {"bfloat16": 8, "float32": 24}
@@ -136,6 +141,27 @@ def test_kernels_are_taken_on_all_ranks_or_on_none(monkeypatch: pytest.MonkeyPat
     assert len(asked) == 2
     monkeypatch.setattr(choice, "reason_against", lambda *_: "no compiler")
     assert choice.choose(model, Ranks(), setting="auto") == (False, "no compiler")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_run_without_its_kernels_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def choose(module: nn.Module, context: Any, *, setting: str) -> tuple[bool, str | None]:
+        asked.append(setting)
+        return False, "a reason"
+
+    monkeypatch.setattr(choice, "choose", choose)
+    store = toy.make_store(tmp_path / "store", documents=20, seed=1)
+    settings = toy.parameters(store, precision="bf16", max_steps=1, fused_kernels="off")
+    for folder, change in (("stream", {}), ("autocast", {"autocast": True})):
+        parameters = Parameters.from_dict({**settings, **change}, source="test")
+        train_in_this_process(parameters, tmp_path / folder)
+    assert asked == ["off"]  # autocast has no such kernels
+    lines = map(json.loads, (tmp_path / "stream" / "metrics.jsonl").read_text().splitlines())
+    assert [each["text"] for each in lines if each["kind"] == "warning"] == ["fused kernels off: a reason"]
+    (manifest,) = (tmp_path / "stream" / "checkpoints").glob("*/manifest.json")
+    assert json.loads(manifest.read_text())["world"]["fused_kernels"] is False
 
 
 def test_a_machine_without_a_gpu_for_them_is_a_reason_and_no_error() -> None:
