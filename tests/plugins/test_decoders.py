@@ -209,6 +209,7 @@ PUBLISHED: dict[str, tuple[int, float]] = {
     "gpt2_300m": (50_257, 354.82),  # GPT-2 medium
     "gptj_6b": (50_400, 6_053.38),
     "llama_1b": (32_000, 1_100.05),  # TinyLlama
+    "llama_1b_trunk": (32_000, 1_100.05),
     "llama_8b": (65_024, 7_512.3),  # with 4,096 x 65,024 words twice, of input and output
     "olmo2_1b": (100_352, 1_484.92),
     "gemma3_270m": (262_144, 268.1),

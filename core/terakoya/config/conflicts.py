@@ -217,6 +217,7 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
                 for offer in plugins.registry().components()
                 if issubclass(offer.component, Architecture)
                 and offer.component.tensor_partition is not Architecture.tensor_partition
+                and offer.component.partition_obstacle is None
             )
             obstacle = type(architecture).partition_obstacle
             reason = f"cannot: {obstacle}" if obstacle else "does not define how (`tensor_partition`)"

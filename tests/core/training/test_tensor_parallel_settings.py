@@ -39,7 +39,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"architecture": {"type": "electra"}, "objective": {"type": "replaced_token"}},
-        "parallel.tp_size 2: processes share the layers of bert, gpt2, gptj, llama, qwen3, roberta, but architecture "
+        "parallel.tp_size 2: processes share the layers of bert, eurobert, gemma3_text, gpt2, gptj, llama, "
+        "mistral, modernbert_decoder, qwen3, roberta, but architecture "
         "Electra cannot: a generator and a discriminator have different numbers of heads, and each process would draw "
         'the generator\'s tokens itself. Set it to 1; "engine": "fsdp" splits',
     ),
