@@ -48,4 +48,6 @@ def command(
     # A model this small gains little from a second thread, and slows down badly when other programs need the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = demo(out, max_steps=max_steps, fresh=fresh)
-    next_command.after_model(model)
+    from terakoya.pipeline.demo import SENTENCES
+
+    next_command.show("try", model, SENTENCES[0])
