@@ -84,7 +84,7 @@ def test_a_soft_cap_that_is_not_computed_fails(gemma2: plugins.Registration, mon
         return computed(*states, **further)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, name, ignoring)
-    (message,) = failed(gemma2)
+    *_, message = failed(gemma2)  # a model in the middle of a run is compared with Transformers' attention, too
     assert "Gemma2ForCausalLM returns other numbers" in message
     assert "were multiplied by 30" in message
 
