@@ -36,6 +36,9 @@ class StartFrom(BaseModel):
     error."""
     drop_heads: bool = False
     """Whether weights outside the body that the model does not have are ignored; otherwise they are an error."""
+    new_positions: bool = False
+    """Whether rotary positions may have another base or scaling than the folder's, and rows another maximum length, as
+    for longer rows; otherwise they are an error."""
     vocabulary: Literal["extend", "transplant"] | None = None
     """How the model gets the vocabulary of the stores where it is another one than the folder's: "extend" for the
     folder's with more pieces, whose old rows stay as they are; "transplant" for any other, where pieces with the same

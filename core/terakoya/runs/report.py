@@ -36,6 +36,7 @@ class RunReport:
         versions: the versions of the programs that it ran with, by name.
         phases: the starts of the run and the stages of its data, formatted.
         profile: the time of each phase of profiled steps, by rank, formatted.
+        task_scores: what event plugins measured of checkpoints by fine-tuning them, by step, formatted.
         samples: step -> text -> what the model said about it.
     """
 
@@ -49,6 +50,7 @@ class RunReport:
     versions: Mapping[str, str]
     phases: Sequence[Mapping[str, str]] = ()
     profile: Sequence[Mapping[str, str]] = ()
+    task_scores: Sequence[Mapping[str, str]] = ()
     samples: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -102,6 +104,7 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
         versions={str(name): str(version) for name, version in start.get("versions", {}).items()},
         phases=[*_starts(written, status), *_stages(settings, status)],
         profile=_profile(written),
+        task_scores=_task_scores(written),
         samples=_samples(written),
     )
 
@@ -180,6 +183,15 @@ def _profile(written: metrics.Metrics) -> list[dict[str, str]]:
             for rank, times in enumerate(record.get("milliseconds", []))
         ]
     return []
+
+
+def _task_scores(written: metrics.Metrics) -> list[dict[str, str]]:
+    """Returns the scores of each scored step, the last ones where a step was scored twice."""
+    found = {record["scored_step"]: record["scores"] for record in written.of_kind("task_scores")}
+    return [
+        {"step": f"{step:,}"} | {name: _number(value, "{:.4f}") for name, value in scores.items()}
+        for step, scores in sorted(found.items())
+    ]
 
 
 def _samples(written: metrics.Metrics) -> dict[int, dict[str, str]]:

@@ -99,6 +99,7 @@ def render_main(runs: Sequence[RunReport], *, created: str, against: Against = "
             _parameters(runs),
             _heading("Last validation"),
             _validations(runs),
+            _task_scores(runs),
             _heading("Token stores"),
             _stores(runs),
             _heading("Versions"),
@@ -240,6 +241,13 @@ def _profiles(runs: Sequence[RunReport]) -> str:
     ]
     heading = _heading("Phases of a step, milliseconds")
     return f"{heading}{_table(map(translated, ['run', *names]), rows)}" if rows else ""
+
+
+def _task_scores(runs: Sequence[RunReport]) -> str:
+    """The scores of fine-tuned checkpoints, where a run has some."""
+    names = list(dict.fromkeys(name for run in runs for step in run.task_scores for name in step))
+    rows = [_row([run.label, *(step.get(name, "") for name in names)]) for run in runs for step in run.task_scores]
+    return f"{_heading('Scores of tasks')}{_table(map(translated, ['run', *names]), rows)}" if rows else ""
 
 
 def _parameters(runs: Sequence[RunReport]) -> str:

@@ -6,7 +6,7 @@ Every `sliding_window_pattern`-th layer sees its whole document, the others `sli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import PositiveFloat, PositiveInt
 
@@ -14,9 +14,6 @@ from terakoya import hookimpl
 from terakoya.components import Architecture, Vocabulary
 from terakoya.toolkit.architectures import shared_settings as shared
 from terakoya.toolkit.architectures.decoder import GatedDecoderArchitecture
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class Gemma3Text(GatedDecoderArchitecture):
@@ -58,11 +55,6 @@ class Gemma3Text(GatedDecoderArchitecture):
         return arguments | {
             "rope_parameters": {"full_attention": arguments["rope_parameters"], "sliding_attention": local}
         }
-
-    def keep_stage_blocks(self, model: PreTrainedModel, stage: range) -> None:
-        """See `Architecture.keep_stage_blocks`; the model looks up the kind of its n-th layer."""
-        super().keep_stage_blocks(model, stage)
-        model.config.layer_types = model.config.layer_types[stage.start : stage.stop]
 
 
 @hookimpl

@@ -40,6 +40,9 @@ class DecoderArchitecture(TransformersArchitecture):
     """The body's attribute that holds the norm after the last layer."""
     position_embedding: ClassVar[str | None] = None
     """The body's attribute that embeds positions, if it has one."""
+    whole_embedding: ClassVar[str | None] = None
+    """The body's attribute that embeds tokens and does more with them, such as a norm, if it has one: later stages of a
+    pipeline do without all of it."""
     embedding_dropout_layer: ClassVar[str | None] = None
     """The body's attribute with the dropout of embeddings, if it has one."""
     scales_output_layers: ClassVar[bool] = False
@@ -69,8 +72,12 @@ class DecoderArchitecture(TransformersArchitecture):
         return arguments
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """Returns a randomly initialised model, with its output layers scaled if `scaled_init`."""
+        """Returns a randomly initialised model, with its output layers scaled if `scaled_init`. A padding id that also
+        ends documents is learnt like any other."""
         model = super().build(vocabulary, head)
+        words: Any = model.get_input_embeddings()
+        if vocabulary.end is not None and getattr(words, "padding_idx", None) == vocabulary.end:
+            words.padding_idx = None
         scaled_init = getattr(self, "scaled_init", self.scales_output_layers)
         if scaled_init != self.scales_output_layers:
             scale_output_layers(model, *self.output_layers, layers=self.num_hidden_layers, down=scaled_init)
@@ -114,7 +121,11 @@ class DecoderArchitecture(TransformersArchitecture):
         body = model.base_model
         blocks = getattr(body, self.block_list)
         setattr(body, self.block_list, blocks[stage.start : stage.stop])
-        if stage.start > 0:
+        if getattr(model.config, "layer_types", None):  # the body looks up the kind of its n-th layer
+            model.config.layer_types = model.config.layer_types[stage.start : stage.stop]
+        if stage.start > 0 and self.whole_embedding is not None:
+            setattr(body, self.whole_embedding, _given_embeddings())
+        elif stage.start > 0:
             body.set_input_embeddings(Identity())
             if self.position_embedding is not None:
                 setattr(body, self.position_embedding, _no_positions())
@@ -137,6 +148,7 @@ class GatedDecoderArchitecture(DecoderArchitecture):
     num_key_value_heads: shared.NumKeyValueHeads = None
     max_position_embeddings: shared.MaxPositionEmbeddings
     rope_theta: shared.RopeTheta = 10_000.0
+    rope_scaling: shared.RopeScalingOrNone = None
     initializer_range: shared.InitializerRange = 0.02
     rms_norm_eps: shared.NormEps = 1e-6
     attention_dropout: shared.AttentionDropout = 0.0
@@ -167,9 +179,13 @@ class GatedDecoderArchitecture(DecoderArchitecture):
         return self
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """Returns the fields, the vocabulary's size and the special ids; `rope_theta` becomes `rope_parameters`."""
+        """Returns the fields, the vocabulary's size and the special ids; `rope_theta` and `rope_scaling` become
+        `rope_parameters`."""
         arguments = super().config_arguments(vocabulary)
-        arguments["rope_parameters"] = {"rope_type": "default", "rope_theta": arguments.pop("rope_theta")}
+        theta, scaling = arguments.pop("rope_theta"), self.rope_scaling
+        arguments.pop("rope_scaling")
+        default = {"rope_type": "default", "rope_theta": theta}
+        arguments["rope_parameters"] = scaling.rope_parameters(theta) if scaling else default
         return arguments
 
     def tensor_partition(self) -> TensorPartition | None:
@@ -189,6 +205,19 @@ class GatedDecoderArchitecture(DecoderArchitecture):
             row_parallel=("self_attn.o_proj", "mlp.down_proj"),
             local=self.per_head_modules,
         )
+
+
+def _given_embeddings() -> torch.nn.Module:
+    """Returns a module in the place of a model's embeddings that takes hidden states as they are."""
+    import torch
+
+    class GivenEmbeddings(torch.nn.Module):
+        """Returns `inputs_embeds` (B, T, H)."""
+
+        def forward(self, input_ids: None, inputs_embeds: torch.Tensor) -> torch.Tensor:
+            return inputs_embeds
+
+    return GivenEmbeddings()
 
 
 def _no_positions() -> torch.nn.Module:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from terakoya.toolkit.architectures.rope_scaling import RopeScaling
+
 HiddenSize = Annotated[PositiveInt, Field(description="The width of the hidden states.")]
 NumHiddenLayers = Annotated[PositiveInt, Field(description="Number of blocks.")]
 NumAttentionHeads = Annotated[
@@ -31,6 +33,13 @@ EmbeddingDropout = Annotated[NonNegativeFloat, Field(description="The dropout pr
 ResidualDropout = Annotated[NonNegativeFloat, Field(description="The dropout probability of each layer's output.")]
 TieWordEmbeddings = Annotated[bool, Field(description="Whether the vocabulary head has the weights of the embeddings.")]
 RopeTheta = Annotated[PositiveFloat, Field(description="The base of the rotary positions.")]
+RopeScalingOrNone = Annotated[
+    RopeScaling | None,
+    Field(
+        description="How rotary positions are slowed down, for rows longer than those that the model saw before; null: "
+        "not at all."
+    ),
+]
 NumKeyValueHeads = Annotated[
     PositiveInt | None,
     Field(

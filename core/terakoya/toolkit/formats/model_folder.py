@@ -45,13 +45,16 @@ def _with_former_bias(model: PreTrainedModel, state: dict[str, Tensor] | None) -
 
 
 def _add_former_rotary_keys(file: Path) -> None:
-    """Writes the bases of rotary positions also under the names that Transformers 4 reads: it does not know
+    """Writes the bases and scaling of rotary positions also under the names that Transformers 4 reads: it does not know
     `rope_parameters`, and would take its defaults without a word. Transformers 5 reads the same values from both."""
     config = json.loads(file.read_text(encoding="utf-8"))
     rotary = config.get("rope_parameters") or {}
     whole, local = FORMER_NAMES_OF_TWO.get(config.get("model_type"), ("global_rope_theta", "local_rope_theta"))
     named = {"rope_theta": rotary, whole: rotary.get("full_attention"), local: rotary.get("sliding_attention")}
     former = {name: each["rope_theta"] for name, each in named.items() if each and "rope_theta" in each}
+    scaling = {key: value for key, value in rotary.get("full_attention", rotary).items() if key != "rope_theta"}
+    if scaling.get("rope_type", "default") != "default":
+        former["rope_scaling"] = scaling
     if former:
         text = json.dumps({**config, **former}, indent=2, sort_keys=True, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")

@@ -66,7 +66,7 @@ def grow(
             try:
                 old = larger.find(name)
                 wider |= old.shape != value.shape
-                value.copy_(larger.widen(name, old, value.shape, grown.get_submodule(name.rpartition(".")[0])))
+                value.copy_(larger.make_wider(name, old, value.shape, grown.get_submodule(name.rpartition(".")[0])))
             except UserError as error:
                 problems.append(str(error))
         if problems:
@@ -121,7 +121,7 @@ class _Larger:
                 return weights[each]
         raise UserError(f"it has no weight for {name}")
 
-    def widen(self, name: str, old: Tensor, shape: Sequence[int], owner: nn.Module) -> Tensor:
+    def make_wider(self, name: str, old: Tensor, shape: Sequence[int], owner: nn.Module) -> Tensor:
         """Returns `old` repeated to `shape`. Repeated outputs are copies; the copies of an input share its weight.
 
         Where all sizes are multiples, what the layer computes is repeated, too. Shares are unequal (0.5 to 1.5 of an

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from terakoya.components import Architecture
-from terakoya.config.start_from import Growth
+from terakoya.config.start_from import StartFrom
 from terakoya.errors import UserError
 
 NOT_COMPARED = frozenset({"vocab_size", "use_cache"})
@@ -28,6 +28,8 @@ WIDTH_KEYS = frozenset(
      "num_heads", "num_key_value_heads", "pooler_hidden_size"}
 )  # fmt: skip
 """Keys of configs that differ where a model is wider."""
+POSITION_KEYS = frozenset({"rope_parameters", "max_position_embeddings"})
+"""Keys of configs of models with rotary positions that no weight depends on."""
 
 
 @contextmanager
@@ -47,8 +49,9 @@ def architecture_settings(architectures: Sequence[Architecture]) -> frozenset[st
     return frozenset(key for architecture in architectures for key in type(architecture).model_fields)
 
 
-def changed_keys(ways: Collection[Growth]) -> frozenset[str]:
-    """Returns the keys of a config that may differ between a model and the larger one that `ways` make of it."""
+def grown_keys(settings: StartFrom) -> frozenset[str]:
+    """Returns the keys of a config that may differ between a model and the larger one that `settings` make of it."""
+    ways = settings.ways_to_grow
     return (WIDTH_KEYS if "tile" in ways else frozenset()) | (DEPTH_KEYS if set(ways) - {"tile"} else frozenset())
 
 
@@ -80,16 +83,17 @@ def read_config(
 
 
 def compare_settings(
-    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str], grown: frozenset[str] = frozenset()
+    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str], settings: StartFrom | None = None
 ) -> tuple[list[str], list[str]]:
     """Returns the settings that differ between two configs, one line each: those that change the meaning of weights,
     and those that a run may choose.
 
     Args:
         settable: the settings of the run's architectures.
-        grown: keys that may differ because the run's model is made larger.
+        settings: may allow that the run's model is larger, or has other rotary positions.
     """
     conflicts, allowed = [], []
+    grown = grown_keys(settings) if settings is not None else frozenset()
     theirs, ours = source.to_dict(), target.to_dict()
     general = PretrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
     for key in ours:
@@ -103,6 +107,11 @@ def compare_settings(
         text = f"{setting} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
         if key.endswith(DROPOUT) or "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
             allowed.append(f"{text}; the parameters' value is used")
+        elif key in POSITION_KEYS and "rope_parameters" in ours:
+            if settings is not None and settings.new_positions:
+                allowed.append(f"{text}; the parameters' value is used")
+            else:
+                conflicts.append(f"{text}; set it to the folder's, or allow another with start_from.new_positions")
         elif setting in settable:
             larger = key in DEPTH_KEYS | WIDTH_KEYS and isinstance(ours[key], int) and ours[key] > (theirs[key] or 0)
             grows = f"{text}; set it to the folder's, or choose a start_from.grow"

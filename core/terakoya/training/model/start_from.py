@@ -33,7 +33,6 @@ from terakoya.training.model.module_parts import all_architectures, architecture
 from terakoya.training.model.new_vocabulary import plan_rows, replace_rows
 from terakoya.training.model.start_config import (
     architecture_settings,
-    changed_keys,
     compare_settings,
     read_config,
     silence_transformers,
@@ -110,7 +109,7 @@ def load_start_weights(
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
     architectures = all_architectures(parameters.architecture, parameters.objective)
-    settable, grown = architecture_settings(architectures), changed_keys(settings.ways_to_grow)
+    settable = architecture_settings(architectures)
     sources: dict[str, PreTrainedModel] = {}
     initialised: dict[str, list[str]] = {}
     problems, facts, notes = [], {}, []
@@ -122,7 +121,7 @@ def load_start_weights(
             config = read_config(folder, target, where, architectures)
             sources[name], info = _read_model(folder, type(target), config, where)
         _fit_vocabulary(sources[name], folder, settings, vocabulary, tokenizer_folder, where, match)
-        conflicts, allowed = compare_settings(config, target.config, settable, grown)
+        conflicts, allowed = compare_settings(config, target.config, settable, settings)
         if settings.grow is not None and not conflicts and not match.problems:
             architecture = architecture_of(target, architectures, vocabulary, key=f"{KEY}.grow")
             try:
@@ -167,12 +166,12 @@ def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
     targets = parameters.objective.exports(module)
     architectures = all_architectures(parameters.architecture, parameters.objective)
     settable = architecture_settings(architectures)
-    grown = changed_keys(parameters.start_from.ways_to_grow)
     problems = []
     for name, folder in find_folders(parameters.start_from, targets).items():
         where = f"{KEY}: {folder}"
         config = read_config(folder, targets[name], where, architectures)
-        problems += [f"{where}: {each}" for each in compare_settings(config, targets[name].config, settable, grown)[0]]
+        conflicts, _ = compare_settings(config, targets[name].config, settable, parameters.start_from)
+        problems += [f"{where}: {each}" for each in conflicts]
     if problems:
         raise UserError("\n".join(problems))
 
