@@ -75,6 +75,11 @@ class EventPlugin(Component):
     def check(self, parameters: Any) -> None:
         """Raises UserError where these settings do not fit the `parameters` of the run. Looks at nothing else."""
 
+    def count_bytes(self, trained: int) -> int:
+        """Returns the bytes that its listener keeps next to `trained` float32 weights, on the device of rank 0 and in
+        each checkpoint (`EventListener.tensors`)."""
+        return 0
+
     def start(self, run: Run) -> EventListener:
         """Returns the listener of `run`. Called on every rank once the run is built, also in a dry run: what costs or
         writes anything belongs into `EventListener.run_started`."""

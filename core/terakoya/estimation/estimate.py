@@ -143,7 +143,8 @@ def estimate(
     speed, used_mfu = _speed(loaded.precision, target, mfu, tflops)
     hours = flops / (processes * speed * 1e12) / 3600 if flops is not None and speed else None
     kept = loaded.checkpoint.keep + 1
-    checkpoint = {"state": sizes.saved_bytes + optimizer_bytes, "model": sizes.model_bytes}
+    state = sizes.saved_bytes + optimizer_bytes + event_bytes(loaded, sizes)
+    checkpoint = {"state": state, "model": sizes.model_bytes}
     return Estimate(
         sizes, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage,
         loaded.parallel.pp_size * loaded.parallel.pp_stages_per_process, share, tokens,
@@ -178,6 +179,9 @@ def measure(
         documents_per_row=documents_per_row,
     )  # fmt: skip
     windows = memory_per_process(simulation.windows, sharding, sizes)
+    beside = event_bytes(parameters, sizes)
+    if beside:
+        windows = {name: {**parts, "event plugins": beside} for name, parts in windows.items()}
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
     moment = max(moments, key=moments.__getitem__)
     parts = {part: size for part, size in sorted(windows[moment].items(), key=lambda item: -item[1]) if size}
@@ -196,6 +200,11 @@ def measure(
     if gpu:
         notes.append("a GPU's own context and the fragmentation of its allocator come on top")
     return Memory(parts, moment, moments, offloaded, interpreter, read_ahead), simulation.optimizer_bytes, tuple(notes)
+
+
+def event_bytes(parameters: Parameters, sizes: ModelSizes) -> int:
+    """Returns the bytes that event plugins keep on rank 0, such as an average of the weights."""
+    return sum(plugin.count_bytes(sizes.trained) for plugin in parameters.events.values() if plugin is not None)
 
 
 def first_rank_batch(

@@ -44,6 +44,10 @@ class Ema(EventPlugin):
                 "terakoya average RUN --last 5"
             )
 
+    def count_bytes(self, trained: int) -> int:
+        """Returns the bytes of the averages: float32, as the weights are."""
+        return 4 * trained
+
     def start(self, run: Run) -> EventListener:
         """Returns the listener."""
         return _Listener(self, run)

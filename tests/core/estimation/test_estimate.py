@@ -47,6 +47,17 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
     assert found["memory"]["interpreter"] > 50e6
 
 
+def test_a_moving_average_takes_as_much_as_the_weights() -> None:
+    plain, averaged = (
+        estimate(PRESETS / "tiny_gpt2.json", device="h100", vocab_size=VOCABULARY, overrides=overrides)
+        for overrides in ((), ("events.ema.decay=0.9",))
+    )
+    assert averaged.memory.parts["event plugins"] == 4 * averaged.sizes.trained
+    assert averaged.memory.peak - plain.memory.peak == 4 * plain.sizes.trained
+    assert averaged.checkpoint["state"] - plain.checkpoint["state"] == 4 * plain.sizes.trained
+    assert "event plugins" not in plain.memory.parts
+
+
 def test_missing_stores_and_unknown_devices_are_errors() -> None:
     with pytest.raises(UserError, match=r"no store at work/store.*--vocab-size"):
         estimate(PRESETS / "tiny_gpt2.json")
