@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import ParametersSet
+from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def command(
         typer.Option(min=1, help="The same, and the fastest layouts over as many GPUs that fit into memory."),
     ] = None,
     per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs per node.")] = 8,
+    nodes: NodesOption = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -57,6 +58,7 @@ def command(
     Nothing is trained and no weight is allocated: one step runs on tensors without data.
     """
     from terakoya.commands.guidance.layouts import print_layouts
+    from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import estimate
     from terakoya.estimation.layouts.find_layouts import find_layouts
@@ -70,10 +72,12 @@ def command(
     with error_console().status("measuring", spinner="dots"):
         if gpus is not None:
             layouts = find_layouts(
-                parameters, gpus, per_node=per_node, gpu=device, vocab_size=vocab_size, overrides=overrides
-            )
+                parameters, gpus, per_node=per_node, nodes=nodes, gpu=device, vocab_size=vocab_size,
+                overrides=overrides,
+            )  # fmt: skip
             device = layouts.cluster.gpu.name
-        loaded = Parameters.load(parameters, overrides)
+        loaded = Parameters.load(parameters, overrides, nodes=nodes or (gpus and -(-gpus // per_node)))
+        batch_table.check_nodes(loaded.batch_size, nodes)
         options: dict[str, Any] = {
             "processes": gpus or processes, "device": device, "vocab_size": vocab_size, "mfu": mfu, "tflops": tflops
         }  # fmt: skip
@@ -96,6 +100,7 @@ def command(
     if layouts is not None:
         print_layouts(layouts, estimated.steps)
     sets = [word for each in overrides for word in ("--set", each)]
+    sets += [] if nodes is None else ["--nodes", str(nodes)]
     next_command.show("train", parameters, "--out", "work/run", "--dry-run", *sets)
 
 

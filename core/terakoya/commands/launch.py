@@ -11,7 +11,7 @@ import typer
 from terakoya.commands import launch_jobs
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import ParametersSet, plugin_options
+from terakoya.commands.shared_options import NodesOption, ParametersSet, plugin_options
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def command(
     ] = False,
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 10.0,
     folder: Annotated[Path | None, typer.Option(help="The folder for the files. Default: OUT.launch.")] = None,
+    nodes: NodesOption = None,
     name: Annotated[str | None, typer.Option(help="The job's name. Default: the name of the run's folder.")] = None,
     settings: Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")] = None,
     set_: ParametersSet = None,
@@ -75,8 +76,8 @@ def command(
     given = context.find_root().params
     global_options = [word for pair in plugin_options(given["plugin"], given["without"]) for word in pair]
     planned = plan_launch(
-        launcher, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
-        allow_change=allow_change or (), global_options=global_options,
+        launcher, Path(rest[0]), out, folder=folder, nodes=nodes, name=name, settings=gather(file, (), flags),
+        overrides=set_ or (), allow_change=allow_change or (), global_options=global_options,
     )  # fmt: skip
     _show(launcher, planned, submitted=submit)
     if check:

@@ -77,6 +77,11 @@ ParametersSet = Annotated[
     ),
 ]
 
+NodesOption = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, help='The number of nodes, for a batch_size of {"*": ROWS}: the rows of each.'),
+]
+
 CleanOption = Annotated[
     Path | None, typer.Option(help="A list of cleaning steps, as JSON or YAML.", show_default=False)
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import ParametersSet
+from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import Stopped
 from terakoya.launch.here import imports, read_parameters, train
 
@@ -43,6 +43,7 @@ def command(
             min=1, help="Processes on this machine; default: one a GPU. Under a launcher: the expected number."
         ),
     ] = None,
+    nodes: NodesOption = None,
     node_rank: Annotated[
         int | None, typer.Option(min=0, help="This node's rank; default GROUP_RANK, SLURM_NODEID, 0.")
     ] = None,
@@ -78,7 +79,7 @@ def command(
             check_writable(out)
         loaded = read_parameters(
             parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
-            whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1,
+            whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
         )  # fmt: skip
         launched = LaunchInfo.from_environment(node_rank=node_rank)
         if launched.launcher is None:

@@ -105,6 +105,10 @@ class Launcher(Component):
     detached: ClassVar[bool] = False
     """Whether a job continues after the command that submits it has ended: `find_job` then finds it again."""
 
+    def nodes(self) -> int | None:
+        """Returns the number of nodes that the settings name; None where the settings leave it to the job."""
+        return None
+
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
         """Returns the files and commands that start `job` when the files are in `folder`, an absolute path. Starts and
         writes nothing.

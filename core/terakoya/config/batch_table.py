@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.json_settings import short_json
 
 ONLY_NODE = "-1"
 """The key of a table for a single node."""
+EACH_NODE = "*"
+"""The key of the short form of a table, for equal nodes; the number of nodes comes from the command line."""
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 def check_table(table: Mapping[str, int]) -> None:
-    """Raises ValueError, with a corrected table, unless `table` is for one node, or has a positive entry for each of
-    the node ranks 0 ... n - 1, or for hosts by name."""
+    """Raises ValueError, with a corrected table, unless `table` is for one node, in the short form for equal nodes, or
+    has a positive entry for each of the node ranks 0 ... n - 1, or for hosts by name."""
     ranks = {str(rank) for rank in range(len(table))}
     keys = set(table)
-    if table and (keys in ({ONLY_NODE}, ranks) or has_host_names(table)) and all(rows > 0 for rows in table.values()):
+    known = keys in ({ONLY_NODE}, {EACH_NODE}, ranks) or has_host_names(table)
+    if table and known and all(rows > 0 for rows in table.values()):
         return
     rows = [max(1, value) for value in table.values()] or [256]
     names = list(table) if has_host_names(table) else [str(rank) for rank in range(len(rows))]
@@ -27,9 +31,46 @@ def check_table(table: Mapping[str, int]) -> None:
         names = [ONLY_NODE]
     corrected = dict(zip(names, rows, strict=True))
     raise ValueError(
-        'batch_size: expected {"-1": ROWS} for one node, or one entry of at least 1 row for each node rank "0", "1", '
-        f"... or for each host by its name; got {short_json(dict(table))}; for example {json.dumps(corrected)}"
+        'batch_size: expected {"-1": ROWS} for one node, {"*": ROWS} for equal nodes, or one entry of at least 1 row '
+        'for each node rank "0", "1", ... or for each host by its name; '
+        f"got {short_json(dict(table))}; for example {json.dumps(corrected)}"
     )
+
+
+def for_nodes(raw: Mapping[str, Any], nodes: int | None, *, source: str) -> dict[str, Any]:
+    """Returns the parameters `raw` with an entry for each of `nodes` nodes in place of each table in the short form,
+    also in those of phases. Errors name `source` as the file of `raw`.
+
+    Raises:
+        UserError: a table is in the short form, and `nodes` is None.
+    """
+    result, table, phases = dict(raw), raw.get("batch_size"), raw.get("phases")
+    if isinstance(table, Mapping) and set(table) == {EACH_NODE}:
+        result["batch_size"] = _one_entry_a_node(table, nodes, source)
+    if isinstance(phases, list):
+        result["phases"] = [
+            for_nodes(each, nodes, source=source) if isinstance(each, Mapping) else each for each in phases
+        ]
+    return result
+
+
+def _one_entry_a_node(table: Mapping[str, Any], nodes: int | None, source: str) -> dict[str, Any]:
+    rows = table[EACH_NODE]
+    if nodes is None:
+        raise UserError(
+            f"{source}: batch_size: {short_json(dict(table))} is the rows of each node, but the number of nodes "
+            "is not given: add --nodes N, or write an entry for each node"
+        )
+    return {ONLY_NODE: rows} if nodes == 1 else {str(rank): rows for rank in range(nodes)}
+
+
+def check_nodes(table: Mapping[str, int], nodes: int | None) -> None:
+    """Raises UserError unless `table`, which is not in the short form, is for `nodes` nodes, or `nodes` is None."""
+    if nodes not in (None, len(table)):
+        raise UserError(
+            f"--nodes {nodes}: batch_size is for {_describe(table)}: {short_json(dict(table))}; leave --nodes out, or "
+            'give {"*": ROWS}, the rows of each node'
+        )
 
 
 def has_host_names(table: Mapping[str, int]) -> bool:

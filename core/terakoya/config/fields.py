@@ -60,9 +60,10 @@ class ParameterFields(Settings):
     """The optimizer, by its `type`, with its learning rate."""
     schedule: SerializeAsAny[Schedule]
     """How the learning rate changes over the run, by its `type`."""
-    batch_size: Annotated[dict[str, int], Field(examples=[{"-1": 256}, {"0": 100, "1": 56}])]
+    batch_size: Annotated[dict[str, int], Field(examples=[{"-1": 256}, {"*": 256}, {"0": 100, "1": 56}])]
     """Rows of one optimizer step on each node: an object from node rank or host name to rows, such as {"0": 100, "1":
-    56}. "-1" is the only node: {"-1": 256}. Unit: rows."""
+    56}. "-1" is the only node: {"-1": 256}; `{"*": 256}` is each of
+    equal nodes, whose number is --nodes. Unit: rows."""
     on_lost_node: Literal["stop", "redistribute"] = "stop"
     """What happens to a run that starts or restarts with fewer nodes than `batch_size` has: it stops, or the remaining
     nodes share the same global batch."""

@@ -107,7 +107,10 @@ _ACCUMULATION = (
     'it follows from batch_size and micro_batch_size: "batch_size": {"-1": 256} with "micro_batch_size": 32 in one '
     "process is 8 micro-steps"
 )
-_NODES = 'the nodes follow from batch_size, which has an entry for each: {"0": ROWS, "1": ROWS, ...}'
+_NODES = (
+    'the nodes follow from batch_size, which has an entry for each: {"0": ROWS, "1": ROWS, ...}; equal nodes are '
+    '{"*": ROWS} with --nodes N on the command line'
+)
 _PROCESSES = "the processes are given on the command line: terakoya train --processes N, or by the launcher"
 _NOTHING = "nothing has to be set for it; leave it out"
 

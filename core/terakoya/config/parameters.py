@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     ValidationError,
@@ -139,8 +139,16 @@ class Parameters(ParameterFields):
         return next(name for name in LENGTH_KEYS if getattr(self, name) is not None)
 
     @classmethod
-    def load(cls, path: Path, overrides: Sequence[str] = (), registry: Registry | None = None) -> Self:
-        """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top.
+    def load(
+        cls,
+        path: Path,
+        overrides: Sequence[str] = (),
+        registry: Registry | None = None,
+        *,
+        nodes: int | Literal["any"] | None = None,
+    ) -> Self:
+        """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top;
+        `nodes` is that of `from_dict`.
 
         Raises:
             UserError: one line for each problem: file, key path, expected, got, nearest known name; or the file is of
@@ -151,17 +159,29 @@ class Parameters(ParameterFields):
         path = find_parameters(path)
         raw = read_settings(path)
         try:
-            return cls.from_dict(raw, registry, source=path.name, overrides=overrides)
+            return cls.from_dict(raw, registry, source=path.name, overrides=overrides, nodes=nodes)
         except UserError:
             file_kinds.refuse_other_kind(path, raw, expected=file_kinds.PARAMETERS, paths=paths)
             raise
 
     @classmethod
     def from_dict(
-        cls, raw: Mapping[str, Any], registry: Registry | None = None, *, source: str, overrides: Sequence[str] = ()
+        cls,
+        raw: Mapping[str, Any],
+        registry: Registry | None = None,
+        *,
+        source: str,
+        overrides: Sequence[str] = (),
+        nodes: int | Literal["any"] | None = None,
     ) -> Self:
-        """The parameters of a JSON object. Raises UserError as `load`; errors name `source` as the file."""
+        """The parameters of a JSON object. Raises UserError as `load`; errors name `source` as the file.
+
+        `nodes` is the number of nodes of a `batch_size` in the short form, which a run replaces by a table; "any" keeps
+        the short form, for parameters that are only shown.
+        """
         raw = apply_overrides(without_notes(raw), overrides)
+        if nodes != "any":
+            raw = batch_table.for_nodes(raw, nodes, source=source)
         registry = registry or plugins.registry()
         refuse_secrets(raw, source)
         values, problems = dict(raw), []

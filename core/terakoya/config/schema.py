@@ -37,7 +37,10 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     accept_notes(schema)
     schema["properties"]["batch_size"] |= {
         "patternProperties": {
-            f"^({batch_table.ONLY_NODE}|0|[1-9][0-9]*|{batch_table.NAME.pattern})$": {"type": "integer", "minimum": 1}
+            rf"^({batch_table.ONLY_NODE}|\{batch_table.EACH_NODE}|0|[1-9][0-9]*|{batch_table.NAME.pattern})$": {
+                "type": "integer",
+                "minimum": 1,
+            }
         },
         "additionalProperties": False,
         "minProperties": 1,

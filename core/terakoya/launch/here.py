@@ -39,13 +39,18 @@ def read_parameters(
     whole_word_mask: bool = False,
     fp16_type: int | None = None,
     processes: int = 1,
+    nodes: int | None = None,
 ) -> Parameters:
     """Reads the parameters in `file`, which may be the name of a preset; with `model_type`, that entry of a
     language-pretraining parameter.json, by default of the one that comes with terakoya.
 
+    Args:
+        nodes: the number of nodes, which a `batch_size` of `{"*": ROWS}` needs, and any other has to agree with.
+
     Raises:
         UserError: see `Parameters.load` and `read_language_pretraining_json`; options of the other format.
     """
+    from terakoya.config import batch_table
     from terakoya.config.language_pretraining_json import read_language_pretraining_json
     from terakoya.config.parameters import Parameters
     from terakoya.config.presets import LANGUAGE_PRETRAINING, presets_folder
@@ -56,7 +61,9 @@ def read_parameters(
                 "--data, --validation, --do_whole_word_mask and --fp16_type are options of --model-type; "
                 "without it the parameter file sets them"
             )
-        return Parameters.load(file, overrides)
+        loaded = Parameters.load(file, overrides, nodes=nodes)
+        batch_table.check_nodes(loaded.batch_size, nodes)
+        return loaded
     if str(file) == f"{LANGUAGE_PRETRAINING}.json" and not file.exists():
         file = presets_folder() / file
     if not data:
@@ -65,7 +72,9 @@ def read_parameters(
         file, model_type, data, validation,
         whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes_per_node=processes,
     )  # fmt: skip
-    return Parameters.from_dict(raw, source=str(file), overrides=overrides)
+    loaded = Parameters.from_dict(raw, source=str(file), overrides=overrides, nodes=nodes)
+    batch_table.check_nodes(loaded.batch_size, nodes)
+    return loaded
 
 
 def train(
@@ -75,6 +84,7 @@ def train(
     events: Mapping[str, Callable[..., Any]] | None = None,
     overrides: Sequence[str] = (),
     processes: int | None = None,
+    nodes: int | None = None,
     node_rank: int | None = None,
     allow_change: Sequence[str] = (),
     start_over: bool = False,
@@ -84,7 +94,7 @@ def train(
 
     `parameters` is a file, the name of a preset such as "bert_base", or the content of a parameter file. `events` are
     functions by event, such as `{"step_finished": f}` for `f(run, report)`; `terakoya.hookspecs` describes the events.
-    A function that raises an exception ends the run.
+    A function that raises an exception ends the run. `nodes` is the number of nodes of a `batch_size` of `{"*": ROWS}`.
 
     With `start_over` the run may begin at step 0 although it has had checkpoints, of which none is whole.
 
@@ -101,7 +111,7 @@ def train(
 
     with listening(events or {}):
         return train_in_this_process(
-            _load(parameters, overrides),
+            _load(parameters, overrides, nodes),
             Path(out),
             node_rank=node_rank,
             expected_processes=processes,
@@ -112,13 +122,18 @@ def train(
         )
 
 
-def _load(parameters: Path | str | Mapping[str, Any] | Parameters, overrides: Sequence[str]) -> Parameters:
+def _load(
+    parameters: Path | str | Mapping[str, Any] | Parameters, overrides: Sequence[str], nodes: int | None
+) -> Parameters:
+    from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
 
     if isinstance(parameters, Path | str):
-        return read_parameters(Path(parameters), overrides=overrides)
-    if isinstance(parameters, Parameters):
-        if overrides:
-            return Parameters.from_dict(parameters.dump(), source="parameters", overrides=overrides)
+        return read_parameters(Path(parameters), overrides=overrides, nodes=nodes)
+    if isinstance(parameters, Parameters) and not overrides and batch_table.EACH_NODE not in parameters.batch_size:
+        batch_table.check_nodes(parameters.batch_size, nodes)
         return parameters
-    return Parameters.from_dict(parameters, source="parameters", overrides=overrides)
+    raw = parameters.dump() if isinstance(parameters, Parameters) else parameters
+    loaded = Parameters.from_dict(raw, source="parameters", overrides=overrides, nodes=nodes)
+    batch_table.check_nodes(loaded.batch_size, nodes)
+    return loaded

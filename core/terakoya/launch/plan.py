@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
@@ -43,6 +44,7 @@ def plan_launch(
     out: Path,
     *,
     folder: Path | None = None,
+    nodes: int | None = None,
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
@@ -53,6 +55,7 @@ def plan_launch(
 
     Args:
         folder: the folder for the files; default `OUT.launch`.
+        nodes: the number of nodes, for a `batch_size` of `{"*": ROWS}`; default that of the launcher's settings.
         name: the job's name; default the name of the run's folder.
         settings: the launcher's settings.
         overrides: `KEY.PATH=VALUE`, over the parameters.
@@ -66,8 +69,9 @@ def plan_launch(
     check_place(out)
     component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
     job = make_job(
-        parameters, out, name=name, overrides=overrides, allow_change=allow_change, global_options=global_options
-    )
+        parameters, out, nodes=nodes, settings_nodes=component.nodes(), name=name, overrides=overrides,
+        allow_change=allow_change, global_options=global_options,
+    )  # fmt: skip
     folder = folder if folder is not None else plan_folder(out)
     refuse_address(folder, "the folder for the plan's files")
     folder = folder.absolute()
@@ -82,6 +86,8 @@ def make_job(
     parameters: Path,
     out: Path,
     *,
+    nodes: int | None = None,
+    settings_nodes: int | None = None,
     name: str | None = None,
     overrides: Sequence[str] = (),
     allow_change: Sequence[str] = (),
@@ -89,10 +95,17 @@ def make_job(
 ) -> Job:
     """Returns the job that trains `parameters` into `out`.
 
+    Args:
+        nodes: the number of nodes, which `batch_size` has to agree with.
+        settings_nodes: the number of nodes that the launcher's settings name, for a `batch_size` of `{"*": ROWS}`.
+
     Raises:
         UserError: the parameters or the name are wrong.
     """
-    loaded = Parameters.load(parameters, overrides)
+    short = Parameters.load(parameters, overrides, nodes="any").batch_size.keys() == {batch_table.EACH_NODE}
+    nodes = nodes or (settings_nodes if short else None)
+    loaded = Parameters.load(parameters, overrides, nodes=nodes)
+    batch_table.check_nodes(loaded.batch_size, nodes)
     check_allowed_changes(allow_change, loaded, registry())
     run = out.absolute()
     if name is None:
@@ -109,6 +122,7 @@ def make_job(
         str(run),
         *sets,
         *allowed,
+        *(() if nodes is None else ("--nodes", str(nodes))),
     )
     data = loaded.data
     mixtures = (data.train, *(stage.train for stage in data.stages), *(phase.data.train for phase in loaded.of_phases))

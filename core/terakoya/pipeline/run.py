@@ -197,7 +197,7 @@ class _Plan:
         data = raw.get("data", {})
         if isinstance(data, Mapping):
             raw = {**raw, "data": {**data, **stores}}
-        return Parameters.from_dict(raw, source=source).dump()
+        return Parameters.from_dict(raw, source=source, nodes=1).dump()
 
     def _run_inputs(self) -> Mapping[str, Any]:
         stores = [out for corpus in self.corpora for out in corpus.store_folders().values()]

@@ -47,6 +47,10 @@ class Local(Launcher):
     setup: tuple[str, ...] = ()
     """Lines of bash to run first: modules, an environment."""
 
+    def nodes(self) -> int:
+        """Returns 1: this machine."""
+        return 1
+
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
         """Returns a plan with one script, `run.sh`.
 

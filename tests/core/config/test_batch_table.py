@@ -97,3 +97,31 @@ def test_parameters_and_their_schema_take_names(tmp_path: Path) -> None:
     (pattern,) = json_schema(registry())["properties"]["batch_size"]["patternProperties"]
     assert all(re.search(pattern, key) for key in ("-1", "0", "12", "a01", "gpu-3.lab", "10.0.0.3"))
     assert not any(re.search(pattern, key) for key in ("-2", "01", "", "a b", "a-"))
+
+
+def short_form(store: Path, **changes: object) -> dict[str, object]:
+    return toy.parameters(store, **{"batch_size": {"*": 8}, **changes})
+
+
+@pytest.mark.parametrize(("nodes", "table"), [(1, {"-1": 8}), (2, {"0": 8, "1": 8}), (3, {"0": 8, "1": 8, "2": 8})])
+def test_the_short_form_is_an_entry_for_each_node(store: Path, nodes: int, table: dict[str, int]) -> None:
+    phases = [{"steps": 3, "batch_size": {"*": 4}}, {}]
+    loaded = Parameters.from_dict(short_form(store, phases=phases), source="run.json", nodes=nodes)
+    assert loaded.batch_size == table
+    assert loaded.phases[0].batch_size == dict.fromkeys(table, 4)
+    assert loaded.of_phases[1].batch_size == table
+
+
+def test_the_short_form_needs_the_number_of_nodes_unless_it_is_only_shown(store: Path) -> None:
+    with pytest.raises(UserError, match=r'^run\.json: batch_size: \{"\*": 8\} is the rows of each node.*add --nodes N'):
+        Parameters.from_dict(short_form(store), source="run.json")
+    assert Parameters.from_dict(short_form(store), source="run.json", nodes="any").batch_size == {"*": 8}
+
+
+def test_a_number_of_nodes_agrees_with_an_explicit_table() -> None:
+    batch_table.check_nodes({"0": 8, "1": 8}, 2)
+    batch_table.check_nodes({"a01": 8}, None)
+    with pytest.raises(UserError, match=r"^--nodes 3: batch_size is for 2 nodes: .*leave --nodes out"):
+        batch_table.check_nodes({"0": 8, "1": 8}, 3)
+    with pytest.raises(ValueError, match="batch_size: expected"):
+        batch_table.check_table({"*": 8, "0": 8})

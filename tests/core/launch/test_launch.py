@@ -238,3 +238,59 @@ def test_a_table_for_other_hosts_is_refused_with_a_matching_one(store: Path, tmp
 def test_a_local_run_of_several_nodes_is_refused(store: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch_size is for 2 nodes"):
         planned("local", store, tmp_path / "run", {}, batch_size={"0": 8, "1": 8})
+
+
+# ------------------------------------------------------------------------------------- nodes of {"*": ROWS}
+
+CLUSTERS = {
+    "slurm": {"time": "01:00:00"},
+    "pbs": {"time": "01:00:00"},
+    "grid_engine": {"time": "01:00:00", "pe": "mpi"},
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "asks"), [("slurm", "--nodes=3"), ("pbs", "-l select=3\n"), ("grid_engine", "-pe mpi 3\n")]
+)
+def test_nodes_are_given_to_the_job_and_to_the_run(launcher: str, asks: str, store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, batch_size={"*": 8})))
+    plan = plan_launch(launcher, file, tmp_path / "run", nodes=3, settings=CLUSTERS[launcher])
+    assert plan.job.batch_size == {"0": 8, "1": 8, "2": 8}
+    scripts = "".join(plan.plan.files.values())
+    assert asks in scripts
+    assert f"train {file} --out {tmp_path}/run --nodes 3" in scripts
+
+
+@pytest.mark.parametrize("launcher", CLUSTERS)
+def test_equal_nodes_without_their_number_are_refused(launcher: str, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'^run\.json: batch_size: \{"\*": 8\} is the rows of each node.*add --nodes N'):
+        planned(launcher, store, tmp_path / "run", CLUSTERS[launcher], batch_size={"*": 8})
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store)))
+    with pytest.raises(UserError, match=r"^--nodes 3: batch_size is for 1 node: "):
+        plan_launch(launcher, file, tmp_path / "run", nodes=3, settings=CLUSTERS[launcher])
+
+
+def test_a_launcher_whose_settings_name_the_nodes_needs_no_number(store: Path, tmp_path: Path) -> None:
+    plan = planned("hosts", store, tmp_path / "run", {"hosts": "a01,a02"}, batch_size={"*": 8})
+    assert "node 1: a02, 1 process, 8 rows a step" in plan.plan.notes[0]
+    assert "--nodes 2 --node-rank 1" in plan.plan.files["node-1.sh"]
+    plan = planned("local", store, tmp_path / "run", {}, batch_size={"*": 8})
+    assert plan.job.batch_size == {"-1": 8}
+    plan = planned("local", store, tmp_path / "run", {})
+    assert "--nodes" not in plan.plan.files["run.sh"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forks")
+def test_a_run_keeps_the_table_that_it_began_with(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, batch_size={"*": 8}, evaluation=None, max_steps=2)
+    toy.train(settings, tmp_path / "run", "--nodes", "2", nodes=(1, 1))
+    manifest = json.loads((tmp_path / "run/checkpoints/step-00000002/manifest.json").read_text())
+    assert manifest["parameters"]["batch_size"] == {"0": 8, "1": 8}
+    more = {**settings, "max_steps": 3}
+    said = toy.train(more, tmp_path / "run", "--nodes", "1", code=2)
+    assert "2 steps of 16, but batch_size is now 8: keep the global batch" in " ".join(said.split())
+    toy.train(more, tmp_path / "run", "--nodes", "1", "--set", "batch_size.*=16")
+    assert list(toy.records(tmp_path / "run")) == [1, 2, 3]

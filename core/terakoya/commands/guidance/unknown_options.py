@@ -43,8 +43,8 @@ _RUN = _words({
     "disable_overwrite_cache overwrite_cache": "a token store is made once and only read by runs; leave it out",
     "input_file input train_file corpus": _PREPARE,
     "tokenizer tokenizer_dir tokenizer_type tokenizer_name mecab_dic_type": _TOKENIZER,
-    "nodes nnodes num_nodes num_machines": "the nodes follow from batch_size, which has an entry for each: "
-    "--set 'batch_size={\"0\": ROWS, \"1\": ROWS}'",
+    "nnodes num_nodes num_machines": "the nodes follow from batch_size, which has an entry for each: "
+    "--set 'batch_size={\"0\": ROWS, \"1\": ROWS}'; equal nodes are --nodes {value} with 'batch_size={\"*\": ROWS}'",
     "gpus num_gpus n_gpus nproc_per_node num_processes devices": "give --processes {value}",
     "local_rank master_addr master_port rank world_size": _LAUNCHER,
 })  # fmt: skip

@@ -10,7 +10,7 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.commands.parameters import import_script, list_presets, show_key
-from terakoya.commands.shared_options import ParametersSet
+from terakoya.commands.shared_options import NodesOption, ParametersSet
 
 app = typer.Typer(help="Show and create parameter files.", no_args_is_help=True, rich_markup_mode=None)
 app.command("list")(list_presets.command)
@@ -23,6 +23,7 @@ def show(
         Path, typer.Argument(help="A parameter file, the name of a preset, or a key.", metavar="PARAMETERS.json | KEY")
     ],
     overrides: ParametersSet = None,
+    nodes: NodesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead.")] = False,
 ) -> None:
     """Show every value of a parameter file and its origin; or one key: its type, default and meaning.
@@ -35,13 +36,17 @@ def show(
         return
     from rich.table import Table
 
+    from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
     from terakoya.config.presets import find_parameters
     from terakoya.json_settings import leaves, origins, read_settings
     from terakoya.log import console
 
     given, file, overrides = file, find_parameters(file), overrides or []
-    complete = Parameters.load(file, overrides).dump()
+    loaded = Parameters.load(file, overrides, nodes=nodes or "any")
+    if nodes is not None:
+        batch_table.check_nodes(loaded.batch_size, nodes)
+    complete = loaded.dump()
     if as_json:
         typer.echo(json.dumps(complete, indent=2, ensure_ascii=False))
         return
@@ -52,6 +57,7 @@ def show(
         table.add_row(key, json.dumps(value, ensure_ascii=False), origin[key], style=style)
     console().print(table)
     sets = [word for each in overrides for word in ("--set", each)]
+    sets += [] if nodes is None else ["--nodes", str(nodes)]
     next_command.show("train", given, "--out", "work/run", "--dry-run", *sets)
 
 

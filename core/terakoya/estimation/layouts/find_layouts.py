@@ -68,6 +68,7 @@ def find_layouts(
     gpus: int,
     *,
     per_node: int = 8,
+    nodes: int | None = None,
     gpu: str | None = None,
     vocab_size: int | None = None,
     overrides: Sequence[str] = (),
@@ -76,13 +77,14 @@ def find_layouts(
 
     Args:
         per_node: number of GPUs of a node.
+        nodes: number of nodes of a `batch_size` of `{"*": ROWS}`; by default those of the GPUs.
         gpu: for example `h100`; by default this machine's, or else `DEFAULT_GPU`.
         vocab_size: number of tokens of the vocabulary, if the stores do not exist yet.
 
     Raises:
         UserError: wrong parameters or stores, an unknown GPU, an unsupported model, or no layout fits.
     """
-    loaded = Parameters.load(parameters, overrides)
+    loaded = Parameters.load(parameters, overrides, nodes=nodes or -(-gpus // per_node))
     notes = []
     if gpu is None:
         local = devices.local_device()

@@ -55,6 +55,10 @@ class Hosts(Launcher):
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
     """The command to which a host and the command to run there are appended."""
 
+    def nodes(self) -> int:
+        """Returns the number of `hosts`."""
+        return len(read_hosts(self.hosts))
+
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
         """Returns a plan with a script `node-N.sh` for each host.
 

@@ -28,6 +28,10 @@ class SageMaker(SageMakerSettings):
     """Settings of a training job, with the names of SageMaker's Python SDK. `--settings FILE` also reads an older
     `config_sample.json` with `aws_config` and `fsx_config`."""
 
+    def nodes(self) -> int | None:
+        """Returns the number of instances that the settings name."""
+        return self.instance_count
+
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
         """Returns a plan with `request.json` and the files for S3: the script, the parameters, plugins that are files.
 
@@ -43,12 +47,13 @@ class SageMaker(SageMakerSettings):
             )
         run = self._run(job, nodes)
         global_options, parameters, sets = _parts(job)
-        self._check_paths(parameters, sets)
+        self._check_paths(parameters, sets, nodes)
         files = {"parameters.json": json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"}
         global_options = [_ship_plugin(word, files) for word in global_options]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
         train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", run]
-        command = quote(*train, *(word for value in sets for word in ("--set", value)))
+        given = ["--nodes", str(nodes)] if "--nodes" in job.arguments else []
+        command = quote(*train, *(word for value in sets for word in ("--set", value)), *given)
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         code = f"{(self.code_location or self.output_path).rstrip('/')}/{name}/{CODE}"
         files["entry.sh"] = sagemaker_script.script(
@@ -110,9 +115,10 @@ class SageMaker(SageMakerSettings):
             )
         return f"{ROOT}/checkpoints/run"
 
-    def _check_paths(self, parameters: Path, sets: list[str]) -> None:
+    def _check_paths(self, parameters: Path, sets: list[str], nodes: int) -> None:
         """Raises UserError for a store or a `start_from` folder that is in no channel."""
-        loaded = Parameters.load(parameters, [*sets, *(f"{key}={value}" for key, value in self.hyperparameters)])
+        overrides = [*sets, *(f"{key}={value}" for key, value in self.hyperparameters)]
+        loaded = Parameters.load(parameters, overrides, nodes=nodes)
         data = loaded.data
         stores = {f"data.validation.{index}": store for index, store in enumerate(data.validation)}
         mixtures = {"data.train": data.train}
