@@ -46,6 +46,7 @@ PUBLISHED: dict[str, tuple[int, float, float]] = {
     "deberta_v3_base": (128_100, 184, 98.4),  # 86 of layers, 98 of embeddings
     "modernbert_base": (50_368, 149, 38.7),
     "t5_base": (32_128, 222.9, 24.7),  # 220 in the paper
+    "mmbert_base": (256_000, 307, 196.6),
     "eurobert_210m": (128_256, 211.8, 98.5),
 }
 

@@ -108,7 +108,7 @@ MISTAKES = [
     # sizes, and what does not go together
     (f"{TRAIN} --set architecture.num_attention_heads=3", "expected a divisor of hidden_size 16, got 3; the nearest"),
     (f"{DRY} --set architecture.hidden_act=geluu", 'hidden_act: expected a value that Bert takes, such as "gelu", got'),
-    (f'{DRY} --set objective={{"type":"causal_lm"}}', "choose an architecture.type that has it: gpt2, gptj, llama"),
+    (f'{DRY} --set objective={{"type":"causal_lm"}}', "choose an architecture.type that has it: gemma3_text, gpt2"),
     (f'{DRY} --set batch_size={{"0":2,"1":2}}', "the table is for 2 nodes, but the run has 1 process", '{"-1": 4}'),
     (f"{DRY} --set objective.layout=lines", "expected a store of lines", "prepare the corpus with --unit line"),
     (f"{DRY} --set start_from=data/tokenizer", "start_from: data/tokenizer: expected a Transformers folder, found no"),

@@ -73,7 +73,7 @@ def test_the_schema_has_every_form() -> None:
     schema = json_schema(registry())
     text, settings, folders = schema["$defs"]["StartFrom"]["anyOf"]
     assert text == {"type": "string"}
-    keys = {"folder", "new_heads", "drop_heads", "vocabulary", "initializer", "grow"}
+    keys = {"folder", "new_heads", "drop_heads", "vocabulary", "initializer", "grow", "new_positions"}
     assert set(settings["properties"]) == keys and settings["required"] == ["folder"]
     assert settings["additionalProperties"] is False
     assert folders["additionalProperties"] == {"type": "string"}

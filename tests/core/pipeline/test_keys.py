@@ -52,7 +52,9 @@ def test_components_with_the_same_key_share_an_entry_and_keep_their_defaults() -
     assert entry.setting.meaning == "The width of the hidden states."
     assert entry.defaults["256"] == ["electra"] and "bert" in entry.defaults["768"]
     found = {entry.path for entry in find_key("learning_rate", registry())}
-    assert found == {"optimizer.learning_rate", "phases.N.optimizer.learning_rate"}
+    assert found == {
+        "optimizer.learning_rate", "phases.N.optimizer.learning_rate", "events.task_scores.learning_rate",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

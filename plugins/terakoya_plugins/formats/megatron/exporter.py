@@ -213,6 +213,8 @@ def read_model(source: PreTrainedModel) -> Gpt:
 
     config: Any = source.config
     name = type(source).__name__
+    if not isinstance(source, LlamaForCausalLM | GPT2LMHeadModel):
+        raise UserError(f"format megatron: supports LlamaForCausalLM and GPT2LMHeadModel, got {name}")
     shared: dict[str, Any] = {
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
@@ -241,23 +243,21 @@ def read_model(source: PreTrainedModel) -> Gpt:
             activation="silu",
             **shared,
         )
-    if isinstance(source, GPT2LMHeadModel):
-        for is_unsupported, feature in (
-            (config.activation_function not in GELUS, f"activation_function {config.activation_function}"),
-            (not config.scale_attn_weights, "attention that is not scaled"),
-            (config.scale_attn_by_inverse_layer_idx, "attention that is scaled by the layer's number"),
-        ):
-            if is_unsupported:
-                raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
-        return Gpt(
-            family="gpt2",
-            groups=config.num_attention_heads,
-            head_size=config.hidden_size // config.num_attention_heads,
-            intermediate_size=config.n_inner or 4 * config.hidden_size,
-            norm_epsilon=config.layer_norm_epsilon,
-            rope_theta=10000.0,
-            biases=True,
-            activation=config.activation_function,
-            **shared,
-        )
-    raise UserError(f"format megatron: supports LlamaForCausalLM and GPT2LMHeadModel, got {name}")
+    for is_unsupported, feature in (
+        (config.activation_function not in GELUS, f"activation_function {config.activation_function}"),
+        (not config.scale_attn_weights, "attention that is not scaled"),
+        (config.scale_attn_by_inverse_layer_idx, "attention that is scaled by the layer's number"),
+    ):
+        if is_unsupported:
+            raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
+    return Gpt(
+        family="gpt2",
+        groups=config.num_attention_heads,
+        head_size=config.hidden_size // config.num_attention_heads,
+        intermediate_size=config.n_inner or 4 * config.hidden_size,
+        norm_epsilon=config.layer_norm_epsilon,
+        rope_theta=10000.0,
+        biases=True,
+        activation=config.activation_function,
+        **shared,
+    )
