@@ -27,6 +27,10 @@ class Diverged(UserError):  # noqa: N818 - a state of the training
     exit_code = 3
 
 
+LASTING_EXIT_CODES = (UserError.exit_code, Diverged.exit_code)
+"""Exit codes of failures that come again however often a run is started: a user has to change something first."""
+
+
 class RollingBack(Exception):  # noqa: N818 - no failure
     """A run goes back to a checkpoint from before a spike of its loss, and continues from there."""
 

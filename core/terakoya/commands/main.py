@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -44,7 +46,7 @@ from terakoya.commands.plugins import app as plugins
 from terakoya.commands.shared_options import plugin_options
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
-from terakoya.errors import RankLostError, Stopped, UserError, describe_os_error, os_error_exit_code
+from terakoya.errors import LASTING_EXIT_CODES, RankLostError, Stopped, UserError, describe_os_error, os_error_exit_code
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
@@ -195,4 +197,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(error.exit_code)
-        sys.exit(os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code)
+        code = os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code
+        _note_lasting_code(code)
+        sys.exit(code)
+
+
+def _note_lasting_code(code: int) -> None:
+    """Tells the script that started this process, through a file, that starting it again is of no use."""
+    from terakoya.training.distributed.signals import LASTING_CODE_FILE_VARIABLE
+
+    if code in LASTING_EXIT_CODES and LASTING_CODE_FILE_VARIABLE in os.environ:
+        with contextlib.suppress(OSError):  # the script then knows the highest code of all processes alone
+            Path(os.environ[LASTING_CODE_FILE_VARIABLE]).write_text(str(code))

@@ -2,7 +2,8 @@
 
 The agent forwards a stop request to the training processes, so that they save and exit, kills those that still run
 `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` seconds later, and exits with their exit code. Plain torchrun exits with 1 and a
-traceback after a stop request, as after a crash, whatever its processes returned.
+traceback after a stop request, as after a crash, whatever its processes returned. It also starts processes again, as
+often as `--max-restarts` says, that have failed on what a user has to mend; the agent does not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from terakoya.errors import LASTING_EXIT_CODES, RankLostError
 from terakoya.process_pool import LAUNCHER_VARIABLE
 from terakoya.training.distributed.signals import EXIT_CODE_FILE_VARIABLE, STOP_SIGNALS, STOPPED_EXIT_CODE
 
@@ -40,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     """Runs torchrun with `arguments` and returns the exit code of its processes.
 
     Returns 0, `STOPPED_EXIT_CODE` if the processes saved after a stop request, or the exit code of the first process
-    that failed: 128 plus the signal's number if a signal killed it.
+    that failed: 128 plus the signal's number if a signal killed it; that of `RankLostError` if the agents of other
+    hosts did not start again with this one.
     """
     note = Path(tempfile.mkdtemp()) / "ended"
     os.environ[EXIT_CODE_FILE_VARIABLE] = str(note)
@@ -50,7 +53,9 @@ def run(arguments: Sequence[str]) -> int:
     forwarder.start()
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
+    end_restarts_after_lasting_codes()
     try:
         torchrun.main(["--signals-to-handle", "SIGQUIT", *arguments])
         return STOPPED_EXIT_CODE if note.exists() and note.read_text() == str(STOPPED_EXIT_CODE) else 0
@@ -59,10 +64,29 @@ def run(arguments: Sequence[str]) -> int:
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         sys.stderr.write(f"rank {rank} exited with {code}, the first process on this host that failed\n")
         return int(code)
+    except RendezvousError as error:  # the agent of another host has ended for good, or is gone
+        sys.stderr.write(f"the agents of the other hosts do not start again with this one: {error}\n")
+        return RankLostError.exit_code
     finally:
         forwarder.stop_listening()
         _send(signal.SIGKILL, _children())  # a process that was still starting when the stop request was forwarded
         shutil.rmtree(note.parent, ignore_errors=True)
+
+
+def end_restarts_after_lasting_codes() -> None:
+    """Makes torchrun's agent end, whatever is left of `--max-restarts`, after a process of this host has exited with
+    one of `LASTING_EXIT_CODES`. It then closes the rendezvous, so that the agents of other hosts end, too."""
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.launcher import api
+
+    class Agent(api.LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if any(failure.exitcode in LASTING_EXIT_CODES for failure in result.failures.values()):
+                self._remaining_restarts = 0
+            return result
+
+    api.LocalElasticAgent = Agent  # type: ignore[misc]
 
 
 class SignalForwarder:

@@ -13,6 +13,7 @@ from toy import make_store, parameters
 from terakoya.commands.main import DEBUG_VARIABLE, main
 from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import make_tokenizer
+from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
 from terakoya.training import setup
 
 
@@ -259,6 +260,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bad.parquet").write_bytes(b"")
     (folder / "folder.jsonl").mkdir()
     return folder
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"), [(UserError, "2"), (Diverged, "3"), (TemporaryFailure, None), (Stopped, None)]
+)
+def test_a_mistake_is_noted_for_the_script_that_would_start_again(
+    error: type[UserError], noted: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error("as it must")
+
+    monkeypatch.setattr("terakoya.commands.main.command_line", lambda: fails)
+    monkeypatch.setenv(DEBUG_VARIABLE, "")
+    note = tmp_path / "note"
+    monkeypatch.setenv("TERAKOYA_LASTING_CODE_FILE", str(note))
+    with pytest.raises(SystemExit) as caught:
+        main(["train"])
+    assert caught.value.code == error.exit_code
+    assert (note.read_text() if note.exists() else None) == noted
 
 
 @pytest.mark.slow

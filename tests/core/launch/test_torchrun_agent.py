@@ -60,6 +60,12 @@ match sys.argv[1]:
             sys.exit(1 + signals.exit_code(stopped=True))
         with signals.StopRequest() as stop:
             stop.listen()
+    case "makes a mistake":
+        ready()
+        sys.exit(2)
+    case "loses the other":
+        ready()
+        sys.exit(76)
     case "fails":
         sys.exit(3)
 """
@@ -187,6 +193,28 @@ def test_a_failure_keeps_its_exit_code(what: str, code: int, tmp_path: Path) -> 
     ended, output = Agent(tmp_path, what).end()
     assert ended == code and "Traceback" not in output, output
     assert f"exited with {code}, the first process on this host that failed" in output
+
+
+@pytest.mark.slow
+def test_processes_that_failed_on_what_a_user_has_to_mend_do_not_start_again(tmp_path: Path) -> None:
+    code, output = Agent(tmp_path, "makes a mistake", *ELASTIC, processes=1).end()
+    assert code == 2 and output.count("ready") == 1, output
+
+
+@pytest.mark.slow
+def test_one_host_that_has_failed_on_what_a_user_has_to_mend_ends_the_others(tmp_path: Path) -> None:
+    """The first agent is the rendezvous of both, and would start its process again with that of the second."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    agents = []
+    for rank, what in enumerate(("loses the other", "makes a mistake")):
+        (tmp_path / what).mkdir()
+        conf = ("--rdzv-conf", f"join_timeout=600,is_host={1 - rank}", "--rdzv-id", "run")
+        agents.append(Agent(tmp_path / what, what, *ELASTIC[:4], *conf, nodes=2, processes=1, port=port))
+    (first, said), (second, _) = (agent.end() for agent in agents)
+    assert (first, second) == (76, 2), said
+    assert said.count("ready") == 1 and "Traceback" not in said, said
 
 
 @pytest.mark.slow

@@ -164,6 +164,15 @@ def test_the_loss_of_another_host_counts_less_than_its_cause(programs: Programs,
     assert run_job(plan, programs, "exit 76").returncode == 76
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_mistake_on_one_host_ends_the_job_for_good(failing: int, programs: Programs, tmp_path: Path) -> None:
+    """The other host has crashed as it lost that one."""
+    plan = planned(tmp_path, "grid_engine", HOSTS["grid_engine"], batch_size=TWO)
+    programs.set(qsub="echo 8")
+    assert run_job(plan, programs, f"[ $rank = {failing} ] && exit 2; exit 137").returncode == 2
+    assert not (plan.folder / "7.next").exists()
+
+
 def test_crashes_are_counted(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, "grid_engine", {**HOSTS["grid_engine"], "max_restarts": 1}, batch_size=TWO)
     programs.set(qsub="echo 8")

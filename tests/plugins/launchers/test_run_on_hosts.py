@@ -63,6 +63,7 @@ def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert not (tmp_path / "a01").exists()
     assert "a02 ended with exit code 3; the others continue" in caplog.text
     assert run_on_hosts(remotes(tmp_path, a01="exit 4", a02="sleep 0.2"), continue_after_failure=True) == 4
+    assert run_on_hosts(remotes(tmp_path, a01="exit 76", a02="exit 2"), continue_after_failure=True) == 2
 
 
 def test_a_host_that_has_saved_is_not_reported_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

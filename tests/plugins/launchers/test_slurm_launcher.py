@@ -104,6 +104,17 @@ def test_which_exit_codes_requeue_a_job(code: int, requeued: int, programs: Prog
     assert programs.calls().count("scontrol requeue 7") == requeued
 
 
+def test_a_mistake_in_one_process_ends_the_job_for_good(programs: Programs, tmp_path: Path) -> None:
+    """srun returns the highest code, which is that of the processes that lost the one with the mistake."""
+    plan = planned(tmp_path, {})
+    programs.set(srun='echo 2 > "$TERAKOYA_LASTING_CODE_FILE"; exit 76', scontrol=controller())
+    assert run_script(plan, programs).returncode == 2
+    assert "scontrol requeue 7" not in programs.calls()
+    programs.set(srun="exit 76")  # the mistake of an earlier start is forgotten
+    assert run_script(plan, programs).returncode == 76
+    assert programs.calls()[-1] == "scontrol requeue 7"
+
+
 def test_only_crashes_are_counted(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {"max_restarts": 2})
     programs.set(scontrol=controller())

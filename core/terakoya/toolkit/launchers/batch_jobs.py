@@ -55,7 +55,10 @@ for each in "$${started[@]}"; do
   while kill -0 $$each 2> /dev/null; do wait $$each || true; done  # a signal interrupts wait
   its=0
   wait $$each || its=$$?
-  [ $$its = 0 ] || { [ $$code != 0 ] && [ $$code != $lost ]; } || code=$$its  # $lost: it only waited for a lost one
+  case $$its,$$code in  # a user's mistake counts most, $lost least: that host only waited for a lost one
+    0,* | *,2 | *,3) ;;
+    2,* | 3,* | *,0 | *,$lost) code=$$its ;;
+  esac
 done
 kill $$timer 2> /dev/null || true
 

@@ -33,6 +33,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 EXIT_CODE_FILE_VARIABLE = "TERAKOYA_ENDED_NOTE"
 """The variable that names a file to which processes under torchrun write the exit code that they would have had."""
 
+LASTING_CODE_FILE_VARIABLE = "TERAKOYA_LASTING_CODE_FILE"
+"""The variable that names a file to which a process writes its exit code if that is one of `LASTING_EXIT_CODES`. srun
+returns the highest code of all processes, which is that of those that only lost this one."""
+
 SAME_PRESS_SECONDS = 1.0
 """A second SIGINT within this time counts as the first: a terminal and a launcher may both deliver one Ctrl-C."""
 LEAVE_SECONDS = 5.0

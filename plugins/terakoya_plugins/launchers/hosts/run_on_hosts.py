@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from terakoya.errors import RankLostError, Stopped
+from terakoya.errors import LASTING_EXIT_CODES, RankLostError, Stopped
 from terakoya.toolkit.launchers.children import start_child
 
 STOPPED = Stopped.exit_code
@@ -47,7 +47,7 @@ def run_on_hosts(
     Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 send a stop request to every host; the function waits until all have ended.
     After one host fails, the others have `grace_seconds` to notice it and then receive a stop request. With
     `continue_after_failure` a failed host is only logged, and the exit code is that of the first host, where the others
-    rendezvous.
+    rendezvous; where that host failed, too, it is that of one that has failed on what a user has to mend, if any.
     """
     running = [
         start_child(  # a host whose connection ends with this process saves and ends
@@ -121,9 +121,10 @@ def _wait(
                             ["bash", "-c", remote.stop], check=False, stdin=subprocess.DEVNULL, timeout=STOP_SECONDS
                         )
         time.sleep(0.1)
-    if grace_seconds is None:
-        return int(running[0].returncode)
     codes = [int(running[index].returncode) for index in failed]
+    if grace_seconds is None:
+        first = int(running[0].returncode)
+        return next((code for code in codes if code in LASTING_EXIT_CODES), first) if first else 0
     return next((code for code in codes if code != RankLostError.exit_code), codes[0] if codes else 0)
 
 

@@ -29,6 +29,8 @@ $head
 MASTER_ADDR=$$(scontrol show hostnames "$$SLURM_JOB_NODELIST" | sed -n 1p)  # head would close the pipe early
 MASTER_PORT=$$((20000 + SLURM_JOB_ID % 20000))  # jobs on the same node get different ports
 export MASTER_ADDR MASTER_PORT HF_HUB_OFFLINE=1
+export TERAKOYA_LASTING_CODE_FILE=$folder/$$SLURM_JOB_ID.lasting  # 2 or 3 of any process; srun returns the highest code
+rm -f "$$TERAKOYA_LASTING_CODE_FILE"
 export OMP_NUM_THREADS="$${SLURM_CPUS_PER_TASK:-1}"
 [ -z "$${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"  # not inherited since 22.05
 $environment
@@ -45,6 +47,7 @@ wait $$step || true
 while kill -0 $$step 2> /dev/null; do wait $$step || true; done  # a signal interrupts wait
 code=0
 wait $$step || code=$$?
+[ $$code = 0 ] || [ ! -s "$$TERAKOYA_LASTING_CODE_FILE" ] || code=$$(cat "$$TERAKOYA_LASTING_CODE_FILE")
 
 facts=$$(scontrol show job --oneliner "$$SLURM_JOB_ID" || true)
 case $$facts in
