@@ -35,7 +35,12 @@ def command(
     dataset_license: Annotated[
         str | None, typer.Option(help="The licence of the text for the card, such as cc-by-sa-4.0.")
     ] = None,
-    language: Annotated[list[str] | None, typer.Option(help="A language for the card; may be repeated.")] = None,
+    language: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A language for the card, such as en; may be repeated. Default: ja where the vocabulary has kana."
+        ),
+    ] = None,
     author: Annotated[
         list[str] | None, typer.Option(help="Who made the model, for the card's citation; may be repeated.")
     ] = None,
@@ -68,7 +73,7 @@ def command(
         license=license,
         datasets=dataset or (),
         dataset_license=dataset_license,
-        languages=language or ["ja"],
+        languages=language,
         authors=author or (),
         citation=citation,
         trust_remote_code=trust_remote_code,
@@ -80,6 +85,8 @@ def command(
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
         given: dict[str, object] = {"--license": license, "--dataset": dataset, "--dataset-license": dataset_license}
         given["--author"] = author or citation
+        if "\nlanguage:" not in (done.folder / "README.md").read_text(encoding="utf-8"):
+            given["--language"] = language
         if missing := [name for name, value in given.items() if not value]:
             text = f"the card says nothing yet of what these options tell: {', '.join(missing)}"
             console.print(text, markup=False, soft_wrap=True)

@@ -112,7 +112,8 @@ def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
         field = choose_field(field, names)
         if field not in names:
             raise UserError(
-                f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field'
+                f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field, in '
+                f"a corpus of several formats with --field {field},NAME"
             )
         kind = parquet.schema_arrow.field(field).type
         if not _is_text(kind, import_pyarrow(file)):

@@ -239,7 +239,10 @@ def _find_column(file: Source, field: str) -> tuple[int, int]:
         raise UserError(f"{file}: expected column names in the first line, got {header[:80]!r}") from error
     field = choose_field(field, names)
     if field not in names:
-        raise UserError(f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field')
+        raise UserError(
+            f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field, in '
+            f"a corpus of several formats with --field {field},NAME"
+        )
     if (count := names.count(field)) > 1:
         raise UserError(f'{file}: expected one column named "{field}", got {count} of them; choose with --field')
     return names.index(field), len(names)

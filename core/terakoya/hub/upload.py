@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder
-from terakoya.components.tokenizer import encode_texts
+from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.hub import card_evaluation, model_card
+from terakoya.hub.card_languages import guess_languages
 from terakoya.runs.finding import find_checkpoint
 from terakoya.toolkit.formats import folder_digests
 
@@ -61,7 +62,7 @@ def upload(
     license: str | None = None,
     datasets: Sequence[str] = (),
     dataset_license: str | None = None,
-    languages: Sequence[str] = ("ja",),
+    languages: Sequence[str] | None = None,
     authors: Sequence[str] = (),
     citation: Path | None = None,
     trust_remote_code: bool = False,
@@ -82,7 +83,7 @@ def upload(
         license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
         datasets: where the text comes from, names on the Hub or words, for the card.
         dataset_license: the licence of the text, for the card.
-        languages: codes of the languages, for the card.
+        languages: codes of the languages, for the card; None is Japanese where the vocabulary has kana, else none.
         authors: who made the model, for the card's citation.
         citation: a file with the authors' own entry of BibTeX, for the card.
         trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
@@ -129,7 +130,8 @@ def upload(
         if not (folder / CARD).is_file():
             facts = _training_facts(source, run)
             card = model_card.write(
-                name, models, facts=facts, license=license, languages=languages, sample=sample,
+                name, models, facts=facts, license=license, sample=sample,
+                languages=guess_languages(load_tokenizer(first)) if languages is None else languages,
                 tokenizer=json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8")),
                 datasets=datasets, dataset_license=dataset_license, evaluations=measured,
                 authors=authors, citation=entry, trust_remote_code=custom_code, weights=_weights(folder, models),

@@ -94,7 +94,7 @@ def test_a_run_is_tried_pushed_and_loaded_back(
 def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     upload(
         run, "school/tiny", license="apache-2.0", datasets=["wikimedia/wikipedia", "our own essays"],
-        dataset_license="cc-by-sa-4.0", dry_run=tmp_path / "pushed",
+        dataset_license="cc-by-sa-4.0", languages=["ja"], dry_run=tmp_path / "pushed",
     )  # fmt: skip
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     card = ModelCard(text)
