@@ -116,7 +116,7 @@ def run_all(jobs: Sequence[dict[str, Any]]) -> None:
     left = os.environ.items() ^ before.items()
     assert not left, f"variables were left behind: {left}"
     assert "torch._inductor.compile_fx" not in sys.modules, "torch's compiler takes seconds to import"
-    context.close(failed=False)
+    context.close(waits=True)
 
 
 if __name__ == "__main__":  # one process that is not forked, whose imports too may say something

@@ -67,7 +67,7 @@ def _process(
     torch.set_num_threads(1)
     context = connect(LaunchInfo.from_environment(), replica_size=replica_size, deepspeed=deepspeed, timeout_seconds=60)
     work(context)
-    context.close(failed=False)
+    context.close(waits=True)
 
 
 def trainer(job: Job, context: DistributedContext) -> Trainer:

@@ -86,7 +86,7 @@ def dry_run(
             for phase in trainer.plan.phases:
                 console.print(_try_step(trainer, phase, out), soft_wrap=True)
     finally:
-        context.close(failed=True)
+        context.close(waits=False)
 
 
 def _checkpoint_bytes(trainer: Trainer) -> int:

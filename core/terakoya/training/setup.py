@@ -105,18 +105,15 @@ def train_in_this_process(
         replica_size=parameters.parallel.replica_size,
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
-    failed = True
     with contextlib.nullcontext(stop) if stop is not None else StopRequest() as stop:
         try:
             with run_folder.hold(out, context):
-                result = _train(parameters, out, stores, context, start_time, allow_change, start_over, stop, advice)
-            failed = False
-            return result
+                return _train(parameters, out, stores, context, start_time, allow_change, start_over, stop, advice)
         except BaseException:
             stop.close()  # from here on a signal kills this process, even if it hangs
             raise
         finally:
-            context.close(failed=failed)
+            context.close(waits=False)  # ranks have met after the last step, or one is gone
 
 
 def _train(
@@ -184,7 +181,9 @@ def _train_until_rollback(
             run_log.begin_tracking(trainer.run.step, attempt=len(trainer.skipped.rollbacks) + 1)
             gc.collect()
             gc.freeze()  # a collection during a step then does not look at all that the run was built of
-            return trainer.train(stop)
+            result = trainer.train(stop)
+            context.barrier()  # here, not at the end: what events do when the run has finished may take hours
+            return result
     except DecidedRollback as going:
         error = going.with_traceback(None)  # which holds the trainer
         return going.rollbacks

@@ -57,7 +57,11 @@ class TaskScores(EventPlugin):
             raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {self.every}")
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
+        """Returns the listener. Raises UserError where the folder of the tasks' files is missing."""
+        if not Path(self.data).is_dir():
+            raise UserError(
+                f"events.task_scores.data: {self.data}: expected the folder of the tasks' files, found none"
+            )
         return _Listener(self)
 
     def command(self, checkpoint: Path, out: Path) -> list[str]:
@@ -113,14 +117,18 @@ class _Listener(EventListener):
             self._look(run)
 
     def run_finished(self, run: Run, error: BaseException | None) -> None:
-        """Waits for the scores of the last checkpoint where the run has ended well."""
-        while error is None and self.process is not None:
+        """Waits for the scores of the last checkpoint where the run has come to its end. Who stops it, or a time limit,
+        does not wait."""
+        at_end = run.ended_by is not None or run.length.is_reached(step=run.step, tokens=run.consumed_tokens)
+        while error is None and at_end and self.process is not None:
             run.print(f"events.task_scores: waits for the scores of step {_step(self.scored):,}")
             self.process.wait()
             self._look(run)
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            if error is None:
+                run.print(f"events.task_scores: the run stops before step {_step(self.scored):,} has its scores")
 
     def _look(self, run: Run) -> None:
         """Writes the scores down if the process has ended, and starts the next one."""

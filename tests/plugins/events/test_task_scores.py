@@ -16,6 +16,7 @@ from labelled_examples import classified, write
 from safetensors.torch import load_file
 
 from terakoya import evaluate, plugins, train
+from terakoya.components.progress import Length
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 
@@ -77,8 +78,8 @@ class Case:
         monkeypatch.setattr(
             component, "command", lambda _, checkpoint, out: [sys.executable, "-c", code, str(checkpoint), str(out)]
         )
-        self.run: Any = Run(rank=0, step=0, folder=tmp_path, records=[], printed=[])
-        self.listener = component(tasks="x", data="x", every=10).start(self.run)
+        self.run: Any = Run(rank=0, step=0, folder=tmp_path, records=[], printed=[], ended_by="enough")
+        self.listener = component(tasks="x", data=str(tmp_path), every=10).start(self.run)
         self.listener.run_started(self.run)
 
     def save(self, step: int) -> Path:
@@ -144,6 +145,22 @@ def test_a_run_that_fails_stops_the_process(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "task_scores/step-00000010").is_dir()
     case.listener.run_started(case.run)
     assert not (tmp_path / "task_scores/step-00000010").exists()
+
+
+def test_a_run_that_is_stopped_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, monkeypatch, "import time; time.sleep(600)")
+    case.run.ended_by, case.run.length, case.run.consumed_tokens = None, Length(steps=20, tokens=100), 50
+    case.save(10)
+    began = time.monotonic()
+    case.finish()
+    assert time.monotonic() - began < 60
+    assert case.run.printed == ["events.task_scores: the run stops before step 10 has its scores"]
+
+
+def test_data_that_is_not_there_is_said_before_the_first_step(tmp_path: Path) -> None:
+    component = plugins.registry().component("events", "task_scores")
+    with pytest.raises(UserError, match=r"data: .*nowhere: expected the folder of the tasks' files, found none"):
+        component(tasks="x", data=str(tmp_path / "nowhere"), every=10).start(SimpleNamespace(rank=0))
 
 
 def test_the_process_is_no_part_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,12 +157,12 @@ class DistributedContext:
         self.raise_on_all_ranks(action, error)
         return result
 
-    def close(self, *, failed: bool) -> None:
-        """Leaves the process group: together with all ranks, unless this process `failed` and others may be gone."""
+    def close(self, *, waits: bool) -> None:
+        """Leaves the process group; `waits` until all ranks do, as they must have finished with each other before."""
         if self.heartbeat is not None:
             self.heartbeat.close()
         if dist.is_initialized():
-            if not failed:
+            if waits:
                 self.barrier()
             dist.destroy_process_group()
 
