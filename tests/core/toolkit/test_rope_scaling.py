@@ -114,3 +114,13 @@ def test_a_start_allows_other_positions_by_name() -> None:
     learned = [architecture("gpt2", max_position_embeddings=size).config(VOCABULARY) for size in (32, 64)]
     conflicts, _ = compare_settings(*learned, frozenset(), StartFrom(folder=Path("x"), new_positions=True))
     assert conflicts, "positions that are weights"
+
+
+@pytest.mark.parametrize("written", [{"type": "linear"}, {"type": "linear", "rope_type": "linear", "beta_fast": None}])
+def test_a_start_reads_the_scaling_as_older_versions_of_transformers_write_it(written: dict[str, Any]) -> None:
+    now = llama({"rope_type": "linear", "factor": 4.0}).config(VOCABULARY)
+    raw = {key: value for key, value in now.to_dict().items() if key != "rope_parameters"}
+    before = type(now).from_dict({**raw, "rope_theta": 10_000.0, "rope_scaling": {**written, "factor": 4.0}})
+    assert compare_settings(before, now, frozenset({"rope_scaling"})) == ([], [])
+    other = type(now).from_dict({**raw, "rope_theta": 10_000.0, "rope_scaling": {**written, "factor": 2.0}})
+    assert compare_settings(other, now, frozenset({"rope_scaling"}))[0]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -82,6 +83,15 @@ def read_config(
     return config
 
 
+def _without_synonyms(value: Any) -> Any:
+    """Returns the value of a config without what older versions of Transformers write into rotary positions: their type
+    under a second name, and keys without a value."""
+    if not isinstance(value, Mapping):
+        return value
+    old = {"type"} if "rope_type" in value else set()
+    return {key: _without_synonyms(each) for key, each in value.items() if key not in old and each is not None}
+
+
 def compare_settings(
     source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str], settings: StartFrom | None = None
 ) -> tuple[list[str], list[str]]:
@@ -99,7 +109,7 @@ def compare_settings(
     for key in ours:
         if key in general or key in NOT_COMPARED or key in grown or key.startswith(OF_OTHER_HEADS):
             continue
-        if key not in theirs or theirs[key] == ours[key]:
+        if key not in theirs or _without_synonyms(theirs[key]) == _without_synonyms(ours[key]):
             continue
         setting = next(
             (alias for alias, name in target.attribute_map.items() if name == key and alias in settable), key
