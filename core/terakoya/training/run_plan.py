@@ -199,8 +199,13 @@ def make_plan(parameters: Parameters, stores: Stores, topology: Topology, rank: 
     batches = [rank_batch(each) for each in of_phases]
     rows_per_step = [batch.global_rows for batch in batches]
     layout = objective.row_layout()
-    for each in of_phases:
-        objective.check(stores.vocabulary, sequence_length=each.data.sequence_length)
+    for number, each in enumerate(of_phases):
+        each.objective.check(stores.vocabulary, sequence_length=each.data.sequence_length)
+        if each.objective.terms() != objective.terms() or each.objective.row_layout() != layout:
+            raise UserError(
+                f"phases.{number}.objective: would change the terms of the loss or the layout of rows, which are those "
+                "of the whole run; a phase can change what masking alone depends on"
+            )
     if not parameters.phases:
         loader = stores.loader(layout, seed=parameters.seed, global_rows=rows_per_step[0])
         rows = sum(len(source) for source in loader.sources)

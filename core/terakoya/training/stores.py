@@ -91,9 +91,11 @@ class Stores:
         chosen = dict.fromkeys((entry.store, data.sequence_length) for data in phases for entry in data.train)
         numbers = {each: number for number, each in enumerate(chosen)}
         sources = self._sources(layout, [(by_folder[folder], length) for folder, length in chosen], seed=seed)
-        weights = [
-            {numbers[entry.store, data.sequence_length]: entry.weight for entry in data.train} for data in phases
-        ]
+        weights: list[dict[int, float]] = [{} for _ in phases]
+        for of_phase, data in zip(weights, phases, strict=True):
+            for entry in data.train:
+                number = numbers[entry.store, data.sequence_length]
+                of_phase[number] = of_phase.get(number, 0.0) + entry.weight  # a store may be named twice
         first = [weights[0].get(number, 0.0) for number in range(len(sources))]
         return Loader(sources, first), weights
 

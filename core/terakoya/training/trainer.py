@@ -134,6 +134,7 @@ class Trainer:
         self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches)
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0
+        self.begin_phase(self.phase, tokens=0)
 
     # ------------------------------------------------------------------------------------------------- the loop
 

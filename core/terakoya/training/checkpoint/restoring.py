@@ -49,8 +49,11 @@ def restore_module(
     """
     module = parameters.objective.build(parameters.architecture, vocabulary)
     if parameters.lora is not None:
+        assert parameters.start_from is not None, "adapters have base weights"
+        positions = parameters.start_from.model_copy(update={"new_positions": True})  # a phase may have changed them
+        based = parameters.model_copy(update={"start_from": positions})
         try:
-            started = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
+            started = load_start_weights(based, module, vocabulary, tokenizer_folder)
         except UserError as error:
             raise missing_base_error(error) from error
         check_base_unchanged(started.facts, started_from)

@@ -74,10 +74,13 @@ def needed_consent(
     """
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     changed = changed_keys(before, now)
-    allowed = RESUME_MAY_CHANGE | allow_change | _other_tables_of_equal_batches(before, now)
+    allowed = RESUME_MAY_CHANGE | _other_tables_of_equal_batches(before, now)
+    if now.get("phases") and sum(before["batch_size"].values()) != sum(now["batch_size"].values()):
+        allowed -= {"batch_size"}  # phases without a table of their own would have other rows
+    allowed |= allow_change
     refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
     refused = whole_sections(refused, before, now)
-    if parameters.schedule.needs_validation:
+    if any(each.schedule.needs_validation for each in parameters.of_phases):
         refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
     fixed = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
     if fixed:

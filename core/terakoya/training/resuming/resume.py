@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,7 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     previous_rows = sum(manifest["parameters"]["batch_size"].values())
     if trainer.plan.has_phases:
         trainer.batches.start_at(run.step, run.consumed_rows)
+        _check_borders(trainer, manifest.get("phases", [{"first_step": 0}]))
         _restore_phase(trainer, manifest.get("phase"))
         return
     if previous_rows != global_rows:
@@ -156,10 +157,24 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     trainer.batches.start_at(run.step, run.consumed_rows)
     run.length = run.length.after_resuming(step=run.step, consumed_rows=run.consumed_rows, global_rows=global_rows)
     trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
-    if run.consumed_rows != run.step * global_rows and not run.finished:
+    if run.consumed_rows != run.step * global_rows and not run.finished and "phase" not in manifest:
         trainer.run_log.warn(
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
             "it: the steps from here on differ from those of a run that was longer from the beginning"
+        )
+
+
+def _check_borders(trainer: Trainer, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError where phases have begun at other steps than those of the plan; `saved` are the checkpoint's."""
+    step = trainer.run.step
+    before = [each["first_step"] for each in saved if each["first_step"] < step]
+    now = [phase.span.first_step for phase in trainer.plan.phases if phase.span.first_step < step]
+    if before != now:
+        steps = [", ".join(f"{first + 1:,}" for first in each) for each in (before, now)]
+        raise UserError(
+            f"phases: up to step {step:,}, that of the checkpoint, phases began at steps {steps[0]}, but now they "
+            f"would have begun at {steps[1]}: give them such lengths that they begin where they did, with "
+            "--allow-change phases; a share is one of the length of the run"
         )
 
 

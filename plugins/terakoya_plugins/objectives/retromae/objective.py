@@ -32,7 +32,7 @@ class RetroMAE(Objective):
     """Settings of RetroMAE."""
 
     test_settings: ClassVar = {"decoder_weight": 0.5}
-    phase_settings = frozenset({"mlm_probability", "decoder_weight"})
+    phase_settings = frozenset({"mlm_probability", "whole_word_mask", "budgeted"})
 
     layout: Literal["packed", "lines"] = "packed"
     """The row layout. Each document, and each part of a document longer than a row, has a [CLS] of its own."""
