@@ -62,23 +62,26 @@ def main() -> None:
         work = arguments.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         work.mkdir(parents=True, exist_ok=True)
         arguments.out.mkdir(parents=True, exist_ok=True)
-        make_pictures(work.resolve(), arguments.out.resolve(), steps=8 if arguments.toy else 250)
+        make_pictures(work.resolve(), arguments.out.resolve(), steps=8 if arguments.toy else 600)
+
+
+PROMPT = "パン屋の森さんは、毎朝たくさんの[MASK]を焼きます。"
 
 
 def make_pictures(work: Path, out: Path, *, steps: int) -> None:
     """Trains in `work` and writes the pictures into `out`."""
     run_command(work, "demo", "--out", "demo", "--max-steps", str(steps))
     parameters = json.loads((work / "demo/run/parameters.json").read_text(encoding="utf-8"))
-    parameters["optimizer"]["learning_rate"] = 1e-3
+    parameters["optimizer"]["learning_rate"] = 5e-3
     parameters["logging_steps"] = max(1, steps // 12)
     parameters["evaluation"]["steps"] = max(1, steps // 5)
-    parameters["events"] = {"samples": {"texts": ["東京は日本の[MASK]です。"]}}
+    parameters["events"] = {"samples": {"texts": [PROMPT]}}
     (work / "bert.json").write_text(json.dumps(parameters, ensure_ascii=False), encoding="utf-8")
     shutil.rmtree(work / "run", ignore_errors=True)
     with Browser(width=1200, height=860) as browser:
         screen = train_in_a_terminal(work, browser, out / "live.png", steps=steps)
         draw_terminal(browser, screen, work, out / "train.png")
-        run_command(work, "report", "demo/run", "run", "--label", "2e-3", "--label", "1e-3", "--out", "report.html")
+        run_command(work, "report", "demo/run", "run", "--label", "1e-2", "--label", "5e-3", "--out", "report.html")
         browser.resize(1200, 840)
         browser.open(work / "report.html")
         save(out / "report.png", browser.picture())
@@ -92,7 +95,7 @@ def make_pictures(work: Path, out: Path, *, steps: int) -> None:
         save(out / "tokenizer_report.png", browser.picture())
         shutil.rmtree(work / "card", ignore_errors=True)
         upload = ("upload", "run", "--name", "my-lab/tiny-japanese-bert", "--license", "apache-2.0")
-        run_command(work, *upload, "--prompt", "東京は日本の[MASK]です。", "--dry-run", "card")
+        run_command(work, *upload, "--prompt", PROMPT, "--dry-run", "card")
         browser.resize(860, TALL)
         browser.open(render_card(work / "card"))
         save(out / "card.png", picture_down_to(browser, "table", width=860))

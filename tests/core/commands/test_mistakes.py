@@ -135,7 +135,7 @@ MISTAKES = [
     (f"{TRAIN} --max-steps 100", "--max-steps: no such option; give --set max_steps=100"),
     ("train --config p.json --out r", "the parameter file is the first argument"),
     ("train p.json --output_dir r", "--output_dir: no such option; give --out r"),
-    ("launch slurm p.json --out r --nodes 4", "the nodes follow from batch_size"),
+    ("launch slurm p.json --out r --nodes 4 --time 1:00:00", "leave --nodes out, or give {\"*\": ROWS}"),
     (f"{TRAIN} --allow-change learning_rate", '--allow-change learning_rate: unknown key; that is "optimizer.'),
     ("plugins show brt", 'no component is called "brt"; did you mean "bert"'),
     # corpora
