@@ -307,3 +307,11 @@ def test_a_failure_is_written_to_sagemakers_failure_file(tmp_path: Path) -> None
     assert process.returncode == 2, printed
     failure = (tmp_path / "ml/output/failure").read_text()
     assert failure == "batch_size is for 1 instance, SageMaker started 2\n"
+
+
+def test_equal_instances_take_the_same_rows(tmp_path: Path) -> None:
+    settings = {"channels": {"train": SHARED}, **NETWORK, "instance_count": 2}
+    plan = planned(tmp_path, settings, batch_size={"*": 8})
+    assert plan.job.batch_size == {"0": 8, "1": 8}
+    assert request(plan)["ResourceConfig"]["InstanceCount"] == 2
+    assert re.search(r"-m terakoya train \S+ --out \S+ --nodes 2 --node-rank", (plan.folder / "entry.sh").read_text())
