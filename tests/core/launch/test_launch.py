@@ -14,6 +14,7 @@ import toy
 
 from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
+from terakoya.training.resuming.fork import fork
 
 CRASH = """\
 import os, pathlib
@@ -289,6 +290,8 @@ def test_a_run_keeps_the_table_that_it_began_with(store: Path, tmp_path: Path) -
     toy.train(settings, tmp_path / "run", "--nodes", "2", nodes=(1, 1))
     manifest = json.loads((tmp_path / "run/checkpoints/step-00000002/manifest.json").read_text())
     assert manifest["parameters"]["batch_size"] == {"0": 8, "1": 8}
+    fork(tmp_path / "run", tmp_path / "fork", ['batch_size={"*": 8}', "max_steps=9"])
+    assert json.loads((tmp_path / "fork/parameters.json").read_text())["batch_size"] == {"0": 8, "1": 8}
     more = {**settings, "max_steps": 3}
     said = toy.train(more, tmp_path / "run", "--nodes", "1", code=2)
     assert "2 steps of 16, but batch_size is now 8: keep the global batch" in " ".join(said.split())

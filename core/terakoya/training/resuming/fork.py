@@ -65,7 +65,8 @@ def fork(source: Path, out: Path, overrides: Sequence[str] = ()) -> Fork:
     manifest = read_manifest(folder)
     place = f"{folder}/{MANIFEST}"
     before = Parameters.from_dict(manifest["parameters"], source=place)
-    parameters = Parameters.from_dict(manifest["parameters"], source=place, overrides=overrides)
+    nodes = len(before.batch_size)  # of a new table {"*": ROWS}
+    parameters = Parameters.from_dict(manifest["parameters"], source=place, overrides=overrides, nodes=nodes)
     fork = Fork(
         run=str(_run_of(folder).resolve()),
         step=manifest["step"],
