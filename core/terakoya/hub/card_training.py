@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -44,7 +45,7 @@ def describe(manifest: Mapping[str, Any], written: Metrics) -> str:
         "| data | share of rows | fingerprint (SHA-256) |",
         "|---|---:|---|",
     ]
-    shares = {store["store"]: store["weight"] for store in parameters["data"]["train"]}
+    shares = _shares(manifest)
     total = sum(shares.values())
     stages = [*(parameters["data"].get("stages") or ()), *(each["data"] or {} for each in parameters.get("phases", ()))]
     later = {store["store"] for stage in stages for store in stage.get("train") or ()}
@@ -53,6 +54,17 @@ def describe(manifest: Mapping[str, Any], written: Metrics) -> str:
         share = f"{shares[store] / total:.2%}" if store in shares else share
         lines.append(f"| {PurePath(store).name} | {share} | `{fingerprint}` |")
     return "\n".join(lines)
+
+
+def _shares(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the weight of each store that was read from the beginning on; with phases, the rows that were read of
+    each store."""
+    if "phases" not in manifest:
+        return {store["store"]: store["weight"] for store in manifest["parameters"]["data"]["train"]}
+    rows: Counter[str] = Counter()
+    for position in manifest["positions"]:
+        rows[position["store"]] += position["rows"]
+    return {store: count for store, count in rows.items() if count}
 
 
 def describe_rows(manifest: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from terakoya.errors import UserError
 from terakoya.estimation.phases import estimate_phases, whole_run
 from terakoya.hub import card_training
 from terakoya.runs import report, status
+from terakoya.runs.metrics import read as read_metrics
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
@@ -252,7 +254,10 @@ def test_status_report_and_card_name_the_phases(straight: Path) -> None:
     rows = {row["phase"]: row for row in read.phases}
     assert rows["phase 2, long rows"]["what"] == "6 rows of 64 tokens a step"
     assert rows["phase 2, long rows"]["from step"] == "6"
-    card = card_training.describe_rows(json.loads((straight / "checkpoints/step-00000006/manifest.json").read_text()))
+    manifest = json.loads((straight / "checkpoints/step-00000006/manifest.json").read_text())
+    shares = re.findall(r"\| ([\d.]+%) \|", card_training.describe(manifest, read_metrics(straight)))
+    assert shares == ["95.35%", "4.65%"], "80 and 2 rows of the one store, 4 of the other"
+    card = card_training.describe_rows(manifest)
     assert card[1:] == [
         "| phase 1, short rows | 5 steps, 16 rows of 32 tokens a step |",
         "| phase 2, long rows | 1 step, 6 rows of 64 tokens a step |",
