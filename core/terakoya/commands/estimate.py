@@ -83,11 +83,14 @@ def command(
         }  # fmt: skip
         phases = estimate_phases(loaded, **options) if loaded.phases else []
         estimated = whole_run(phases) if phases else estimate(loaded, **options)
-        fastest = None if layouts is None or mfu is not None or tflops is not None else layouts.fastest_supported
-        if fastest is not None and estimated.steps is not None:  # one answer: not the time of a usual MFU, too
-            estimated = replace(estimated, hours=fastest.hours(estimated.steps), mfu=fastest.time.mfu)
+        # a layout is one of the rows outside of phases: the hours of the run are not its steps times their time
+        steps = None if phases else estimated.steps
+        as_given = mfu is not None or tflops is not None
+        fastest = None if layouts is None or as_given or phases else layouts.fastest_supported
+        if fastest is not None and steps is not None:  # one answer: not the time of a usual MFU, too
+            estimated = replace(estimated, hours=fastest.hours(steps), mfu=fastest.time.mfu)
     if as_json:
-        more = {} if layouts is None else layouts.as_json(estimated.steps)
+        more = {} if layouts is None else layouts.as_json(steps)
         more |= {"phases": [phase.as_json() for phase in phases]} if phases else {}
         typer.echo(json.dumps(estimated.as_json() | more, indent=2, ensure_ascii=False))
         return
@@ -98,7 +101,7 @@ def command(
     for line in _other_lines(estimated, of_layout=fastest is not None):
         console().print(line, markup=False, soft_wrap=True)
     if layouts is not None:
-        print_layouts(layouts, estimated.steps)
+        print_layouts(layouts, steps)
     sets = [word for each in overrides for word in ("--set", each)]
     sets += [] if nodes is None else ["--nodes", str(nodes)]
     next_command.show("train", parameters, "--out", "work/run", "--dry-run", *sets)

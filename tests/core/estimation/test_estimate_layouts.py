@@ -177,6 +177,17 @@ def test_the_command_prints_a_table_and_parameters(models: list[Transformer]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
+def test_the_hours_of_a_run_with_phases_are_the_sum_of_theirs() -> None:
+    """Layouts are those of the rows outside of phases, so they say nothing about the whole run."""
+    found = json.loads(
+        run(str(PRESETS / "tiny_phases.json"), "--vocab-size", "5000", "--gpus", "8", "--gpu", "h100", "--json")
+    )
+    assert found["layouts"] and {each["hours"] for each in found["layouts"]} == {None}
+    assert found["hours"] == pytest.approx(sum(phase["hours"] for phase in found["phases"]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["tiny_bert", "tiny_electra"])
 def test_attention_dropout_and_two_models_have_layouts_and_one_time(preset: str, models: list[Transformer]) -> None:
     """Recomputed blocks with attention dropout once ended in a traceback; a generator is part of the step."""
