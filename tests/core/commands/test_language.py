@@ -456,3 +456,16 @@ def test_labels_of_a_store_are_japanese(
     labels = [line[1:].split("  ")[0].rstrip() for line in out.splitlines()]
     assert code == 0 and "オプション field" in labels and "オプション clean: length が除いた文書" in labels
     assert all(KANA.search(label) for label in labels)
+
+
+def test_reasons_of_rejects_are_japanese(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "今日は良い天気です。明日も良い天気です。"}\n{"text": ""}\n', encoding="utf-8")
+    sizes = ("--vocab-size", "60", "--processes", "1")
+    code, out, _ = call(
+        capsys, "tokenizer", "train", str(corpus), "--type", "mecab_wordpiece", "--out", f"{tmp_path}/t", *sizes
+    )
+    assert code == 0 and "リジェクト 1 (空の文書)" in out

@@ -152,12 +152,11 @@ def _take_paths(settings: dict[str, Any], sources: list[str], out: Path | None) 
 def _print_facts(out: Path, facts: Mapping[str, Any]) -> None:
     from terakoya.log import console, translated
 
+    def format_value(value: object) -> str:
+        if isinstance(value, Mapping):
+            return ", ".join(f"{count:,} ({translated(name)})" for name, count in value.items()) or "0"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
     told = {name: value for name, value in facts.items() if value or name != "count_error"}
-    text = ", ".join(f"{translated(name.replace('_', ' '))} {_format(value)}" for name, value in told.items())
+    text = ", ".join(f"{translated(name.replace('_', ' '))} {format_value(value)}" for name, value in told.items())
     console().print(f"{out}: {text}", soft_wrap=True, markup=False)
-
-
-def _format(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{_format(count)} {name}" for name, count in value.items()) or "0"
-    return f"{value:,}" if isinstance(value, int) else str(value)
