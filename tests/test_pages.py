@@ -37,7 +37,7 @@ READERS = [
     ["tutorials/new-architecture"],
     ["how-to/tokenizers", "how-to/stores", "how-to/corpora", "how-to/parameters", "how-to/publish", "how-to/quality",
      "how-to/families", "how-to/watch", "how-to/events", "how-to/branches",
-     "how-to/phases"],
+     "how-to/phases", "how-to/object-stores"],
     ["how-to/tokenizers", "how-to/stores", "how-to/processes-and-nodes", "how-to/prepare-on-a-cluster"],
     ["how-to/estimate"],
     ["how-to/pipelines"],

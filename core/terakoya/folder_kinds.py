@@ -120,12 +120,13 @@ def is_address(path: Path | str) -> bool:
 def refuse_address(path: Path | str, what: str) -> None:
     """Raises UserError if `path`, which is for `what` (such as "the run's folder"), is an address."""
     if is_address(path):
-        raise UserError(f"{_written_out(path)}: expected {what}, got an address; {_on_this_machine(path)}")
+        raise UserError(f"{address_of(path)}: expected {what}, got an address; {_on_this_machine(path)}")
 
 
-def _written_out(path: Path | str) -> str:
-    """Returns the address `path` with both slashes."""
-    return ADDRESS.sub(r"\1://", str(path), count=1)
+def address_of(path: Path | str) -> str:
+    """Returns the address `path` with the slashes that `Path` has folded."""
+    slashes = "///" if str(path).startswith(("file:", "local:")) else "//"
+    return ADDRESS.sub(rf"\1:{slashes}", str(path), count=1)
 
 
 def _on_this_machine(path: Path | str) -> str:

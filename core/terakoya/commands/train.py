@@ -12,7 +12,7 @@ import typer
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import Stopped
-from terakoya.launch.here import imports, read_parameters, train
+from terakoya.launch.here import imports, read_parameters, resolve_out, train
 
 if TYPE_CHECKING:
     from terakoya.training.distributed.signals import StopRequest
@@ -23,7 +23,12 @@ def command(
     parameters: Annotated[
         Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
     ],
-    out: Annotated[Path, typer.Option(help="The run's folder; training continues if it holds a checkpoint.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The run's folder, or an address such as s3://bucket/run; training continues if it holds a checkpoint."
+        ),
+    ],
     set_: ParametersSet = None,
     model_type: Annotated[
         str | None, typer.Option(help="An entry of retarfi/language-pretraining's parameter.json.")
@@ -54,6 +59,10 @@ def command(
         bool,
         typer.Option("--start-over", help="Allow step 0 in a folder whose checkpoints are all gone or damaged."),
     ] = False,
+    work_folder: Annotated[
+        Path | None,
+        typer.Option(help="With an address in --out: the run's folder on this machine. Default: in the user's cache."),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check data, processes, batch size and disk, take one step, write nothing."),
@@ -75,8 +84,9 @@ def command(
             raise Stopped("the launcher of this process is gone")
         from terakoya.training.distributed.topology import LaunchInfo
 
+        folder, address = resolve_out(out, work_folder)
         if not dry_run:
-            check_writable(out)
+            check_writable(folder)
         loaded = read_parameters(
             parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
             whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
@@ -93,7 +103,7 @@ def command(
 
             check(
                 loaded,
-                out,
+                folder,
                 node_rank=node_rank,
                 expected_processes=processes,
                 advice=explain_model_errors,
@@ -103,10 +113,10 @@ def command(
             return
         result = train(
             loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or (),
-            start_over=start_over, stop=stop,
+            start_over=start_over, work_folder=work_folder, stop=stop,
         )  # fmt: skip
         if launched.rank == 0 and not result.stopped_by:
-            next_command.after_training(out)
+            next_command.after_training(folder, address)
         elif launched.launcher is None and result.stopped_by:
             next_command.show(*context.meta["arguments"])
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:

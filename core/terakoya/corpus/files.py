@@ -9,7 +9,6 @@ import hashlib
 import io
 import lzma
 import re
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, kind_of, missing_file
 from terakoya.log import hide_secrets
+from terakoya.object_store import open_file_system, remote_errors
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -191,17 +191,7 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
 
 
 def _file_system(address: str) -> AbstractFileSystem:
-    from fsspec.core import url_to_fs
-
-    shown = hide_secrets(address)
-    try:
-        return url_to_fs(address)[0]
-    except ImportError as error:
-        raise UserError(f'{shown}: {error}; pip install "terakoya[data]"') from error
-    except ValueError as error:
-        raise UserError(
-            f"{shown}: expected an address such as s3://, gs:// or hf://, got {hide_secrets(str(error))}"
-        ) from error
+    return open_file_system(address, extra="data")
 
 
 @contextmanager
@@ -212,24 +202,11 @@ def _convert_errors(address: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{shown}: no such file") from None
-    except _remote_errors() as error:
+    except remote_errors() as error:
         reason = hide_secrets(str(error)) or type(error).__name__
         raise UserError(
             f"{shown}: cannot be read ({reason}); check the address, your credentials and the network"
         ) from error
-
-
-def _remote_errors() -> tuple[type[BaseException], ...]:
-    """The errors of those libraries behind fsspec that are loaded; not all of them are an OSError."""
-    names = [
-        ("botocore.exceptions", "BotoCoreError"),
-        ("google.auth.exceptions", "GoogleAuthError"),
-        ("gcsfs.retry", "HttpError"),
-        ("aiohttp", "ClientError"),
-        ("httpx", "HTTPError"),
-        ("httpx2", "HTTPError"),
-    ]
-    return (OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
 
 
 def _version(info: dict[str, Any]) -> str:

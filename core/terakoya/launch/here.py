@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import address_of, is_address, refuse_address
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
@@ -88,6 +89,7 @@ def train(
     node_rank: int | None = None,
     allow_change: Sequence[str] = (),
     start_over: bool = False,
+    work_folder: Path | str | None = None,
     stop: StopRequest | None = None,
 ) -> TrainResult:
     """Trains into the folder `out`, resuming from its last checkpoint; for notebooks and other programs.
@@ -95,6 +97,9 @@ def train(
     `parameters` is a file, the name of a preset such as "bert_base", or the content of a parameter file. `events` are
     functions by event, such as `{"step_finished": f}` for `f(run, report)`; `terakoya.hookspecs` describes the events.
     A function that raises an exception ends the run. `nodes` is the number of nodes of a `batch_size` of `{"*": ROWS}`.
+
+    Where `out` is an address such as "s3://bucket/run", the run trains in `work_folder`, by default a folder of the
+    user's cache, is mirrored to the address, and continues from there on another machine.
 
     With `start_over` the run may begin at step 0 although it has had checkpoints, of which none is whole.
 
@@ -104,6 +109,7 @@ def train(
     Raises:
         UserError: an error that the user can fix.
     """
+    folder, address = resolve_out(out, work_folder)
     with imports():
         from terakoya.estimation.model_errors import explain_model_errors
         from terakoya.plugins import listening
@@ -112,14 +118,36 @@ def train(
     with listening(events or {}):
         return train_in_this_process(
             _load(parameters, overrides, nodes),
-            Path(out),
+            folder,
             node_rank=node_rank,
             expected_processes=processes,
             allow_change=frozenset(allow_change),
             start_over=start_over,
             advice=explain_model_errors,
             stop=stop,
+            mirror_to=address,
         )
+
+
+def resolve_out(out: Path | str, work_folder: Path | str | None) -> tuple[Path, str | None]:
+    """Returns the folder in which a run with this `--out` and `--work-folder` trains, and the address that it is
+    mirrored to; None where `out` is a folder.
+
+    Raises:
+        UserError: a work folder is given for a folder, or is an address.
+    """
+    if not is_address(out):
+        if work_folder is not None:
+            raise UserError(
+                f"--work-folder {work_folder}: expected an address such as s3://bucket/run in --out, got {out}, a "
+                "folder; leave out --work-folder"
+            )
+        return Path(out), None
+    if work_folder is not None:
+        refuse_address(work_folder, "a work folder of this machine")
+    from terakoya.runs.mirrored import work_folder_of
+
+    return Path(work_folder) if work_folder is not None else work_folder_of(out), address_of(out)
 
 
 def _load(

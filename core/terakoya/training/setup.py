@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
+from terakoya.training.mirror import Mirror, mirroring
 from terakoya.training.model import compilation, lora
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
@@ -55,6 +57,7 @@ from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.version import __version__, find_commit
 
+log = logging.getLogger("terakoya")
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
 """Packages whose versions a manifest records."""
 
@@ -79,6 +82,7 @@ def train_in_this_process(
     start_over: bool = False,
     advice: Advice = no_advice,
     stop: StopRequest | None = None,
+    mirror_to: str | None = None,
 ) -> TrainResult:
     """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
 
@@ -88,8 +92,10 @@ def train_in_this_process(
         allow_change: keys of parameters that may have changed since the checkpoint.
         start_over: whether the run may begin at step 0 although it has had checkpoints, of which none is whole.
         stop: receives stop requests; the caller closes it. None listens while the run trains.
+        mirror_to: the address that the run is mirrored to, and continues from where it is further than `out`.
 
     Raises:
+        TemporaryFailure: at the end, something could not be mirrored.
         UserError: every error that the user can fix; on every rank, as early as it can be known.
     """
     start_time = time.perf_counter()
@@ -107,8 +113,14 @@ def train_in_this_process(
     )
     with contextlib.nullcontext(stop) if stop is not None else StopRequest() as stop:
         try:
-            with run_folder.hold(out, context):
-                return _train(parameters, out, stores, context, start_time, allow_change, start_over, stop, advice)
+            keep = parameters.checkpoint.keep
+            with (
+                run_folder.hold(out, context),
+                mirroring(mirror_to, out, context, keep=keep, start_over=start_over) as mirror,
+            ):
+                return _train(
+                    parameters, out, stores, context, start_time, allow_change, start_over, stop, advice, mirror
+                )
         except BaseException:
             stop.close()  # from here on a signal kills this process, even if it hangs
             raise
@@ -126,11 +138,14 @@ def _train(
     start_over: bool,
     stop: StopRequest,
     advice: Advice,
+    mirror: Mirror | None,
 ) -> TrainResult:
     open_log = partial(RunLog, out, parameters.trackers, parameters.dump())
     run_log = context.run_on_main(f"opening {out}", partial(open_log, active=True)) or open_log(active=False)
     if context.heartbeat is not None and context.is_main:
         context.heartbeat.say = run_log.warn
+    if mirror is not None:
+        mirror.say = run_log.warn
     train_once = partial(_train_until_rollback, parameters, out, stores, context, run_log, start_time, allow_change)
     try:
         ended = train_once(start_over, stop, advice, rollbacks=None)
@@ -140,6 +155,8 @@ def _train(
             ended = train_once(False, stop, advice, rollbacks=ended)
         return ended
     finally:
+        if mirror is not None:
+            mirror.say = log.warning
         run_log.close()
 
 

@@ -130,8 +130,12 @@ def free_name(folder: Path) -> Path:
     return next((free for name in names if not (free := folder.with_name(name)).exists()), folder)
 
 
-def after_training(run: Path) -> None:
-    """Names what follows a finished run: its `export`, or `try` if the model next to it is from its last checkpoint."""
+def after_training(run: Path, address: str | None = None) -> None:
+    """Names what follows a finished run: its `export`, or `try` if the model next to it is from its last checkpoint.
+    `address` is the one that the run is mirrored to."""
+    if address is not None:
+        show("export", address, "--out", free_name(Path("model")))
+        return
     from terakoya.runs.checkpoints import list_checkpoints
     from terakoya.toolkit.formats.folder_digests import find_checkpoint
 

@@ -1,0 +1,194 @@
+"""Folders at addresses such as s3://bucket/run, through fsspec: objects are read, written, listed and removed by name.
+
+Credentials come from the environment, profiles and roles that the store's library knows, never from settings.
+
+See docs/design/object-stores.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terakoya.atomic_files import FileFacts
+from terakoya.errors import TemporaryFailure, UserError
+from terakoya.folder_kinds import address_of
+from terakoya.log import hide_secrets
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+CHUNK_BYTES = 8 << 20
+"""How much of an object is read at a time."""
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+"""The extra of terakoya that installs what an address needs, by its scheme."""
+
+
+def open_file_system(address: str, *, extra: str, **options: Any) -> AbstractFileSystem:
+    """Returns fsspec's file system of `address`. Raises UserError where the library of its scheme is missing, which
+    terakoya's `extra` installs, or where there is none."""
+    shown = hide_secrets(address)
+    try:
+        from fsspec.core import url_to_fs
+
+        system: AbstractFileSystem = url_to_fs(address, **options)[0]
+        return system
+    except ImportError as error:
+        raise UserError(f'{shown}: {error}; pip install "terakoya[{extra}]"') from error
+    except ValueError as error:
+        raise UserError(
+            f"{shown}: expected an address such as s3://, gs:// or hf://, got {hide_secrets(str(error))}"
+        ) from error
+
+
+def remote_errors() -> tuple[type[BaseException], ...]:
+    """Returns the errors of those libraries behind fsspec that are loaded; not all of them are an OSError."""
+    names = [
+        ("botocore.exceptions", "BotoCoreError"),
+        ("botocore.exceptions", "ClientError"),
+        ("google.auth.exceptions", "GoogleAuthError"),
+        ("gcsfs.retry", "HttpError"),
+        ("aiohttp", "ClientError"),
+        ("httpx", "HTTPError"),
+        ("httpx2", "HTTPError"),
+    ]
+    return (OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
+
+
+def cache_folder() -> Path:
+    """Returns the user's folder for what terakoya can make or fetch again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "terakoya"
+
+
+def cache_name(address: str) -> str:
+    """Returns a name for what is kept here of `address`: its last part and a hash of it all."""
+    return f"{address.rstrip('/').rpartition('/')[2]}-{hashlib.sha256(address.encode()).hexdigest()[:10]}"
+
+
+class ObjectFolder:
+    """The objects below an address, by their names relative to it. May be used by several threads; picklable.
+
+    Every method raises FileNotFoundError for an object that is not there, UserError where credentials or rights are
+    missing, and TemporaryFailure where the store does not answer.
+    """
+
+    def __init__(self, address: str | Path) -> None:
+        """Opens `address`, for example `s3://bucket/run`. Raises UserError where its library is missing."""
+        self.address = address_of(address).rstrip("/")
+        scheme = self.address.partition(":")[0]
+        extra = EXTRAS.get(scheme, "data")
+        self._system = open_file_system(self.address, extra=extra, use_listings_cache=False)
+        self._root = str(self._system._strip_protocol(self.address))
+        self._renames = scheme in ("file", "local")  # a write there is not all or nothing by itself
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ObjectFolder, (self.address,)
+
+    def __str__(self) -> str:
+        return hide_secrets(self.address)
+
+    def read(self, name: str) -> bytes:
+        """Returns the object `name`."""
+        with self._convert_errors(name):
+            content: bytes = self._system.cat_file(self._path(name))
+            return content
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Returns the bytes [start, stop) of the object `name`."""
+        with self._convert_errors(name):
+            content: bytes = self._system.cat_file(self._path(name), start=start, end=stop)
+            return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes the object `name`, whole or not at all."""
+        with self._convert_errors(name), self._target(name) as path:
+            self._system.pipe_file(path, content)
+
+    def upload(self, file: Path, name: str) -> None:
+        """Writes the content of `file` as the object `name`, whole or not at all."""
+        with self._convert_errors(name), self._target(name) as path:
+            self._system.put_file(str(file), path)
+
+    def download(self, name: str, file: Path) -> FileFacts:
+        """Writes the object `name` into `file`, and returns the size and hash of what came."""
+        digest, size = hashlib.sha256(), 0
+        with file.open("wb") as stream:
+            for chunk in self._chunks(name):
+                stream.write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        return FileFacts(size=size, sha256=digest.hexdigest())
+
+    def facts(self, name: str) -> FileFacts:
+        """Reads the object `name` back, and returns its size and hash."""
+        digest, size = hashlib.sha256(), 0
+        for chunk in self._chunks(name):
+            digest.update(chunk)
+            size += len(chunk)
+        return FileFacts(size=size, sha256=digest.hexdigest())
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the size in bytes of every object, by its name, in order."""
+        with self._convert_errors(""):
+            self._system.invalidate_cache()
+            try:
+                found = self._system.find(self._root, detail=True)
+            except FileNotFoundError:
+                return {}
+        cut = len(self._root) + 1
+        return {name[cut:]: int(facts["size"] or 0) for name, facts in sorted(found.items()) if len(name) > cut}
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Removes the objects `names`, in this order; those that are not there are none."""
+        for name in names:
+            with suppress(FileNotFoundError), self._convert_errors(name):
+                self._system.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        with (
+            self._convert_errors(name),
+            self._system.open(self._path(name), "rb", block_size=CHUNK_BYTES, cache_type="readahead") as stream,
+        ):
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+
+    @contextmanager
+    def _target(self, name: str) -> Iterator[str]:
+        """Yields the path to write `name` to; on a disk it gets its name at the end."""
+        path = self._path(name)
+        if not self._renames:
+            yield path
+            return
+        self._system.makedirs(self._system._parent(path), exist_ok=True)
+        draft = f"{self._system._parent(path)}/.{uuid.uuid4().hex}.tmp"
+        try:
+            yield draft
+            Path(draft).replace(path)
+        finally:
+            Path(draft).unlink(missing_ok=True)
+
+    @contextmanager
+    def _convert_errors(self, name: str) -> Iterator[None]:
+        shown = hide_secrets(f"{self.address}/{name}" if name else self.address)
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{shown}: no such object") from error
+        except remote_errors() as error:
+            reason = hide_secrets(str(error)) or type(error).__name__
+            if isinstance(error, PermissionError) or type(error).__name__ in (
+                "NoCredentialsError",
+                "PartialCredentialsError",
+                "DefaultCredentialsError",
+            ):
+                raise UserError(f"{shown}: no access ({reason}); check the address and your credentials") from error
+            raise TemporaryFailure(f"{shown}: the store does not answer ({reason})") from error

@@ -1,0 +1,184 @@
+"""A run in an object store: which of its checkpoints are whole there, how one is written, and how one is fetched.
+
+    ADDRESS/checkpoints/step-00001000/...             a checkpoint; its manifest.json is written last and removed first
+    ADDRESS/parameters.json, metrics.jsonl, ...       the other files of the run's folder
+    ADDRESS/writer.json                               the process that writes here; the newest one alone may
+
+See docs/design/object-stores.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from terakoya.atomic_files import commit_folder
+from terakoya.errors import UserError
+from terakoya.folder_kinds import address_of
+from terakoya.object_store import ObjectFolder, cache_folder, cache_name
+from terakoya.runs.checkpoints import MANIFEST, NAME, DamagedError, file_facts, read_manifest
+
+WRITER = "writer.json"
+CHECKPOINTS = "checkpoints"
+THREADS = 4
+"""How many files are sent or fetched at the same time."""
+OWN_FILES = ("run.lock", "save.request", "mirror.json", WRITER)
+"""Files of a run's folder that say something about this machine or the store alone."""
+
+Sizes = Mapping[str, int]
+"""The sizes of the objects of a run, by name."""
+
+
+def committed(sizes: Sizes) -> list[str]:
+    """Returns the names of the folders among the objects that have a manifest, such as `checkpoints/step-00001000`."""
+    return [str(PurePosixPath(name).parent) for name in sizes if name.endswith(f"/{MANIFEST}")]
+
+
+def checkpoint_steps(names: Iterable[str]) -> dict[int, str]:
+    """Returns those of the folders `names` that are `checkpoints/step-N`, by step."""
+    found = {}
+    for name in names:
+        parent, _, last = name.rpartition("/")
+        if parent == CHECKPOINTS and (match := NAME.fullmatch(last)):
+            found[int(match[1])] = name
+    return dict(sorted(found.items()))
+
+
+def is_own(path: PurePosixPath) -> bool:
+    """Whether `path`, relative to the run's folder, is not mirrored: drafts, locks, requests, damaged checkpoints."""
+    return (
+        any(part.startswith(".") for part in path.parts)
+        or path.name in OWN_FILES
+        or path.parts[:2] == (CHECKPOINTS, "quarantine")
+    )
+
+
+def work_folder_of(address: Path | str) -> Path:
+    """Returns the folder of this machine, in the user's cache, in which the run at `address` trains by default."""
+    return cache_folder() / "runs" / cache_name(address_of(address))
+
+
+# --------------------------------------------------------------------------------------------------------- to there
+
+
+class SentOtherwise(UserError):  # noqa: N818 - what was found
+    """The store holds something else than what was sent to it."""
+
+
+def send_checkpoint(store: ObjectFolder, folder: Path, name: str, sizes: Sizes) -> int:
+    """Writes the checkpoint `folder` as `name`, manifest last, and returns the bytes that were sent.
+
+    Each file is read back and compared with the manifest's hash before the manifest is written. A checkpoint that is
+    there under this name loses its manifest first. What is there already, in the right size and with the right hash,
+    is not sent again; `sizes` are those of the objects there.
+
+    Raises:
+        DamagedError: the checkpoint here is damaged.
+        SentOtherwise: something else arrived than was sent.
+        FileNotFoundError: the checkpoint was pruned here in the meantime.
+        TemporaryFailure: the store does not answer.
+    """
+    content = (folder / MANIFEST).read_bytes()
+    files = read_manifest(folder)["files"]
+    there = {each: size for each, size in sizes.items() if each.startswith(f"{name}/")}
+    wanted = {f"{name}/{each}" for each in files}
+    store.remove([f"{name}/{MANIFEST}", *(each for each in there if each not in wanted)])
+
+    def send(file: str) -> int:
+        target, expected = f"{name}/{file}", files[file]
+        if there.get(target) == expected["size"] and store.facts(target).model_dump() == expected:
+            return 0
+        store.upload(folder / file, target)
+        if store.facts(target).model_dump() != expected:
+            if file_facts(folder / file) != expected:
+                raise DamagedError(f"{folder}: {file}: content changed")
+            raise SentOtherwise(f"{store}/{target}: another content arrived than was sent")
+        return int(expected["size"])
+
+    with ThreadPoolExecutor(THREADS, "mirror") as pool:
+        sent = sum(pool.map(send, files))
+    store.write(f"{name}/{MANIFEST}", content)
+    if store.read(f"{name}/{MANIFEST}") != content:
+        store.remove([f"{name}/{MANIFEST}"])
+        raise SentOtherwise(f"{store}/{name}/{MANIFEST}: another content arrived than was sent")
+    return sent
+
+
+def remove_checkpoint(store: ObjectFolder, name: str, sizes: Sizes) -> None:
+    """Removes the checkpoint `name`, its manifest first, so that what is half removed is none."""
+    store.remove([f"{name}/{MANIFEST}", *(each for each in sizes if each.startswith(f"{name}/"))])
+
+
+# ------------------------------------------------------------------------------------------------------- from there
+
+
+def fetch_newest(
+    store: ObjectFolder, run: Path, sizes: Sizes, *, after: int = -1
+) -> tuple[Path | None, dict[str, str]]:
+    """Fetches the newest whole checkpoint of a step above `after` into the run's folder. Returns its folder there, None
+    where the store has none, and what is wrong with each newer one, by name.
+
+    Raises:
+        TemporaryFailure: the store does not answer.
+        UserError: a newer version of terakoya wrote one of them.
+    """
+    damaged: dict[str, str] = {}
+    for step, name in reversed(checkpoint_steps(committed(sizes)).items()):
+        if step <= after:
+            break
+        try:
+            return fetch_checkpoint(store, name, run / name), damaged
+        except (DamagedError, FileNotFoundError) as error:
+            damaged[name] = str(error)
+    return None, damaged
+
+
+def fetch_checkpoint(store: ObjectFolder, name: str, folder: Path) -> Path:
+    """Fetches the checkpoint `name` into the new folder `folder`, which appears whole or not at all, and returns it.
+
+    Raises:
+        DamagedError: a file is not the one that the manifest names.
+        FileNotFoundError: a file is missing there.
+    """
+    staging = folder.with_name(f".staging-{folder.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        store.download(f"{name}/{MANIFEST}", staging / MANIFEST)
+        try:
+            files = read_manifest(staging)["files"]
+        except DamagedError as error:
+            raise DamagedError(f"{store}/{name}: {error}") from error
+
+        def fetch(file: str) -> None:
+            if ".." in PurePosixPath(file).parts or PurePosixPath(file).is_absolute():
+                raise DamagedError(f"{store}/{name}: {file}: not the name of a checkpoint's file")
+            target = staging / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if store.download(f"{name}/{file}", target).model_dump() != files[file]:
+                raise DamagedError(f"{store}/{name}: {file}: content changed")
+
+        with ThreadPoolExecutor(THREADS, "mirror") as pool:
+            list(pool.map(fetch, files))
+        commit_folder(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return folder
+
+
+def fetch_files(store: ObjectFolder, run: Path, sizes: Sizes, *, manifests: bool = False) -> None:
+    """Fetches the files of the run that belong to no checkpoint, in place of those in the folder `run`; with
+    `manifests` those of checkpoints, too."""
+    folders = {f"{each}/" for each in committed(sizes)}
+    for name in sizes:
+        path = PurePosixPath(name)
+        of_checkpoint = path.parts[0] == CHECKPOINTS or any(name.startswith(folder) for folder in folders)
+        if is_own(path) or ".." in path.parts or (of_checkpoint and not (manifests and path.name == MANIFEST)):
+            continue
+        target = run / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.fetched")
+        store.download(name, draft)
+        draft.replace(target)

@@ -1,0 +1,327 @@
+"""A run at an address: what is in the store is whole, a store that fails ends no training, another machine goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import toy
+from checkpoint_folders import write_checkpoint, write_manifest
+
+from terakoya.errors import TemporaryFailure, UserError
+from terakoya.launch.here import resolve_out, train
+from terakoya.object_store import ObjectFolder
+from terakoya.runs import mirrored
+from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
+from terakoya.training import mirror as mirror_module
+from terakoya.training.checkpoint.checkpoint import remove_checkpoint
+from terakoya.training.mirror import Mirror
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_store(tmp_path_factory.mktemp("data") / "data", documents=200, seed=1)
+
+
+@pytest.fixture
+def memory() -> Iterator[ObjectFolder]:
+    """An address in the memory of this process."""
+    yield ObjectFolder("memory://bucket/run")
+    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(mirror_module, "RETRY_SECONDS", (0.01,))
+    monkeypatch.setattr(mirror_module, "LAST_ATTEMPTS", 3)
+
+
+class Faulty(ObjectFolder):
+    """A store in which the writes of objects that `refuses` says fail."""
+
+    def __init__(self, address: str, refuses: Callable[[str], bool]) -> None:
+        super().__init__(address)
+        self.refuses = refuses
+        self.refused: list[str] = []
+
+    def _check(self, name: str) -> None:
+        if self.refuses(name):
+            self.refused.append(name)
+            raise TemporaryFailure(f"{name}: the store does not answer")
+
+    def upload(self, file: Path, name: str) -> None:
+        self._check(name)
+        super().upload(file, name)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._check(name)
+        super().write(name, content)
+
+
+def send_all(store: ObjectFolder, run: Path, *, keep: int = 2) -> Mirror:
+    """A mirror of `run` that has sent what it could."""
+    mirror = Mirror(store, run, keep=keep)
+    mirror.start()
+    mirror.finish()
+    assert mirror.has_ended(10)
+    return mirror
+
+
+def whole_steps(store: ObjectFolder) -> list[int]:
+    return list(mirrored.checkpoint_steps(mirrored.committed(store.sizes())))
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------------------------ what is in the store
+
+
+def test_all_of_a_run_is_sent_but_what_concerns_this_machine(memory: ObjectFolder, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    step = write_checkpoint(run, 4)
+    (run / "metrics.jsonl").write_text("{}\n")
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard/events").write_bytes(b"1")
+    for own in ("run.lock", "save.request", "checkpoints/quarantine/step-00000002/manifest.json", ".nonce-1"):
+        (run / own).parent.mkdir(parents=True, exist_ok=True)
+        (run / own).write_bytes(b"1")
+    assert send_all(memory, run).outcome() is None
+    expected = {f"checkpoints/step-00000004/{path.relative_to(step)}" for path in step.rglob("*") if path.is_file()}
+    assert memory.sizes().keys() == expected | {"metrics.jsonl", "tensorboard/events", "writer.json"}
+
+
+def test_the_manifest_is_written_last_and_removed_first(memory: ObjectFolder, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 4)
+    store = Faulty(memory.address, lambda name: name.endswith("optimizer-00000.safetensors"))
+    mirror = send_all(store, tmp_path)
+    assert (
+        mirrored.checkpoint_steps(mirrored.committed(store.sizes())) == {}
+    )  # half of it is there, and is no checkpoint
+    assert "checkpoints/step-00000004/state/model-00000.safetensors" in store.sizes()
+    assert isinstance(mirror.outcome(), TemporaryFailure) and "step-00000004" in str(mirror.outcome())
+    store.refuses = lambda name: False
+    assert send_all(store, tmp_path).outcome() is None and whole_steps(store) == [4]
+
+    # the same step once more, with another content: while it is replaced there is none
+    (folder / "state/model-00000.safetensors").write_bytes(b"other")
+    write_manifest(folder, 4)
+    store.refuses = lambda name: "state" in name
+    send_all(store, tmp_path)
+    assert whole_steps(store) == []
+    mirrored.remove_checkpoint(memory, "checkpoints/step-00000004", memory.sizes())
+    assert not [name for name in memory.sizes() if "step-00000004" in name]
+
+
+def test_what_arrives_otherwise_is_no_checkpoint(
+    memory: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, 4)
+    real = ObjectFolder.upload
+
+    def upload(self: ObjectFolder, file: Path, name: str) -> None:
+        if name.endswith("model-00000.safetensors"):
+            self.write(name, bytes(100))
+        else:
+            real(self, file, name)
+
+    monkeypatch.setattr(ObjectFolder, "upload", upload)
+    mirror = send_all(memory, tmp_path)
+    assert "another content arrived than was sent" in str(mirror.outcome()) and whole_steps(memory) == []
+
+
+def test_a_checkpoint_that_is_damaged_here_is_not_sent(memory: ObjectFolder, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 4)
+    damaged = write_checkpoint(tmp_path, 6)
+    (damaged / "state/model-00000.safetensors").write_bytes(bytes(100))
+    said: list[str] = []
+    mirror = Mirror(memory, tmp_path, keep=2)
+    mirror.say = said.append
+    mirror.start()
+    mirror.finish()
+    assert mirror.has_ended(10) and whole_steps(memory) == [4]
+    assert any("content changed; it is not mirrored" in each for each in said)
+    assert "step-00000006" in str(mirror.outcome())
+
+
+def test_pruned_here_is_pruned_there(memory: ObjectFolder, tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        write_checkpoint(tmp_path, step)
+    mirror = Mirror(memory, tmp_path, keep=2)
+    mirror.start()
+    wait_for(lambda: whole_steps(memory) == [2, 4, 6])
+    remove_checkpoint(tmp_path / "checkpoints/step-00000002")
+    wait_for(lambda: whole_steps(memory) == [4, 6])
+    mirror.finish()
+    assert mirror.has_ended(10)
+
+    # a machine that has fetched the newest one keeps the older ones there until it has enough of its own
+    other = tmp_path / "other"
+    mirrored.fetch_newest(memory, other, memory.sizes())
+    send_all(memory, other)
+    assert whole_steps(memory) == [4, 6]
+    write_checkpoint(other, 8)
+    send_all(memory, other)
+    assert whole_steps(memory) == [6, 8]
+
+
+def test_a_store_that_fails_is_tried_again(memory: ObjectFolder, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 4)
+    failures = iter([True] * 4)
+    store = Faulty(memory.address, lambda name: "state" in name and next(failures, False))
+    said: list[str] = []
+    mirror = Mirror(store, tmp_path, keep=2)
+    mirror.say = said.append
+    mirror.start()
+    wait_for(lambda: whole_steps(store) == [4])
+    mirror.finish()
+    assert mirror.has_ended(10) and mirror.outcome() is None
+    assert "the store does not answer; the run continues, and the mirror tries again" in said[0]
+    assert "takes files again" in said[-1]
+
+
+def test_the_newest_process_alone_writes(memory: ObjectFolder, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 4)
+    old = Mirror(memory, tmp_path, keep=2)
+    old.start()
+    wait_for(lambda: whole_steps(memory) == [4])
+    new = Mirror(memory, tmp_path / "new", keep=2)
+    new.start()
+    write_checkpoint(tmp_path, 6)
+    assert old.has_ended(10) and whole_steps(memory) == [4]
+    assert "has taken this run over" in str(old.outcome()) and old.outcome().exit_code == 2  # type: ignore[union-attr]
+    new.finish()
+    assert new.has_ended(10)
+
+
+# ----------------------------------------------------------------------------------------------------- fetched from it
+
+
+def test_the_newest_whole_checkpoint_is_fetched(memory: ObjectFolder, tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        write_checkpoint(tmp_path / "run", step)
+    send_all(memory, tmp_path / "run")
+    memory.write("checkpoints/step-00000006/state/model-00000.safetensors", bytes(100))
+    memory.write("checkpoints/step-00000008/state/model-00000.safetensors", bytes(100))  # an interrupted mirror
+    folder, damaged = mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())
+    assert folder is not None and folder.name == "step-00000004" and not find_problems(folder)
+    assert list(damaged) == ["checkpoints/step-00000006"] and "content changed" in next(iter(damaged.values()))
+    assert mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes(), after=6) == (None, {})
+    assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/outside"])
+def test_a_manifest_names_no_file_outside(memory: ObjectFolder, tmp_path: Path, name: str) -> None:
+    folder = write_checkpoint(tmp_path / "run", 2)
+    send_all(memory, tmp_path / "run")
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    del manifest[HASH_KEY]
+    manifest["files"][name] = {"size": 0, "sha256": ""}
+    memory.write("checkpoints/step-00000002/manifest.json", json.dumps(with_hash(manifest)).encode())
+    _, damaged = mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())
+    assert "not the name of a checkpoint's file" in damaged["checkpoints/step-00000002"]
+
+
+# -------------------------------------------------------------------------------------------------- whole trainings
+
+
+def test_a_run_whose_checkpoints_there_are_all_damaged_does_not_start_over(
+    memory: ObjectFolder, store: Path, tmp_path: Path
+) -> None:
+    settings = toy.parameters(store, max_steps=2, checkpoint={"save_steps": 1})
+    train(settings, memory.address, work_folder=tmp_path / "first")
+    assert whole_steps(memory) == [1, 2]
+    assert {"metrics.jsonl", "parameters.json", "report.html"} <= memory.sizes().keys()
+    for step in (1, 2):
+        memory.write(f"checkpoints/step-0000000{step}/state/model-00000.safetensors", b"")
+    with pytest.raises(
+        UserError, match=r"none of them is whole:\n.*step-00000002[^\n]*content changed\n[\s\S]*--start-over"
+    ):
+        train(settings, memory.address, work_folder=tmp_path / "second")
+    assert train(settings, memory.address, work_folder=tmp_path / "second", start_over=True).step == 2
+    assert whole_steps(memory) == [1, 2]
+    with pytest.raises(UserError, match="expected the work folder of memory://other, got that of memory://bucket/run"):
+        train(settings, "memory://other", work_folder=tmp_path / "second")
+
+
+def test_a_store_that_refuses_all_ends_no_training(
+    memory: ObjectFolder, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upload(self: ObjectFolder, file: Path, name: str) -> None:
+        raise TemporaryFailure(f"{name}: the store does not answer")
+
+    monkeypatch.setattr(ObjectFolder, "upload", upload)
+    settings = toy.parameters(store, max_steps=2)
+    with pytest.raises(TemporaryFailure, match=r"not mirrored: checkpoints/step-00000002, .*the same command sends"):
+        train(settings, memory.address, work_folder=tmp_path / "run")
+    newest, _ = find_newest_whole(tmp_path / "run/checkpoints")
+    assert newest is not None and newest.name == "step-00000002"
+    assert "the mirror tries again" in (tmp_path / "run/metrics.jsonl").read_text()
+    monkeypatch.undo()
+    assert train(settings, memory.address, work_folder=tmp_path / "run").step == 2  # sends what was missing
+    assert whole_steps(memory) == [2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [(1,), pytest.param((2,), marks=pytest.mark.nightly)])
+def test_a_killed_machine_is_replaced_by_a_bare_one(store: Path, tmp_path: Path, nodes: tuple[int, ...]) -> None:
+    settings = toy.parameters(
+        store, max_steps=48, checkpoint={"save_steps": 4}, batch_size={"0": 16} if nodes == (2,) else {"-1": 16}
+    )
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(settings))
+    address = Path(f"file://{tmp_path}/bucket/run")
+    bucket = ObjectFolder(address)
+    started = toy.start(file, address, "--work-folder", str(tmp_path / "spot"), nodes=nodes)
+    try:
+        wait_for(lambda: whole_steps(bucket))
+        assert all(each.running() for each in started)
+    finally:
+        for each in started:
+            each.process.kill()
+            each.process.join()
+    assert started[0].process.exitcode == -signal.SIGKILL
+    steps = whole_steps(bucket)
+    assert steps and steps[-1] < 48
+    (tmp_path / "spot").rename(tmp_path / "gone")
+
+    printed = toy.finish(toy.start(file, address, "--work-folder", str(tmp_path / "bare"), nodes=nodes))
+    assert f"fetched step-{steps[-1]:08d}, from which the run continues" in " ".join(printed.split())
+    toy.train(settings, tmp_path / "alone", nodes=nodes)
+    final = "checkpoints/step-00000048"
+    for kind in ("model", "optimizer"):
+        there, alone = (toy.saved(each / final, kind) for each in (tmp_path / "bucket/run", tmp_path / "alone"))
+        assert there.keys() == alone.keys() and all(bool((there[name] == alone[name]).all()) for name in alone)
+    after = {step: values for step, values in toy.losses(tmp_path / "alone").items() if step > steps[-1]}
+    mirrored_losses = toy.losses(tmp_path / "bucket/run")
+    assert {step: mirrored_losses[step] for step in after} == after
+
+
+def test_out_and_work_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert resolve_out(Path("work/run"), None) == (Path("work/run"), None)
+    folder, address = resolve_out(Path("s3://bucket/run"), None)
+    assert address == "s3://bucket/run" and folder.parent == tmp_path / "terakoya/runs"
+    assert folder.name.startswith("run-") and folder != resolve_out("s3://other/run", None)[0]
+    assert resolve_out("s3://bucket/run", "here") == (Path("here"), "s3://bucket/run")
+    with pytest.raises(UserError, match="expected an address such as s3://bucket/run in --out, got work/run"):
+        resolve_out("work/run", "here")
+    with pytest.raises(UserError, match="expected a work folder of this machine, got an address"):
+        resolve_out("s3://bucket/run", "s3://bucket/work")
+
+
+def test_threads_of_a_mirror_are_not_left(memory: ObjectFolder, tmp_path: Path) -> None:
+    send_all(memory, tmp_path)
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("terakoya-mirror")])

@@ -1,0 +1,87 @@
+"""A run at s3:// through s3fs, against a stand-in for S3: it is mirrored, and another machine continues it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import toy
+
+from terakoya.errors import TemporaryFailure, UserError
+from terakoya.launch.here import train
+from terakoya.object_store import ObjectFolder
+from terakoya.runs import mirrored
+from terakoya.runs.checkpoints import find_newest_whole
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+boto3 = pytest.importorskip("boto3")
+moto_server = pytest.importorskip("moto.server")
+
+SECRET = "a-secret-that-must-not-be-written"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a stand-in for AWS."""
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a bucket of an account that the store's library finds in its variables."""
+    import fsspec
+
+    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    boto3.client("s3").create_bucket(Bucket="models")
+    return "s3://models"
+
+
+@pytest.mark.slow
+def test_a_run_on_s3_goes_on_elsewhere(bucket: str, tmp_path: Path) -> None:
+    settings = toy.parameters(
+        toy.make_store(tmp_path / "data", documents=100, seed=1), max_steps=4, checkpoint={"save_steps": 2, "keep": 2}
+    )
+    address = f"{bucket}/run"
+    train(settings, address, work_folder=tmp_path / "first")
+    there = ObjectFolder(address)
+    assert list(mirrored.checkpoint_steps(mirrored.committed(there.sizes()))) == [2, 4]
+    assert {"metrics.jsonl", "parameters.json", "report.html"} <= there.sizes().keys()
+    for name in there.sizes():
+        assert SECRET.encode() not in there.read(name)
+
+    longer = {**settings, "max_steps": 6}
+    result = train(longer, address, work_folder=tmp_path / "second", allow_change=["max_steps"])
+    assert result.step == 6
+    assert [step["step"] for step in toy.records(tmp_path / "second", "resume").values()] == [4]
+    assert list(mirrored.checkpoint_steps(mirrored.committed(there.sizes()))) == [4, 6]
+    train(longer, tmp_path / "alone", overrides=["max_steps=4"])
+    train(longer, tmp_path / "alone", allow_change=["max_steps"])
+    ends = [find_newest_whole(folder / "checkpoints")[0] for folder in (tmp_path / "second", tmp_path / "alone")]
+    states = [json.loads((end / "manifest.json").read_bytes())["files"] for end in ends if end is not None]
+    tensors = [{name: facts for name, facts in files.items() if name.startswith("state/")} for files in states]
+    assert tensors[0] == tensors[1] and len(tensors[0]) == 2
+
+
+def test_what_cannot_be_used_is_said_at_the_start(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    settings = toy.parameters(toy.make_store(tmp_path / "data", documents=20, seed=1), max_steps=1)
+    with pytest.raises(UserError, match=r"s3://nobody-s/run: .*no such bucket"):
+        train(settings, "s3://nobody-s/run", work_folder=tmp_path / "a")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(TemporaryFailure, match=r"s3://models/run: the store does not answer"):
+        train(settings, f"{bucket}/run", work_folder=tmp_path / "b")
