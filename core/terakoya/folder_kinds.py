@@ -1,7 +1,7 @@
 """Says what is at a path that was given in the place of something else, and what to do with it.
 
 Every folder that terakoya makes or reads has files by which it is known: a run, a checkpoint, a token store, a
-Transformers model, a tokenizer. Names that are addresses are refused: object stores hold corpora alone.
+Transformers model, a tokenizer. Where an address cannot be used, it is refused.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def address_of(path: Path | str) -> str:
 def _on_this_machine(path: Path | str) -> str:
     scheme = str(path).partition(":")[0]
     return (
-        f"only a corpus is read from {scheme}://. Give a folder of this machine, and copy it there or back with the "
-        "store's own tool, or mount it"
+        f"at {scheme}:// can be corpora, the stores of a run, and the run that `terakoya train --out` makes. Give a folder "
+        "of this machine, and copy it there or back with the object store's own tool, or mount it"
     )
 
 

@@ -133,12 +133,12 @@ class ObjectFolder:
             size += len(chunk)
         return FileFacts(size=size, sha256=digest.hexdigest())
 
-    def sizes(self) -> dict[str, int]:
-        """Returns the size in bytes of every object, by its name, in order."""
-        with self._convert_errors(""):
+    def sizes(self, below: str = "") -> dict[str, int]:
+        """Returns the size in bytes of every object, or of those in the folder `below`, by its name, in order."""
+        with self._convert_errors(below):
             self._system.invalidate_cache()
             try:
-                found = self._system.find(self._root, detail=True)
+                found = self._system.find(self._path(below), detail=True)
             except FileNotFoundError:
                 return {}
         cut = len(self._root) + 1

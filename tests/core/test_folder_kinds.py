@@ -102,7 +102,7 @@ def test_an_address_of_a_store_or_a_run_is_refused_where_it_is_opened(tmp_path: 
     from terakoya.training.run_folder import check_place
 
     store = refusal(TokenStore.open, Path("s3://bucket/store"))
-    assert "expected a finished token store, got an address; only a corpus is read from s3://" in store
+    assert "expected a finished token store, got an address; at s3:// can be corpora, the stores of a run" in store
     assert "expected the run's folder, got an address" in refusal(check_place, Path("s3://bucket/run"))
     assert "expected the folder of a run, got an address" in refusal(metrics.read, Path("gs://bucket/run"))
 

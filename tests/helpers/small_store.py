@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,17 @@ class SmallStore:
     offsets: np.ndarray
     documents: np.ndarray
     fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    @property
+    def local_folder(self) -> Path:
+        return self.folder
+
+    def reading(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
         assert (start >= 0).all() and (start + length <= len(self.tokens)).all()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PlainSerializer, PositiveFloat, PositiveInt, model_validator
 
 from terakoya.config.settings import Settings
+from terakoya.folder_kinds import address_of
 
-StorePath = Annotated[Path, Field(strict=False)]
+StorePath = Annotated[Path, Field(strict=False), PlainSerializer(address_of, return_type=str)]
+"""The folder of a token store, or an address such as s3://bucket/store, of which `Path` keeps one slash alone."""
 StepRange = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 
 
@@ -17,7 +19,8 @@ class TrainStore(Settings):
     """A token store and its share of the rows. In JSON a plain string is a store of weight 1."""
 
     store: StorePath
-    """The folder of a token store, as `terakoya prepare` writes it."""
+    """The folder of a token store, as `terakoya prepare` writes it, or the address of a copy, such as
+    `s3://bucket/store`."""
     weight: PositiveFloat = 1.0
     """The store's share of the rows, relative to the weights of the other stores."""
 

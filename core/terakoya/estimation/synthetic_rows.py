@@ -14,6 +14,8 @@ from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.data import Data
 from terakoya.errors import UserError
+from terakoya.folder_kinds import is_address
+from terakoya.store.remote_store import open_store
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.random_keys import row_keys
 
@@ -52,7 +54,7 @@ def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowSta
     """
     length = data.sequence_length
     folders = [source.store for source in data.train]
-    missing = [folder for folder in folders if not (folder / "store.json").is_file()]
+    missing = [each for each in folders if not (is_address(each) or (each / "store.json").is_file())]
     if missing:
         if vocab_size is None:
             raise UserError(
@@ -61,7 +63,7 @@ def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowSta
             )
         vocabulary = synthetic_vocabulary(vocab_size, length)
         return RowStatistics(vocabulary, float(length), float(length), None, known=False)
-    stores = [TokenStore.open(folder) for folder in folders]
+    stores = [open_store(folder) for folder in folders]
     weights = np.array([source.weight for source in data.train])
     by_store = np.array([_store_statistics(store, layout, length) for store in stores])
     vocabulary = stores[0].facts.vocabulary

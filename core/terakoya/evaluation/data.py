@@ -13,6 +13,7 @@ import numpy as np
 
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
+from terakoya.store import remote_store
 from terakoya.store.token_store import TokenStore
 
 Unit = Literal["document", "line"]
@@ -102,7 +103,7 @@ def _split(text: str, unit: Unit) -> list[str]:
 
 def open_store(folder: Path, *, vocabulary_size: int) -> TokenStore:
     """Opens the store in `folder`. Raises UserError if it is damaged or has ids that the model does not have."""
-    store = TokenStore.open(folder)
+    store = remote_store.open_store(folder)
     if store.facts.vocabulary.size > vocabulary_size:
         raise UserError(
             f"{folder}: was prepared with a vocabulary of {store.facts.vocabulary.size:,}, the model has "

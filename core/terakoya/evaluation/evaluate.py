@@ -216,11 +216,11 @@ def _evaluate_objective(
     device: torch.device,
 ) -> Evaluation:
     from terakoya.evaluation.objective import RunObjective
-    from terakoya.store.token_store import TokenStore
+    from terakoya.store.remote_store import open_store
 
     manifest = read_manifest(folder)
     objective = RunObjective(folder, manifest, device=device, precision=precision)
-    chosen = {str(path): TokenStore.open(path) for path in stores} or objective.validation_stores()
+    chosen = {str(path): open_store(path) for path in stores} or objective.validation_stores()
     if not chosen:
         raise UserError(f"{folder}: its run has no validation store; name a store: --data STORE")
     results = {name: objective.evaluate(store, rows=limit, batch_tokens=batch_tokens) for name, store in chosen.items()}

@@ -13,7 +13,7 @@ from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
-from terakoya.folder_kinds import refuse_address
+from terakoya.folder_kinds import is_address, refuse_address
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.launchers.submitted import plan_folder
@@ -129,5 +129,7 @@ def make_job(
     stores = [entry.store for mixture in mixtures for entry in mixture]
     return Job(
         name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
-        data_folders=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
+        data_folders=tuple(
+            dict.fromkeys(path.absolute() for path in (*stores, *data.validation) if not is_address(path))
+        ),
     )  # fmt: skip

@@ -76,7 +76,7 @@ class CausalRows:
                 self._answer_bits = store.answer_bits
         elif layout.kind == "packed":
             self._plan = load_or_build_plan(
-                store.folder,
+                store.local_folder,
                 store.fingerprint,
                 kind=f"causal{'-bos' * layout.bos}{'-open' * (self._end is None)}",
                 sequence_length=sequence_length,

@@ -54,7 +54,7 @@ class ConversationPlan:
         """Several conversations in a row, best-fit; the plan is a sidecar of the store."""
         self._log_long_conversations()
         return load_or_build_plan(
-            self.store.folder,
+            self.store.local_folder,
             self.store.fingerprint,
             kind=f"conversations-{self.settings.too_long}{'-all' * (self.settings.loss_on == 'all')}",
             sequence_length=self.sequence_length,

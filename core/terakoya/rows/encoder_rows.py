@@ -54,7 +54,7 @@ class EncoderRows:
         self._plan: Plan | None = None
         if layout.kind in ("packed", "lines"):
             self._plan = load_or_build_plan(
-                store.folder,
+                store.local_folder,
                 store.fingerprint,
                 kind=layout.kind,
                 sequence_length=sequence_length,

@@ -154,7 +154,7 @@ class Loader:
         mixture = next(each for each in reversed(self._mixtures) if each.first_row <= rows)
         for source, consumed in zip(self.sources, mixture.rows_per_store(rows), strict=True):
             epoch, position = divmod(consumed, len(source))
-            folder = str(source.store.folder)
+            folder = source.store.name
             records.append({"store": folder, "rows": consumed, "epoch": epoch, "position": position})
         return records
 

@@ -74,18 +74,21 @@ class RowSource:
     def load(self, epoch: int, positions: np.ndarray) -> Rows:
         """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. The result does not depend on any state."""
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
-        return self._builder.load(epoch, rows, keys)
+        with self.store.reading():
+            return self._builder.load(epoch, rows, keys)
 
     def documents(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Numbers in the store, from 0, of the documents with text in the rows `load(epoch, positions)`, sorted."""
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
-        return np.unique(self._builder.documents(epoch, rows, keys))
+        with self.store.reading():
+            return np.unique(self._builder.documents(epoch, rows, keys))
 
     def document_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. In layouts that
         join documents `Rows.document_ids` does not show this."""
         assert isinstance(self._builder, CausalRows), "the layout is causal"
-        return self._builder.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
+        with self.store.reading():
+            return self._builder.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
 
     def blank_row(self) -> Rows:
         """One row with nothing to learn, for an empty slot of a micro-step."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import zlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -75,13 +75,23 @@ class CheckedFile:
     def touch(self, start: np.ndarray, stop: np.ndarray) -> None:
         """Compares the blocks of the bytes [start, stop), (n,) each and none empty, that are not compared yet. Raises
         UserError for a block that is damaged."""
+        for block in self.touched(start, stop):
+            self._compare(block)
+
+    def touched(self, start: np.ndarray, stop: np.ndarray) -> list[int]:
+        """Returns the blocks of the bytes [start, stop), (n,) each and none empty, that are not compared yet."""
         first, last = start >> BLOCK_BITS, (stop - 1) >> BLOCK_BITS
         new = self._unchecked
         if not (new[first].any() or new[last].any() or (last - first > 1).any()):
-            return
+            return []
+        blocks: set[int] = set()
         for low, high in np.unique(np.stack([first, last], 1), axis=0).tolist():
-            for block in (low + np.flatnonzero(new[low : high + 1])).tolist():
-                self._compare(block)
+            blocks.update((low + np.flatnonzero(new[low : high + 1])).tolist())
+        return sorted(blocks)
+
+    def unchecked(self, blocks: range) -> list[int]:
+        """Returns those of `blocks` that are not compared yet."""
+        return (blocks.start + np.flatnonzero(self._unchecked[blocks.start : blocks.stop])).tolist()
 
     def damaged_blocks(self) -> list[int]:
         """Compares all blocks. Returns the numbers of those that are damaged."""
@@ -96,6 +106,10 @@ class CheckedFile:
                 f"checksum is another one than in {CHECKSUMS}; `terakoya store verify` lists all damage; put an intact "
                 "copy in its place, or prepare the store again, and run the same command again"
             )
+        self._mark(block)
+
+    def _mark(self, block: int) -> None:
+        """Counts `block` as compared."""
         with self._lock:
             self.remaining -= int(self._unchecked[block])
             self._unchecked[block] = False
@@ -105,11 +119,17 @@ class CheckedFile:
         return zlib.crc32(content.data) == int(self._checksums[block])
 
 
-def open_checked_files(folder: Path, checksums: np.ndarray, files: Mapping[str, FileFacts]) -> dict[str, CheckedFile]:
+def open_checked_files(
+    folder: Path,
+    checksums: np.ndarray,
+    files: Mapping[str, FileFacts],
+    *,
+    open_file: Callable[[Path, np.ndarray], CheckedFile] = CheckedFile,
+) -> dict[str, CheckedFile]:
     """Returns the data `files` of the store `folder`, in the order of `checksums` (blocks of all files,)."""
     opened, first = {}, 0
     for name, facts in files.items():
         count = -(-facts.size // BLOCK_BYTES)
-        opened[name] = CheckedFile(folder / name, checksums[first : first + count])
+        opened[name] = open_file(folder / name, checksums[first : first + count])
         first += count
     return opened

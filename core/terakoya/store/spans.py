@@ -83,5 +83,6 @@ class Spans:
         if self._eos is None:
             return stops
         last = np.maximum(stops - 1, 0)
-        self._store.touch(last, 1)
-        return stops - ((stops > starts) & (self._tokens[last] == self._eos))
+        with self._store.reading():
+            self._store.touch(last, 1)
+            return stops - ((stops > starts) & (self._tokens[last] == self._eos))

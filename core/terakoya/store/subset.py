@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +26,11 @@ class StoreSubset(TokenStore):
     def __reduce__(self) -> tuple[object, ...]:
         return select_documents, (self.whole, self.first, self.stop)
 
+    @property
+    def local_folder(self) -> Path:
+        """As `TokenStore.local_folder`."""
+        return self.whole.local_folder
+
     @cached_property
     def first_sequence(self) -> int:
         """Number of the first sequence in `whole`."""
@@ -38,6 +45,10 @@ class StoreSubset(TokenStore):
     def tokens(self) -> np.ndarray:
         """All ids (T,), in the stored type."""
         return self.whole.tokens[self.first_token : self.first_token + self.facts.tokens]
+
+    def reading(self) -> AbstractContextManager[None]:
+        """As `TokenStore.reading`."""
+        return self.whole.reading()
 
     def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
         """As `TokenStore.touch`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict
 from terakoya.atomic_files import FileFacts, load_hashed_json
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found
+from terakoya.folder_kinds import address_of, describe_found
 from terakoya.store.block_checksums import CHECKSUMS, CheckedFile, open_checked_files
 from terakoya.store.document_sizes import FILE as SIZES_FILE
 from terakoya.store.document_sizes import SIZES, TextPerToken, mean_text
@@ -213,6 +214,21 @@ class TokenStore:
         return TokenStore.open, (self.folder,)
 
     @property
+    def local_folder(self) -> Path:
+        """The folder of this machine that holds the files: `folder`, or of an address what was fetched of it."""
+        return self.folder
+
+    @property
+    def data_folder(self) -> Path:
+        """The folder of this machine that holds the tokens and their flags."""
+        return self.local_folder
+
+    @property
+    def name(self) -> str:
+        """The folder or the address, as a user writes it."""
+        return address_of(self.folder)
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the content."""
         return self.facts.fingerprint
@@ -220,19 +236,28 @@ class TokenStore:
     @property
     def tokenizer_folder(self) -> Path:
         """Folder with the store's copy of the tokenizer that made the ids."""
-        return self.folder / TOKENIZER
+        return self.local_folder / TOKENIZER
 
     @cached_property
     def tokens(self) -> np.ndarray:
         """All ids (T,), in the stored type."""
-        return np.memmap(self.folder / "tokens.bin", dtype=self.index.dtype, mode="r")
+        return np.memmap(self.data_folder / "tokens.bin", dtype=self.index.dtype, mode="r")
 
     @cached_property
     def _checked_files(self) -> Mapping[str, CheckedFile]:
-        check_hashes(self.folder, self.facts.files, CHECKSUMS)
-        files = open_checked_files(self.folder, np.fromfile(self.folder / CHECKSUMS, "<u4"), self.facts.data_files)
-        files["tokens.idx"].skip(_pointers_at(self.index))  # the lengths are in the pointers, too, and never read
+        check_hashes(self.local_folder, self.facts.files, CHECKSUMS)
+        files = open_checked_files(
+            self.local_folder, np.fromfile(self.local_folder / CHECKSUMS, "<u4"), self.facts.data_files
+        )
+        self._skip_lengths(files)
         return files
+
+    def _skip_lengths(self, files: Mapping[str, CheckedFile]) -> None:
+        files["tokens.idx"].skip(_pointers_at(self.index))  # the lengths are in the pointers, too, and never read
+
+    def reading(self) -> AbstractContextManager[None]:
+        """What is touched while the returned context is open can be read for so long."""
+        return nullcontext()
 
     def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
         """Compares what the files hold of `length` tokens from `start` on, (n,) each, with checksums, where this
@@ -242,15 +267,14 @@ class TokenStore:
         start, stop = start[real := np.broadcast_to(length, start.shape) > 0], (start + length)[real]
         size = self.index.dtype.itemsize
         for name, file in self._checked_files.items():
-            if name == "tokens.bin":
-                file.touch(start * size, stop * size)
-            elif name != "tokens.idx":
-                file.touch(start >> 3, (stop + 7) >> 3)
+            if name != "tokens.idx":
+                file.touch(*bytes_of_tokens(name, start, stop, size))
 
     def ids(self, start: int, stop: int) -> np.ndarray:
-        """Returns the ids of the tokens [start, stop), in the stored type. Raises UserError for damage."""
-        self.touch(np.array([start]), stop - start)
-        return np.asarray(self.tokens[start:stop])
+        """Returns a copy of the ids of the tokens [start, stop), in the stored type. Raises UserError for damage."""
+        with self.reading():
+            self.touch(np.array([start]), stop - start)
+            return np.array(self.tokens[start:stop])
 
     def sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
         """Returns where each of `sequences` (n,) starts in the tokens; for N, where the last one ends. Raises UserError
@@ -306,8 +330,8 @@ class TokenStore:
         not know them."""
         if not self.facts.sizes:
             raise UserError(f"{self.folder}: expected sizes of documents, got a store without {SIZES_FILE}")
-        check_hashes(self.folder, self.facts.files, SIZES_FILE)
-        return np.memmap(self.folder / SIZES_FILE, SIZES, mode="r").reshape(-1, 2)
+        check_hashes(self.local_folder, self.facts.files, SIZES_FILE)
+        return np.memmap(self.local_folder / SIZES_FILE, SIZES, mode="r").reshape(-1, 2)
 
     @cached_property
     def text_per_token(self) -> TextPerToken | None:
@@ -318,12 +342,12 @@ class TokenStore:
     def word_bits(self) -> tuple[np.ndarray, int]:
         """Flags of the tokens that start a word, eight in a byte, least significant first, and the position of the
         first flag in the first byte."""
-        return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r"), 0
+        return np.memmap(self.data_folder / "tokens.words", dtype=np.uint8, mode="r"), 0
 
     @property
     def answer_bits(self) -> tuple[np.ndarray, int]:
         """Flags of the tokens that belong to answers, as `word_bits`."""
-        return np.memmap(self.folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
+        return np.memmap(self.data_folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens start a word. Raises UserError for a store without word starts."""
@@ -332,8 +356,9 @@ class TokenStore:
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
                 "words; set whole_word_mask to false, or prepare with --words or with a tokenizer that does"
             )
-        self.touch(np.array([start]), stop - start)
-        return _unpack(self.word_bits, start, stop)
+        with self.reading():
+            self.touch(np.array([start]), stop - start)
+            return _unpack(self.word_bits, start, stop)
 
     def answers(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
@@ -342,8 +367,9 @@ class TokenStore:
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
             )
-        self.touch(np.array([start]), stop - start)
-        return _unpack(self.answer_bits, start, stop)
+        with self.reading():
+            self.touch(np.array([start]), stop - start)
+            return _unpack(self.answer_bits, start, stop)
 
     @property
     def answer_tokens(self) -> int:
@@ -352,6 +378,12 @@ class TokenStore:
             int(np.count_nonzero(self.answers(start, min(start + _CHUNK, self.facts.tokens))))
             for start in range(0, self.facts.tokens, _CHUNK)
         )
+
+
+def bytes_of_tokens(name: str, start: np.ndarray, stop: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bytes [first, last + 1) that the data file `name` holds of the tokens [start, stop), (n,) each, of
+    `size` bytes each."""
+    return (start * size, stop * size) if name == "tokens.bin" else (start >> 3, (stop + 7) >> 3)
 
 
 def _unpack(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:

@@ -9,9 +9,11 @@ from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.data import Data
 from terakoya.errors import UserError
+from terakoya.folder_kinds import address_of
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
 from terakoya.store.recorded_options import TEMPLATE_INPUT
+from terakoya.store.remote_store import open_store
 from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_same_tokenizer
@@ -43,7 +45,7 @@ class Stores:
             UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
         """
         train = _open_train(data, phases)
-        validation = {str(path): TokenStore.open(path) for path in data.validation}
+        validation = {address_of(path): open_store(path) for path in data.validation}
         first = train[0]
         for store in [*train[1:], *validation.values()]:
             check_same_tokenizer(first, store)
@@ -54,7 +56,7 @@ class Stores:
 
     def fingerprints(self) -> dict[str, str]:
         """Returns name -> fingerprint of each store's content, for the manifest."""
-        train = {str(store.folder): store.fingerprint for store in self.train}
+        train = {store.name: store.fingerprint for store in self.train}
         return train | {name: store.fingerprint for name, store in self.validation.items()}
 
     def loader(self, layout: Layout, *, seed: int, global_rows: int) -> Loader:
@@ -129,7 +131,7 @@ def open_validation(data: Data) -> dict[str, TokenStore]:
     """
     if data.split is not None:
         return _split(_open_train(data), data.split)[1]
-    return {str(path): TokenStore.open(path) for path in data.validation}
+    return {address_of(path): open_store(path) for path in data.validation}
 
 
 def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, seed: int) -> RowSource:
@@ -145,7 +147,7 @@ def _open_train(data: Data, phases: Sequence[Data] = ()) -> list[TokenStore]:
     paths = [entry.store for entry in data.train]
     for mixture in (*(stage.train for stage in data.stages), *(phase.train for phase in phases)):
         paths += [entry.store for entry in mixture if entry.store not in paths]
-    return [TokenStore.open(path) for path in paths]
+    return [open_store(path) for path in paths]
 
 
 def _check_templates(stores: Sequence[TokenStore]) -> None:
@@ -176,5 +178,5 @@ def _split(stores: Sequence[TokenStore], shares: Sequence[float]) -> tuple[list[
                 )
         train.append(select_documents(store, *ranges[0]))
         if shares[1]:
-            validation.setdefault(f"{store.folder} (validation)", select_documents(store, *ranges[1]))
+            validation.setdefault(f"{store.name} (validation)", select_documents(store, *ranges[1]))
     return train, validation

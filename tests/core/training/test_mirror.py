@@ -325,3 +325,29 @@ def test_out_and_work_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_threads_of_a_mirror_are_not_left(memory: ObjectFolder, tmp_path: Path) -> None:
     send_all(memory, tmp_path)
     wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("terakoya-mirror")])
+
+
+# ------------------------------------------------------------------------------------------- stores at an address
+
+
+def test_a_run_reads_its_stores_from_an_address(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    system = fsspec.filesystem("memory")
+    for file in store.rglob("*"):
+        if file.is_file():
+            system.pipe(f"/data/{file.relative_to(store)}", file.read_bytes())
+    try:
+        settings = toy.parameters(store, max_steps=4, checkpoint={"save_steps": 2})
+        settings["data"]["split"] = [9, 1]
+        settings["evaluation"] = {"steps": 2, "batches": 1}
+        there = {**settings, "data": {**settings["data"], "train": ["memory://data"]}}
+        train(settings, tmp_path / "here")
+        train({**there, "max_steps": 3}, tmp_path / "there")
+        train(there, tmp_path / "there", allow_change=["max_steps"])
+    finally:
+        system.rm("/data", recursive=True)
+    assert toy.losses(tmp_path / "there") == toy.losses(tmp_path / "here")
+    manifest = json.loads((tmp_path / "there/checkpoints/step-00000004/manifest.json").read_bytes())
+    assert manifest["parameters"]["data"]["train"][0]["store"] == "memory://data"
+    assert "memory://data" in manifest["stores"] and manifest["positions"][0]["store"] == "memory://data"
+    assert "memory://data (validation)" in manifest["stores"]

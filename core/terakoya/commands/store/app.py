@@ -28,9 +28,9 @@ def info_command(store: Store, json: Json = False) -> None:
     from rich.table import Table
 
     from terakoya.log import console, translated
-    from terakoya.store.token_store import TokenStore
+    from terakoya.store.remote_store import open_store
 
-    opened = TokenStore.open(store)
+    opened = open_store(store)
     facts = opened.facts
     if json:
         console().print(facts.model_dump_json(indent=2), markup=False, soft_wrap=True)

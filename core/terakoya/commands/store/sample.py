@@ -56,14 +56,14 @@ def sample(
     """
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
-    from terakoya.store.token_store import TokenStore
+    from terakoya.store.remote_store import open_store
     from terakoya.tokenization.recognise import load_decoder
 
     if masks and causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")
     if settings and not (masks or causal):
         raise UserError("--set: these are settings of the objective: give --masks or --causal too")
-    store = TokenStore.open(folder)
+    store = open_store(folder)
     tokenizer = load_decoder(store.tokenizer_folder)
     if causal:
         objective = _objective(_ANSWERS if store.facts.answers else _CAUSAL, settings or {})
