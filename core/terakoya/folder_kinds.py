@@ -132,8 +132,8 @@ def address_of(path: Path | str) -> str:
 def _on_this_machine(path: Path | str) -> str:
     scheme = str(path).partition(":")[0]
     return (
-        f"at {scheme}:// can be corpora, the stores of a run, and the run that `terakoya train --out` makes. Give a folder "
-        "of this machine, and copy it there or back with the object store's own tool, or mount it"
+        f"at {scheme}:// can be corpora, the stores of a run, and the run that `terakoya train --out` makes. Give a "
+        "folder of this machine, and copy it there or back with the object store's own tool, or mount it"
     )
 
 
