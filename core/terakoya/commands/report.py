@@ -15,7 +15,8 @@ from terakoya.commands.language.translate import VARIABLE
 
 def command(
     runs: Annotated[
-        list[Path], typer.Argument(help="One run folder, or several to compare side by side.", metavar="RUN...")
+        list[Path],
+        typer.Argument(help="One run folder or address, or several to compare side by side.", metavar="RUN..."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The HTML file to write, for example report.html; may be left out with --live.")
@@ -39,8 +40,9 @@ def command(
     """
     from terakoya.atomic_files import check_writable
     from terakoya.errors import UserError
-    from terakoya.folder_kinds import refuse_address
+    from terakoya.folder_kinds import is_address, refuse_address
     from terakoya.log import console, plural
+    from terakoya.runs.remote_view import viewed
     from terakoya.runs.report import RunReport, read_reports
     from terakoya.runs.report_page import live_scripts, render_main, render_page
 
@@ -53,7 +55,8 @@ def command(
         check_writable(out.parent)
 
     def read() -> tuple[list[RunReport], str]:
-        return read_reports(runs, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+        with viewed(runs) as folders:
+            return read_reports(folders, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
     language = os.environ.get(VARIABLE) or "en"
     reports, created = read()
@@ -63,7 +66,7 @@ def command(
         size = out.stat().st_size / 1e3 if out.is_file() else 0
         console().print(f"wrote {out}: {subject}, {size:,.0f} kB", markup=False, soft_wrap=True)
     if not live:
-        if len(runs) == 1:
+        if len(runs) == 1 and not is_address(runs[0]):
             next_command.after_run(runs[0], shown=True)
         else:
             next_command.show("status", *runs)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.folder_kinds import address_of, is_address
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,7 +35,10 @@ RATES = (
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="One or more run folders.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="One or more run folders, or addresses such as s3://bucket/run.", metavar="RUN..."),
+    ],
     watch: Annotated[bool, typer.Option("--watch", help="Update until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one object a run.")] = False,
@@ -41,16 +46,22 @@ def command(
     """Show the state of runs: step, loss, rate, remaining time, last validation and checkpoint, whether still alive."""
     from terakoya.errors import UserError
     from terakoya.log import console, visible
-    from terakoya.runs.status import read
+    from terakoya.runs import status
+    from terakoya.runs.remote_view import viewed
+
+    def read_all() -> list[RunStatus]:
+        with viewed(runs) as folders:
+            read = [status.read(folder) for folder in folders]
+        return [replace(each, folder=run) for each, run in zip(read, runs, strict=True)]
 
     if as_json and watch:
         raise UserError("--json prints the state once; leave out --watch")
     if as_json:
-        typer.echo(visible(json.dumps([read(run).as_json() for run in runs], indent=2, ensure_ascii=False)))
+        typer.echo(visible(json.dumps([each.as_json() for each in read_all()], indent=2, ensure_ascii=False)))
         return
     if not watch:
-        console().print(render([read(run) for run in runs]))
-        if len(runs) == 1:
+        console().print(render(read_all()))
+        if len(runs) == 1 and not is_address(runs[0]):
             next_command.after_run(runs[0])
         else:
             next_command.show("report", *runs, "--out", "report.html")
@@ -58,14 +69,14 @@ def command(
     try:
         if not console().is_terminal:
             while True:
-                console().print(render([read(run) for run in runs]))
+                console().print(render(read_all()))
                 time.sleep(every)
         from rich.live import Live
 
-        with Live(render([read(run) for run in runs]), console=console(), auto_refresh=False) as live:
+        with Live(render(read_all()), console=console(), auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(render([read(run) for run in runs]), refresh=True)
+                live.update(render(read_all()), refresh=True)
     except KeyboardInterrupt:
         return
 
@@ -78,8 +89,10 @@ def render(statuses: Sequence[RunStatus]) -> Table | Group:
 
     if len(statuses) == 1:
         return details(statuses[0])
-    notes = [f"{status.folder}: {status.told}" for status in statuses if status.state in ("failed", "killed")]
-    notes += [f"{status.folder}: {problem}" for status in statuses for problem in status.problems]
+    notes = [
+        f"{address_of(status.folder)}: {status.told}" for status in statuses if status.state in ("failed", "killed")
+    ]
+    notes += [f"{address_of(status.folder)}: {problem}" for status in statuses for problem in status.problems]
     shown = table(statuses, width=console().width)
     return Group(shown, *(_plain(note) for note in notes)) if notes else shown
 
@@ -99,7 +112,7 @@ def details(status: RunStatus) -> Table:
         if text:
             grid.add_row(translated(name), _plain(translated(text), style))
 
-    grid.add_row(translated("run"), _plain(str(status.folder)))
+    grid.add_row(translated("run"), _plain(address_of(status.folder)))
     add("state", status.told, COLOURS.get(status.state, "bold red"))
     add("forked from", status.forked_from)
     add("step", _progress(status))
@@ -156,7 +169,7 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
     from terakoya.log import translated, visible
     from terakoya.runs.status import format_duration
 
-    cells: dict[str, list[str]] = {"run": [str(status.folder) for status in statuses]}
+    cells: dict[str, list[str]] = {"run": [address_of(status.folder) for status in statuses]}
     cells["state"] = [translated(status.state) for status in statuses]
     cells["step"] = [_progress(status) or "" for status in statuses]
     cells["loss"] = [_number(status.loss, "{:.4f}") or "" for status in statuses]

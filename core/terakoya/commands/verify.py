@@ -13,7 +13,10 @@ from terakoya.commands.guidance import next_command
 def command(
     folder: Annotated[
         Path,
-        typer.Argument(help="A run, a checkpoint, a token store or a model folder.", metavar="RUN|STORE|MODEL"),
+        typer.Argument(
+            help="A run, a checkpoint, a token store or a model folder; or the address of a run or a store.",
+            metavar="RUN|STORE|MODEL",
+        ),
     ],
 ) -> None:
     """Read a whole run, checkpoint, token store or model, and recompute its hashes. Exits with 2 if it finds a fault.
@@ -24,7 +27,7 @@ def command(
     """
     from terakoya.conversion.verify import verify
     from terakoya.errors import UserError
-    from terakoya.folder_kinds import kind_of
+    from terakoya.folder_kinds import is_address, kind_of
     from terakoya.log import console, plural
     from terakoya.store.token_store import read_facts
 
@@ -34,8 +37,10 @@ def command(
     if findings.problems:
         number = len(findings.problems)
         text = f"{folder}: {number} problem{plural(number)}, listed above"
-        raise UserError(f"{text}\n{next_command.after_damage(folder)}")
+        raise UserError(text if is_address(folder) else f"{text}\n{next_command.after_damage(folder)}")
     kind = kind_of(folder)
+    if is_address(folder):
+        return
     if kind == "run":
         next_command.after_run(folder)
     elif kind == "checkpoint":

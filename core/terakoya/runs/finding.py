@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, kind_of
+from terakoya.folder_kinds import describe_found, is_address, kind_of
 from terakoya.runs.checkpoints import (
     ALL_FILES,
     MANIFEST,
@@ -16,6 +16,7 @@ from terakoya.runs.checkpoints import (
     folder_name,
     list_checkpoints,
 )
+from terakoya.runs.remote_view import fetch_checkpoint
 
 log = logging.getLogger("terakoya")
 PERMANENT = "permanent"
@@ -24,7 +25,7 @@ PERMANENT = "permanent"
 
 def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
     """Returns `source` if it is a checkpoint, that of a step of a run if it is RUN@STEP, or the newest whole checkpoint
-    of the run `source`.
+    of the run `source`. Of a run at an address it is fetched into the user's cache first.
 
     Warns about newer ones that are damaged.
 
@@ -34,6 +35,8 @@ def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
     Raises:
         UserError: there is no whole checkpoint, or it cannot be read now.
     """
+    if is_address(source):
+        source = fetch_checkpoint(source)
     if not source.exists() and "@" in source.name:
         source = _at_step(source)
     if not (source / "checkpoints").is_dir() and (source / MANIFEST).is_file():

@@ -10,6 +10,7 @@ See docs/design/object-stores.md.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -111,6 +112,25 @@ def remove_checkpoint(store: ObjectFolder, name: str, sizes: Sizes) -> None:
     store.remove([f"{name}/{MANIFEST}", *(each for each in sizes if each.startswith(f"{name}/"))])
 
 
+def find_problems(store: ObjectFolder, name: str) -> list[str]:
+    """Reads the whole checkpoint `name` there; returns how it is damaged, a line per problem, none if it is whole."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store.download(f"{name}/{MANIFEST}", Path(scratch) / MANIFEST)
+        try:
+            files = read_manifest(Path(scratch))["files"]
+        except DamagedError as error:
+            return [str(error).replace(scratch, str(store))]
+
+    def find_problem(file: str) -> str | None:
+        try:
+            return None if store.facts(f"{name}/{file}").model_dump() == files[file] else f"{file}: content changed"
+        except FileNotFoundError:
+            return f"{file}: missing"
+
+    with ThreadPoolExecutor(THREADS, "mirror") as pool:
+        return [problem for problem in pool.map(find_problem, files) if problem is not None]
+
+
 # ------------------------------------------------------------------------------------------------------- from there
 
 
@@ -166,6 +186,12 @@ def fetch_checkpoint(store: ObjectFolder, name: str, folder: Path) -> Path:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return folder
+
+
+def replace_checkpoint(store: ObjectFolder, name: str, folder: Path) -> None:
+    """Does as `fetch_checkpoint` where there may be an older `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    fetch_checkpoint(store, name, folder)
 
 
 def fetch_files(store: ObjectFolder, run: Path, sizes: Sizes, *, manifests: bool = False) -> None:

@@ -6,8 +6,6 @@ block that was touched since the oldest of those began is removed.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,6 @@ import numpy as np
 from terakoya.store.block_checksums import BLOCK_BITS, BLOCK_BYTES
 from terakoya.store.remote_blocks import FetchedFile
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 SHARE_REMOVED = 8
 """Room is made for this part of the budget at a time: 1/8."""
 
@@ -81,13 +78,3 @@ class BlockBudget:
             order = order[uses[order] < oldest_reader]
             for number, file in enumerate(self._files):
                 file.forget(np.sort(blocks[order[numbers[order] == number]]))
-
-
-def punch_holes(descriptor: int, blocks: np.ndarray) -> None:
-    """Gives the space of `blocks` (n,) of the file back to the disk; its length stays. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for block in blocks.tolist():
-        offset, length = ctypes.c_int64(block << BLOCK_BITS), ctypes.c_int64(BLOCK_BYTES)
-        if libc.fallocate64(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))

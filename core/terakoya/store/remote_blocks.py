@@ -9,6 +9,7 @@ See docs/design/object-stores.md.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import zlib
@@ -31,6 +32,7 @@ REQUEST_BLOCKS = 32
 ATTEMPTS = 5
 PAUSES = (0.2, 1.0, 5.0, 20.0)
 """Seconds before each further attempt."""
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class FetchedFile(CheckedFile):
@@ -48,8 +50,6 @@ class FetchedFile(CheckedFile):
 
     def forget(self, blocks: np.ndarray) -> None:
         """Removes `blocks` (n,) from the disk; they are fetched when they are touched again."""
-        from terakoya.store.block_budget import punch_holes
-
         with self._lock:
             self._unchecked[blocks] = True
             self.remaining += len(blocks)
@@ -164,3 +164,13 @@ def fill(files: Sequence[FetchedFile], stop: threading.Event, *, ended: Callable
                         return
 
     threading.Thread(target=fill_all, name="terakoya-fill", daemon=True).start()
+
+
+def punch_holes(descriptor: int, blocks: np.ndarray) -> None:
+    """Gives the space of `blocks` (n,) of the file back to the disk; its length stays. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for block in blocks.tolist():
+        offset, length = ctypes.c_int64(block << BLOCK_BITS), ctypes.c_int64(BLOCK_BYTES)
+        if libc.fallocate64(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))

@@ -180,6 +180,24 @@ def open_remote(address: str) -> RemoteStore:
     return store
 
 
+def find_faults(remote: ObjectFolder) -> list[str]:
+    """Reads the whole store there; returns what is missing or was changed, a line for each file."""
+    with tempfile.TemporaryDirectory() as scratch:
+        remote.download(RECORD, Path(scratch) / RECORD)
+        try:
+            files = read_facts(Path(scratch)).files
+        except UserError as error:
+            return [str(error).replace(scratch, str(remote))]
+    faults = []
+    for name, recorded in files.items():
+        try:
+            if remote.facts(name) != recorded:
+                faults.append(f"{name}: content changed")
+        except FileNotFoundError:
+            faults.append(f"{name}: missing")
+    return faults
+
+
 def _close(closed: threading.Event, handles: Sequence[int], own: Path | None) -> None:
     """Lets others remove the cached store; removes the folder `own`, which no other process uses."""
     closed.set()

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terakoya.folder_kinds import address_of
+
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
 
@@ -43,7 +45,7 @@ def show(*words: str | Path) -> None:
 def line(*words: str | Path) -> str:
     """Returns the line `next: terakoya WORDS`, quoted for a shell, for a message that ends with it. Options of terakoya
     itself that this command was given, and WORDS do not name, come first: the next command needs its plugins too."""
-    texts = [str(word) for word in words]
+    texts = [address_of(word) for word in words]
     given = [
         word
         for option, value in _GIVEN.get()

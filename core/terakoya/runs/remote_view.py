@@ -1,0 +1,120 @@
+"""A run at an address as a folder of this machine: what `status` and `report` read of it, or one of its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from terakoya.errors import UserError
+from terakoya.folder_kinds import address_of, is_address
+from terakoya.object_store import ObjectFolder, cache_folder, cache_name
+from terakoya.runs import metrics, mirrored
+from terakoya.runs.checkpoints import MANIFEST, folder_name
+
+QUIET_SECONDS = 600.0
+"""A run whose log is older counts as one that no process trains: a mirror sends it every minute or so."""
+ENDS = ("finished", "stopped", "error")
+"""The kinds of records with which a process ends its part of the log."""
+
+
+@contextlib.contextmanager
+def viewed(runs: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yields a folder for each of `runs`: itself, or for an address one with its log, its parameters and its manifests.
+    Of other files of checkpoints it has the names and sizes alone.
+
+    Raises:
+        UserError: there is no run at an address, or it cannot be read.
+        TemporaryFailure: the object store does not answer.
+    """
+    with contextlib.ExitStack() as stack:
+        yield [_view(run, stack) if is_address(run) else run for run in runs]
+
+
+def _view(run: Path, stack: contextlib.ExitStack) -> Path:
+    store = ObjectFolder(run)
+    sizes = store.sizes()
+    _check_run(store, sizes)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PurePosixPath(store.address).name
+    folder.mkdir()
+    for name, size in sizes.items():
+        path = PurePosixPath(name)
+        if path.parts[0] == mirrored.CHECKPOINTS and not mirrored.is_own(path) and ".." not in path.parts:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / path).open("wb") as stream:
+                stream.truncate(size)
+    wanted = {
+        name: size
+        for name, size in sizes.items()
+        if name in (metrics.FILE, "parameters.json", "fork.json") or name.endswith(f"/{MANIFEST}")
+    }
+    mirrored.fetch_files(store, folder, wanted, manifests=True)
+    for name in wanted:
+        if name.endswith(MANIFEST) and (changed := store.modified(name)) is not None and (folder / name).exists():
+            os.utime(folder / name, (changed, changed))
+    changed = store.modified(metrics.FILE) if metrics.FILE in wanted else None
+    records = metrics.read(folder).records if metrics.FILE in wanted else ()
+    has_ended = bool(records) and records[-1].get("kind") in ENDS
+    if changed is not None and time.time() - changed < QUIET_SECONDS and not has_ended:
+        stack.callback(os.close, _hold_lock(store, folder))
+    return folder
+
+
+def _hold_lock(store: ObjectFolder, folder: Path) -> int:
+    """Locks the run's folder as the process that mirrors there locks its own; returns the handle."""
+    try:
+        record = json.loads(store.read(mirrored.WRITER))
+    except (FileNotFoundError, ValueError):
+        record = {}
+    handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.write(handle, f"pid {record.get('process', '?')} on {record.get('host', 'another machine')}".encode())
+    return handle
+
+
+def _check_run(store: ObjectFolder, sizes: Mapping[str, int]) -> None:
+    if metrics.FILE not in sizes and not mirrored.checkpoint_steps(mirrored.committed(sizes)):
+        raise UserError(
+            f"{store}: expected a run, as `terakoya train --out {store}` makes, found neither {metrics.FILE} nor a "
+            "checkpoint there"
+        )
+
+
+def fetch_checkpoint(source: Path) -> Path:
+    """Returns the folder of this machine, in the user's cache, with the newest whole checkpoint of the run at the
+    address `source`, or for RUN@STEP that of a step; fetches it where it is not here yet.
+
+    Raises:
+        UserError: there is no such checkpoint, or none is whole.
+        TemporaryFailure: the object store does not answer.
+    """
+    address, step = address_of(source).rstrip("/"), None
+    if "@" in (name := address.rpartition("/")[2]) and name.rpartition("@")[2].isdecimal():
+        address, _, text = address.rpartition("@")
+        step = int(text)
+    store = ObjectFolder(address)
+    sizes = store.sizes()
+    _check_run(store, sizes)
+    steps = mirrored.checkpoint_steps(mirrored.committed(sizes))
+    if step is not None and step not in steps:
+        raise UserError(
+            f"{store}: expected a checkpoint of step {step:,}, found those of "
+            f"{', '.join(f'{each:,}' for each in steps)}"
+        )
+    kept = cache_folder() / "checkpoints" / cache_name(store.address)
+    problems = []
+    for number in [step] if step is not None else reversed(steps):
+        name = steps[number]
+        folder = kept / mirrored.CHECKPOINTS / folder_name(number)
+        try:
+            if not folder.is_dir() or (folder / MANIFEST).read_bytes() != store.read(f"{name}/{MANIFEST}"):
+                mirrored.replace_checkpoint(store, name, folder)
+            return folder
+        except (mirrored.DamagedError, FileNotFoundError) as error:
+            problems.append(str(error))
+    raise UserError(f"{store}: expected a whole checkpoint, found none:\n  " + "\n  ".join(problems or ["none there"]))
