@@ -200,7 +200,8 @@ def test_the_newest_process_alone_writes(memory: ObjectFolder, tmp_path: Path) -
     new = Mirror(memory, tmp_path / "new", keep=2)
     new.start()
     write_checkpoint(tmp_path, 6)
-    assert old.has_ended(10) and whole_steps(memory) == [4]
+    (tmp_path / "metrics.jsonl").write_text("of the old one")
+    assert old.has_ended(10) and whole_steps(memory) == [4] and "metrics.jsonl" not in memory.sizes()
     assert "has taken this run over" in str(old.outcome()) and old.outcome().exit_code == 2  # type: ignore[union-attr]
     new.finish()
     assert new.has_ended(10)
@@ -220,6 +221,20 @@ def test_the_newest_whole_checkpoint_is_fetched(memory: ObjectFolder, tmp_path: 
     assert list(damaged) == ["checkpoints/step-00000006"] and "content changed" in next(iter(damaged.values()))
     assert mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes(), after=6) == (None, {})
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
+
+
+def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder, tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        write_checkpoint(tmp_path / "run", step)
+    (tmp_path / "run/metrics.jsonl").write_text("{}\n")
+    send_all(memory, tmp_path / "run")
+    memory.write("checkpoints/step-00000006/state/model-00000.safetensors", bytes(100))
+    (tmp_path / "new").mkdir()
+    mirror = mirror_module._open(memory.address, tmp_path / "new", keep=2, start_over=False)
+    mirror.finish()
+    assert mirror.has_ended(10) and whole_steps(memory) == [2, 4]
+    assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
+    assert (tmp_path / "new/metrics.jsonl").read_text() == "{}\n"
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/outside"])

@@ -49,10 +49,17 @@ def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_on_s3_goes_on_elsewhere(bucket: str, tmp_path: Path) -> None:
-    settings = toy.parameters(
-        toy.make_store(tmp_path / "data", documents=100, seed=1), max_steps=4, checkpoint={"save_steps": 2, "keep": 2}
-    )
+def test_a_run_and_its_store_on_s3_go_on_elsewhere(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = toy.make_store(tmp_path / "data", documents=100, seed=1)
+    data = ObjectFolder(f"{bucket}/store")
+    for file in store.rglob("*"):
+        if file.is_file():
+            data.upload(file, file.relative_to(store).as_posix())
+    on_disk = toy.parameters(store, max_steps=4, checkpoint={"save_steps": 2, "keep": 2})
+    settings = {**on_disk, "data": {**on_disk["data"], "train": [data.address]}}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
     address = f"{bucket}/run"
     train(settings, address, work_folder=tmp_path / "first")
     there = ObjectFolder(address)
@@ -61,13 +68,14 @@ def test_a_run_on_s3_goes_on_elsewhere(bucket: str, tmp_path: Path) -> None:
     for name in there.sizes():
         assert SECRET.encode() not in there.read(name)
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     longer = {**settings, "max_steps": 6}
     result = train(longer, address, work_folder=tmp_path / "second", allow_change=["max_steps"])
     assert result.step == 6
     assert [step["step"] for step in toy.records(tmp_path / "second", "resume").values()] == [4]
     assert list(mirrored.checkpoint_steps(mirrored.committed(there.sizes()))) == [4, 6]
-    train(longer, tmp_path / "alone", overrides=["max_steps=4"])
-    train(longer, tmp_path / "alone", allow_change=["max_steps"])
+    train(on_disk, tmp_path / "alone")
+    train({**on_disk, "max_steps": 6}, tmp_path / "alone", allow_change=["max_steps"])
     ends = [find_newest_whole(folder / "checkpoints")[0] for folder in (tmp_path / "second", tmp_path / "alone")]
     states = [json.loads((end / "manifest.json").read_bytes())["files"] for end in ends if end is not None]
     tensors = [{name: facts for name, facts in files.items() if name.startswith("state/")} for files in states]
