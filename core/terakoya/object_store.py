@@ -144,7 +144,7 @@ class ObjectFolder:
         cut = len(self._root) + 1
         return {name[cut:]: int(facts["size"] or 0) for name, facts in sorted(found.items()) if len(name) > cut}
 
-    def modified(self, name: str) -> float | None:
+    def find_time(self, name: str) -> float | None:
         """Returns when the object `name` was written, in seconds since 1970; None where the store does not say."""
         with self._convert_errors(name):
             try:

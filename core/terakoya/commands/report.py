@@ -42,7 +42,7 @@ def command(
     from terakoya.errors import UserError
     from terakoya.folder_kinds import is_address, refuse_address
     from terakoya.log import console, plural
-    from terakoya.runs.remote_view import viewed
+    from terakoya.runs.remote_view import open_views
     from terakoya.runs.report import RunReport, read_reports
     from terakoya.runs.report_page import live_scripts, render_main, render_page
 
@@ -55,7 +55,7 @@ def command(
         check_writable(out.parent)
 
     def read() -> tuple[list[RunReport], str]:
-        with viewed(runs) as folders:
+        with open_views(runs) as folders:
             return read_reports(folders, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
     language = os.environ.get(VARIABLE) or "en"

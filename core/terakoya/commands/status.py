@@ -47,10 +47,10 @@ def command(
     from terakoya.errors import UserError
     from terakoya.log import console, visible
     from terakoya.runs import status
-    from terakoya.runs.remote_view import viewed
+    from terakoya.runs.remote_view import open_views
 
     def read_all() -> list[RunStatus]:
-        with viewed(runs) as folders:
+        with open_views(runs) as folders:
             read = [status.read(folder) for folder in folders]
         return [replace(each, folder=run) for each, run in zip(read, runs, strict=True)]
 

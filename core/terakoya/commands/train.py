@@ -104,6 +104,7 @@ def command(
             check(
                 loaded,
                 folder,
+                address=address,
                 node_rank=node_rank,
                 expected_processes=processes,
                 advice=explain_model_errors,

@@ -74,7 +74,7 @@ def _verify_address(address: Path, findings: Findings) -> None:
     if "store.json" in sizes:
         findings.add(Path(address), "a token store; all files have their hashes", find_faults(store))
         return
-    names = mirrored.committed(sizes)
+    names = mirrored.find_committed(sizes)
     if not names:
         raise UserError(f"{store}: expected a run or a token store, found neither a checkpoint nor a store.json there")
     for name in names:

@@ -32,7 +32,7 @@ Sizes = Mapping[str, int]
 """The sizes of the objects of a run, by name."""
 
 
-def committed(sizes: Sizes) -> list[str]:
+def find_committed(sizes: Sizes) -> list[str]:
     """Returns the names of the folders among the objects that have a manifest, such as `checkpoints/step-00001000`."""
     return [str(PurePosixPath(name).parent) for name in sizes if name.endswith(f"/{MANIFEST}")]
 
@@ -145,7 +145,7 @@ def fetch_newest(
         UserError: a newer version of terakoya wrote one of them.
     """
     damaged: dict[str, str] = {}
-    for step, name in reversed(checkpoint_steps(committed(sizes)).items()):
+    for step, name in reversed(checkpoint_steps(find_committed(sizes)).items()):
         if step <= after:
             break
         try:
@@ -197,7 +197,7 @@ def replace_checkpoint(store: ObjectFolder, name: str, folder: Path) -> None:
 def fetch_files(store: ObjectFolder, run: Path, sizes: Sizes, *, manifests: bool = False) -> None:
     """Fetches the files of the run that belong to no checkpoint, in place of those in the folder `run`; with
     `manifests` those of checkpoints, too."""
-    folders = {f"{each}/" for each in committed(sizes)}
+    folders = {f"{each}/" for each in find_committed(sizes)}
     for name in sizes:
         path = PurePosixPath(name)
         of_checkpoint = path.parts[0] == CHECKPOINTS or any(name.startswith(folder) for folder in folders)

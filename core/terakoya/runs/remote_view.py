@@ -24,7 +24,7 @@ ENDS = ("finished", "stopped", "error")
 
 
 @contextlib.contextmanager
-def viewed(runs: Sequence[Path]) -> Iterator[list[Path]]:
+def open_views(runs: Sequence[Path]) -> Iterator[list[Path]]:
     """Yields a folder for each of `runs`: itself, or for an address one with its log, its parameters and its manifests.
     Of other files of checkpoints it has the names and sizes alone.
 
@@ -55,9 +55,9 @@ def _view(run: Path, stack: contextlib.ExitStack) -> Path:
     }
     mirrored.fetch_files(store, folder, wanted, manifests=True)
     for name in wanted:
-        if name.endswith(MANIFEST) and (changed := store.modified(name)) is not None and (folder / name).exists():
+        if name.endswith(MANIFEST) and (changed := store.find_time(name)) is not None and (folder / name).exists():
             os.utime(folder / name, (changed, changed))
-    changed = store.modified(metrics.FILE) if metrics.FILE in wanted else None
+    changed = store.find_time(metrics.FILE) if metrics.FILE in wanted else None
     records = metrics.read(folder).records if metrics.FILE in wanted else ()
     has_ended = bool(records) and records[-1].get("kind") in ENDS
     if changed is not None and time.time() - changed < QUIET_SECONDS and not has_ended:
@@ -78,7 +78,7 @@ def _hold_lock(store: ObjectFolder, folder: Path) -> int:
 
 
 def _check_run(store: ObjectFolder, sizes: Mapping[str, int]) -> None:
-    if metrics.FILE not in sizes and not mirrored.checkpoint_steps(mirrored.committed(sizes)):
+    if metrics.FILE not in sizes and not mirrored.checkpoint_steps(mirrored.find_committed(sizes)):
         raise UserError(
             f"{store}: expected a run, as `terakoya train --out {store}` makes, found neither {metrics.FILE} nor a "
             "checkpoint there"
@@ -100,7 +100,7 @@ def fetch_checkpoint(source: Path) -> Path:
     store = ObjectFolder(address)
     sizes = store.sizes()
     _check_run(store, sizes)
-    steps = mirrored.checkpoint_steps(mirrored.committed(sizes))
+    steps = mirrored.checkpoint_steps(mirrored.find_committed(sizes))
     if step is not None and step not in steps:
         raise UserError(
             f"{store}: expected a checkpoint of step {step:,}, found those of "

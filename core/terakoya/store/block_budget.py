@@ -59,7 +59,7 @@ class BlockBudget:
             uses = self._last_use[file.name]
             for first, last in np.unique(np.stack([start >> BLOCK_BITS, (stop - 1) >> BLOCK_BITS], 1), axis=0).tolist():
                 uses[first : last + 1] = self._clock
-            return file.touched(start, stop)
+            return file.find_unchecked(start, stop)
 
     def make_room(self) -> None:
         """Removes the blocks that were used longest ago where there are more than the limit."""

@@ -75,10 +75,10 @@ class CheckedFile:
     def touch(self, start: np.ndarray, stop: np.ndarray) -> None:
         """Compares the blocks of the bytes [start, stop), (n,) each and none empty, that are not compared yet. Raises
         UserError for a block that is damaged."""
-        for block in self.touched(start, stop):
+        for block in self.find_unchecked(start, stop):
             self._compare(block)
 
-    def touched(self, start: np.ndarray, stop: np.ndarray) -> list[int]:
+    def find_unchecked(self, start: np.ndarray, stop: np.ndarray) -> list[int]:
         """Returns the blocks of the bytes [start, stop), (n,) each and none empty, that are not compared yet."""
         first, last = start >> BLOCK_BITS, (stop - 1) >> BLOCK_BITS
         new = self._unchecked
@@ -89,7 +89,7 @@ class CheckedFile:
             blocks.update((low + np.flatnonzero(new[low : high + 1])).tolist())
         return sorted(blocks)
 
-    def unchecked(self, blocks: range) -> list[int]:
+    def select_unchecked(self, blocks: range) -> list[int]:
         """Returns those of `blocks` that are not compared yet."""
         return (blocks.start + np.flatnonzero(self._unchecked[blocks.start : blocks.stop])).tolist()
 

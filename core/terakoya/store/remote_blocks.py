@@ -155,7 +155,7 @@ def fill(files: Sequence[FetchedFile], stop: threading.Event, *, ended: Callable
         for file in files:
             count = -(-file.size // BLOCK_BYTES)
             for first in range(number * REQUEST_BLOCKS, count, FILL_THREADS * REQUEST_BLOCKS):
-                for run in runs(file.missing(file.unchecked(range(first, min(first + REQUEST_BLOCKS, count))))):
+                for run in runs(file.missing(file.select_unchecked(range(first, min(first + REQUEST_BLOCKS, count))))):
                     if stop.is_set():
                         return
                     try:

@@ -126,7 +126,7 @@ class RemoteStore(TokenStore):
         wanted = []
         for name, file in self._fetched_files.items():
             first, end = bytes_of_tokens(name, start, stop, size)
-            wanted.append((file, file.touched(first, end) if budget is None else budget.touch(file, first, end)))
+            wanted.append((file, file.find_unchecked(first, end) if budget is None else budget.touch(file, first, end)))
         self._fetcher.fetch(wanted)
         if budget is not None:
             budget.make_room()
@@ -168,7 +168,7 @@ def open_remote(address: str) -> RemoteStore:
             own = Path(tempfile.mkdtemp(prefix=f".{cache.name}.", dir=parent))
             handles.append(_use(own))
             _make_holes(own, facts)
-        with _locked(cache):
+        with _hold_lock(cache):
             shutil.copyfile(Path(scratch) / RECORD, cache / RECORD)
             _fetch_small(remote, cache, facts)
             _make_holes(cache, facts)
@@ -314,7 +314,7 @@ def _remove_unused(cache: Path) -> bool:
 
 
 @contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def _hold_lock(cache: Path) -> Iterator[None]:
     """One process at a time fetches the files of a cached store."""
     with (cache / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

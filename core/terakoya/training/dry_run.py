@@ -11,6 +11,7 @@ from pathlib import Path
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.log import new_console
+from terakoya.object_store import ObjectFolder
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
@@ -28,11 +29,13 @@ def dry_run(
     parameters: Parameters,
     out: Path,
     *,
+    address: str | None = None,
     node_rank: int | None = None,
     expected_processes: int | None = None,
     advice: Advice = no_advice,
 ) -> None:
-    """Opens the stores, checks the processes against the batch table and the disk space, and takes one step.
+    """Opens the stores, checks the processes against the batch table and the disk space, and takes one step. Where the
+    run in `out` is mirrored to `address`, looks whether that can be read.
 
     Raises:
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
@@ -44,6 +47,9 @@ def dry_run(
     for tracker in parameters.trackers:
         tracker.check()
     console = new_console(stderr=True, quiet=launch.rank != 0)
+    if address is not None and launch.rank == 0:
+        ObjectFolder(address).sizes()
+        console.print(f"{address}: answers; the run is mirrored there", soft_wrap=True)
     stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
     for store in [*stores.train, *stores.validation.values()]:
         facts = store.facts

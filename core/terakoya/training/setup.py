@@ -30,6 +30,7 @@ from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
+from terakoya.training.checkpoint.mirror import Mirror, mirroring
 from terakoya.training.checkpoint.restoring import missing_base_error
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.heartbeat import is_communication_error
@@ -40,7 +41,6 @@ from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
-from terakoya.training.mirror import Mirror, mirroring
 from terakoya.training.model import compilation, lora
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary

@@ -179,12 +179,14 @@ MISTAKES = [
     ("train p.json --out p.json", "p.json"),
     ("report run --out data", "expected an HTML file, got a folder; give --out data/report.html"),
     # addresses
-    ("train p.json --out s3://b/run", "s3://b/run: expected the run's folder, got an address"),
-    ("train p.json --out s3://b/run --dry-run", "s3://b/run: expected the run's folder, got an address"),
+    ("train p.json --out s3://b/run", "s3://b/run: no access", "check the address and your credentials"),
+    ("train p.json --out s3://b/run --dry-run", "s3://b/run: no access", "check the address and your credentials"),
+    ("train p.json --out s3://b/run --work-folder s3://b/w", "expected a work folder of this machine, got an address"),
+    ("train p.json --out other --work-folder w", "expected an address such as s3://bucket/run in --out, got other"),
     ("prepare other.jsonl --tokenizer data/tokenizer --out gs://b/s", "gs://b/s: expected the new store's folder"),
     ("tokenizer train other.jsonl --type byte_bpe --out s3://b/t", "s3://b/t: expected a new folder, got an address"),
     ("export run --out s3://b/m", "s3://b/m: expected a new folder, got an address"),
-    ("store info s3://b/store", "expected a finished token store, got an address"),
+    ("store info s3://b/store", "s3://b/store/store.json: no access", "check the address and your credentials"),
     ("demo --out s3://b/d", "s3://b/d: expected the demo's folder, got an address"),
 ]  # fmt: skip
 
@@ -306,6 +308,12 @@ def test_a_mistake_is_answered_with_what_to_do(
 ) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv(DEBUG_VARIABLE, "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(place / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     command, *said = row
     with pytest.raises(SystemExit) as caught:
         main(command.split(" "))

@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 from terakoya.launch.here import train
 from terakoya.object_store import ObjectFolder
 from terakoya.runs.finding import find_checkpoint
-from terakoya.runs.remote_view import viewed
+from terakoya.runs.remote_view import open_views
 from terakoya.runs.status import read
 
 
@@ -105,13 +105,13 @@ def test_a_run_whose_log_grows_counts_as_one_that_trains(tmp_path: Path) -> None
     )
     (bucket / "writer.json").write_text(json.dumps({"writer": "1", "host": "spot-7", "process": 12}))
     address = Path(f"file://{bucket}")
-    with viewed([address]) as (folder,):
+    with open_views([address]) as (folder,):
         assert read(folder).state in ("training", "starting") and "spot-7" in (folder / "run.lock").read_text()
     hour = time.time() - 3600
     os.utime(bucket / "metrics.jsonl", (hour, hour))
-    with viewed([address, tmp_path]) as (folder, same):
+    with open_views([address, tmp_path]) as (folder, same):
         assert read(folder).state == "killed" and same == tmp_path
         assert not read(folder).problems
     (bucket / "checkpoints/step-00000004/state/model-00000.safetensors").unlink()
-    with viewed([address]) as (folder,):
+    with open_views([address]) as (folder,):
         assert "step-00000004 is damaged: state/model-00000.safetensors: missing" in read(folder).problems[0]

@@ -20,9 +20,9 @@ from terakoya.launch.here import resolve_out, train
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
-from terakoya.training import mirror as mirror_module
+from terakoya.training.checkpoint import mirror as mirror_module
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
-from terakoya.training.mirror import Mirror
+from terakoya.training.checkpoint.mirror import Mirror
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def send_all(store: ObjectFolder, run: Path, *, keep: int = 2) -> Mirror:
 
 
 def whole_steps(store: ObjectFolder) -> list[int]:
-    return list(mirrored.checkpoint_steps(mirrored.committed(store.sizes())))
+    return list(mirrored.checkpoint_steps(mirrored.find_committed(store.sizes())))
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
@@ -108,7 +108,7 @@ def test_the_manifest_is_written_last_and_removed_first(memory: ObjectFolder, tm
     store = Faulty(memory.address, lambda name: name.endswith("optimizer-00000.safetensors"))
     mirror = send_all(store, tmp_path)
     assert (
-        mirrored.checkpoint_steps(mirrored.committed(store.sizes())) == {}
+        mirrored.checkpoint_steps(mirrored.find_committed(store.sizes())) == {}
     )  # half of it is there, and is no checkpoint
     assert "checkpoints/step-00000004/state/model-00000.safetensors" in store.sizes()
     assert isinstance(mirror.outcome(), TemporaryFailure) and "step-00000004" in str(mirror.outcome())

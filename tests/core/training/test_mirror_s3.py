@@ -63,7 +63,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     address = f"{bucket}/run"
     train(settings, address, work_folder=tmp_path / "first")
     there = ObjectFolder(address)
-    assert list(mirrored.checkpoint_steps(mirrored.committed(there.sizes()))) == [2, 4]
+    assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [2, 4]
     assert {"metrics.jsonl", "parameters.json", "report.html"} <= there.sizes().keys()
     for name in there.sizes():
         assert SECRET.encode() not in there.read(name)
@@ -73,7 +73,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     result = train(longer, address, work_folder=tmp_path / "second", allow_change=["max_steps"])
     assert result.step == 6
     assert [step["step"] for step in toy.records(tmp_path / "second", "resume").values()] == [4]
-    assert list(mirrored.checkpoint_steps(mirrored.committed(there.sizes()))) == [4, 6]
+    assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [4, 6]
     train(on_disk, tmp_path / "alone")
     train({**on_disk, "max_steps": 6}, tmp_path / "alone", allow_change=["max_steps"])
     ends = [find_newest_whole(folder / "checkpoints")[0] for folder in (tmp_path / "second", tmp_path / "alone")]
