@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import toy
-from slow_varlen import slow_varlen
+from flash_on_a_cpu import flash_on_a_cpu
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -270,48 +269,11 @@ def test_blocks_with_adapters_are_compiled(tmp_path: Path) -> None:
     assert counts[0] == counts[3]
 
 
-@pytest.fixture
-def flash_on_a_cpu() -> Iterator[None]:
-    """Gives torch's variable-length kernel a slow implementation for the CPU."""
-    from torch.nn.attention import varlen  # noqa: F401 - registers the operation
-
-    def forward(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
-        max_q: int, max_k: int, causal: bool, scale: float | None, window: list[int], gqa: bool = False, *_: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-        result = slow_varlen(
-            query, key, value, cu_q, cu_k, max_q, max_k, window_size=(window[0], window[1]), enable_gqa=gqa
-        )
-        rest = torch.zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
-        return result, *rest
-
-    def backward(
-        gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-        lse: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor, max_q: int, max_k: int, causal: bool,
-        rng: torch.Tensor, scale: float | None = None, window: list[int] | None = None, *_: Any,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        sides = (-1, -1) if window is None else (window[0], window[1])
-
-        def differentiate() -> tuple[torch.Tensor, ...]:
-            states = [each.detach().requires_grad_() for each in (query, key, value)]
-            result = slow_varlen(
-                *states, cu_q, cu_k, max_q, max_k, window_size=sides, enable_gqa=query.shape[1] != key.shape[1]
-            )
-            return torch.autograd.grad(result, states, gradient)
-
-        with ThreadPoolExecutor(1) as thread:  # within an operation this thread records no gradients
-            return thread.submit(differentiate).result()
-
-    with torch.library._scoped_library("torch_attn", "IMPL") as library:
-        library.impl("_varlen_attn", forward, "CPU", allow_override=True)
-        library.impl("_varlen_attn_backward", backward, "CPU", allow_override=True)
-        yield
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", WITH_FLASH)
-def test_the_number_of_documents_makes_no_further_graph(name: str, tmp_path: Path, flash_on_a_cpu: None) -> None:
-    counts = check_steps(name, "blocks", tmp_path, flash=True)
+def test_the_number_of_documents_makes_no_further_graph(name: str, tmp_path: Path) -> None:
+    with flash_on_a_cpu():
+        counts = check_steps(name, "blocks", tmp_path, flash=True)
     assert counts[0] == counts[3]
 
 
