@@ -29,7 +29,14 @@ def command(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder, visible on all nodes. With fetch: a new folder.")
+        Path | None,
+        typer.Option(
+            help="The run's folder, visible on all nodes, or an address: s3://bucket/run. With fetch: a new folder."
+        ),
+    ] = None,
+    work_folder: Annotated[
+        Path | None,
+        typer.Option(help="With an address in --out: the run's folder on the nodes. Default: in the user's cache."),
     ] = None,
     check: Annotated[
         bool,
@@ -76,8 +83,9 @@ def command(
     given = context.find_root().params
     global_options = [word for pair in plugin_options(given["plugin"], given["without"]) for word in pair]
     planned = plan_launch(
-        launcher, Path(rest[0]), out, folder=folder, nodes=nodes, name=name, settings=gather(file, (), flags),
-        overrides=set_ or (), allow_change=allow_change or (), global_options=global_options,
+        launcher, Path(rest[0]), out, work_folder=work_folder, folder=folder, nodes=nodes, name=name,
+        settings=gather(file, (), flags), overrides=set_ or (), allow_change=allow_change or (),
+        global_options=global_options,
     )  # fmt: skip
     _show(launcher, planned, submitted=submit)
     if check:
@@ -107,7 +115,7 @@ def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     for line in planned.plan.commands:
         output.print(Text(f"  {line}"), soft_wrap=True)
     detached = planned.launcher.detached
-    run = shlex.quote(str(planned.job.run))
+    run = shlex.quote(planned.job.out)
     watching = f"launch {launcher} status {run}" if detached else f"status {run}"
     output.print(f"follow it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 
@@ -115,18 +123,22 @@ def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
 def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -> None:
     """Prints the job of a launcher with detached jobs, and follows it if `every` is given."""
     from terakoya.folder_kinds import kind_of
+    from terakoya.launch.jobs import find_plan_folder
     from terakoya.log import console
     from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
     record = SubmittedJobRecord.read(planned.folder)
     if record is None or record.launcher != launcher:  # the run has ended with the command
-        if kind_of(planned.job.run) == "run":
+        if planned.job.address is not None:
+            next_command.show("status", planned.job.address)
+        elif kind_of(planned.job.run) == "run":
             next_command.after_run(planned.job.run)
         return
-    folder = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
+    is_default = planned.folder == find_plan_folder(Path(planned.job.out))
+    folder = planned.job.out if is_default else str(planned.folder)
     console().print(
         f"submitted as job {record.job}; manage it with:\n  terakoya launch {launcher} status|logs|stop "
-        + shlex.quote(str(folder)),
+        + shlex.quote(folder),
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if every is not None:

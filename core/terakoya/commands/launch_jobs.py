@@ -62,13 +62,15 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
 
 
 def _show_next(launcher: str, job: str, state: JobState, run: Path | None) -> None:
-    """Names what follows from the state of a job, given as `job`, and of its run, if its folder is visible here."""
-    from terakoya.folder_kinds import kind_of
+    """Names what follows from the state of a job, given as `job`, and of its run, if that is visible here."""
+    from terakoya.folder_kinds import is_address, kind_of
 
     if state.failed:
         next_command.show("launch", launcher, "logs", job)
     elif not state.done:
         next_command.show("launch", launcher, "status", job, "--watch")
+    elif run is not None and is_address(run):
+        next_command.show("status", run)
     elif run is not None and kind_of(run) == "run":
         next_command.after_run(run)
     else:
@@ -92,11 +94,10 @@ def _print_output(job: SubmittedJob, every: float | None) -> None:
 
 
 def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float | None) -> JobState:
-    """Prints every change of the job's state and, if the run's folder is visible here, of the run's progress; returns
-    the last state."""
+    """Prints every change of the job's state and, if the run is visible here, of its progress; returns the last
+    state."""
     from terakoya.commands import status
     from terakoya.log import console
-    from terakoya.runs import status as run_status
 
     last_state: JobState | None = None
     last_progress: tuple[str, int] | None = None
@@ -108,7 +109,7 @@ def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float |
             line = "  ".join(filter(None, (f"job {name}: {state.status}", state.detail, numbers)))
             console().print(line, markup=False, soft_wrap=True)
         with contextlib.suppress(UserError):  # not a run yet, or on a file system that this machine does not see
-            run_state = run_status.read(run) if run is not None else None
+            run_state = status.read_all([run])[0] if run is not None else None
             if run_state is not None and (run_state.state, run_state.step) != last_progress:
                 last_progress = (run_state.state, run_state.step)
                 console().print(status.render([run_state]))

@@ -46,21 +46,14 @@ def command(
     """Show the state of runs: step, loss, rate, remaining time, last validation and checkpoint, whether still alive."""
     from terakoya.errors import UserError
     from terakoya.log import console, visible
-    from terakoya.runs import status
-    from terakoya.runs.remote_view import open_views
-
-    def read_all() -> list[RunStatus]:
-        with open_views(runs) as folders:
-            read = [status.read(folder) for folder in folders]
-        return [replace(each, folder=run) for each, run in zip(read, runs, strict=True)]
 
     if as_json and watch:
         raise UserError("--json prints the state once; leave out --watch")
     if as_json:
-        typer.echo(visible(json.dumps([each.as_json() for each in read_all()], indent=2, ensure_ascii=False)))
+        typer.echo(visible(json.dumps([each.as_json() for each in read_all(runs)], indent=2, ensure_ascii=False)))
         return
     if not watch:
-        console().print(render(read_all()))
+        console().print(render(read_all(runs)))
         if len(runs) == 1 and not is_address(runs[0]):
             next_command.after_run(runs[0])
         else:
@@ -69,16 +62,26 @@ def command(
     try:
         if not console().is_terminal:
             while True:
-                console().print(render(read_all()))
+                console().print(render(read_all(runs)))
                 time.sleep(every)
         from rich.live import Live
 
-        with Live(render(read_all()), console=console(), auto_refresh=False) as live:
+        with Live(render(read_all(runs)), console=console(), auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(render(read_all()), refresh=True)
+                live.update(render(read_all(runs)), refresh=True)
     except KeyboardInterrupt:
         return
+
+
+def read_all(runs: Sequence[Path]) -> list[RunStatus]:
+    """Returns the states of `runs`, which are folders or addresses."""
+    from terakoya.runs import status
+    from terakoya.runs.remote_view import open_views
+
+    with open_views(runs) as folders:
+        read = [status.read(folder) for folder in folders]
+    return [replace(each, folder=run) for each, run in zip(read, runs, strict=True)]
 
 
 def render(statuses: Sequence[RunStatus]) -> Table | Group:

@@ -26,15 +26,16 @@ class Job:
 
     Attributes:
         name: the job's name at its destination: letters, digits and hyphens.
-        arguments: the arguments of `terakoya`: `train`, the parameter file, `--out`, the run's folder. Paths are
-            absolute.
+        arguments: the arguments of `terakoya`: `train`, the parameter file, `--out`, the run's folder or address. Paths
+            are absolute.
         folder: the working directory of the command; relative paths in the parameters are relative to it.
-        run: the run's folder, which all nodes see.
+        run: the run's folder, which all nodes see; of a run at an address, the work folder on the nodes.
         batch_size: the parameters' table of rows: one entry for each node, by its rank or its host's name.
         timeout_seconds: how long a process waits for another that does not answer.
         on_lost_node: what happens when a node is lost: the job stops, or the other nodes continue with the same global
             batch.
         data_folders: the data folders that the run reads, so that a launcher can check that they exist.
+        address: where the run is mirrored to, such as s3://bucket/run; None where it stays in its folder.
     """
 
     name: str
@@ -45,6 +46,17 @@ class Job:
     timeout_seconds: int = 600
     on_lost_node: Literal["stop", "redistribute"] = "stop"
     data_folders: tuple[Path, ...] = ()
+    address: str | None = None
+
+    @property
+    def out(self) -> str:
+        """The run's address or folder: what names it in `terakoya status` and other commands."""
+        return self.address or str(self.run)
+
+    @property
+    def place(self) -> str:
+        """Where the run trains on the nodes, in words."""
+        return str(self.run) if self.address is None else f"{self.run} (mirrored to {self.address})"
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,9 @@ class Launcher(Component):
 
     detached: ClassVar[bool] = False
     """Whether a job continues after the command that submits it has ended: `find_job` then finds it again."""
+
+    places_run: ClassVar[bool] = False
+    """Whether the settings say in which folder of the nodes a run trains, so that it is no choice of the user's."""
 
     def nodes(self) -> int | None:
         """Returns the number of nodes that the settings name; None where the settings leave it to the job."""

@@ -9,25 +9,35 @@ from pathlib import Path
 from terakoya.atomic_files import new_folder
 from terakoya.components import JobState, Launcher, SubmittedJob
 from terakoya.errors import UserError
+from terakoya.folder_kinds import is_address
 from terakoya.plugins import registry
+from terakoya.runs.mirrored import work_folder_of
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord, plan_folder
 
 
+def find_plan_folder(run: Path) -> Path:
+    """Returns the default folder for the plan of `run`: beside its folder, or for an address beside the work folder
+    that it has by default."""
+    return plan_folder(work_folder_of(run) if is_address(run) else run)
+
+
 def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord]:
-    """Returns the submitted job `name`: a job's identifier, the run's folder, or the folder of its plan.
+    """Returns the submitted job `name`: a job's identifier, the run's folder or address, or the
+    folder of its plan.
 
     Raises:
         UserError: the launcher is unknown, or nothing was submitted from that folder, or by another launcher.
     """
     component: type[Launcher] = registry().component("launchers", launcher)
-    for folder in (Path(name), plan_folder(Path(name))):
+    for folder in (Path(name), find_plan_folder(Path(name))):
         record = SubmittedJobRecord.read(folder)
         if record is not None and record.launcher != launcher:
             raise UserError(f"launch {launcher}: {name} was submitted with: terakoya launch {record.launcher}")
         if record is not None:
             return component.find_job(record.job, folder.absolute()), record
-    if Path(name).exists() or plan_folder(Path(name)).exists():
-        raise UserError(f"launch {launcher}: {name}: nothing was submitted from {plan_folder(Path(name))}")
+    planned = find_plan_folder(Path(name))
+    if is_address(name) or Path(name).exists() or planned.exists():
+        raise UserError(f"launch {launcher}: {name}: nothing was submitted from {planned}")
     return component.find_job(name), SubmittedJobRecord(launcher, name, "")
 
 

@@ -14,9 +14,10 @@ from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address, refuse_address
+from terakoya.launch.here import resolve_out
+from terakoya.launch.jobs import find_plan_folder
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
-from terakoya.toolkit.launchers.submitted import plan_folder
 from terakoya.training.run_folder import check_place
 
 
@@ -43,6 +44,7 @@ def plan_launch(
     parameters: Path,
     out: Path,
     *,
+    work_folder: Path | None = None,
     folder: Path | None = None,
     nodes: int | None = None,
     name: str | None = None,
@@ -54,7 +56,9 @@ def plan_launch(
     """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
 
     Args:
-        folder: the folder for the files; default `OUT.launch`.
+        out: the run's folder, or an address such as s3://bucket/run, to which the run is mirrored.
+        work_folder: with an address, the run's folder on the nodes; default that of this machine, see `resolve_out`.
+        folder: the folder for the files; default `OUT.launch`, or for an address one beside the default work folder.
         nodes: the number of nodes, for a `batch_size` of `{"*": ROWS}`; default that of the launcher's settings.
         name: the job's name; default the name of the run's folder.
         settings: the launcher's settings.
@@ -66,13 +70,14 @@ def plan_launch(
         UserError: an unknown launcher, wrong settings, wrong parameters: every error that can be found before the job
             waits for hours in a queue.
     """
-    check_place(out)
     component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
+    if work_folder is not None and component.places_run:
+        raise UserError(f"launch {launcher}: --work-folder: its settings say where the run trains; leave it out")
     job = make_job(
-        parameters, out, nodes=nodes, settings_nodes=component.nodes(), name=name, overrides=overrides,
-        allow_change=allow_change, global_options=global_options,
+        parameters, out, work_folder=work_folder, nodes=nodes, settings_nodes=component.nodes(), name=name,
+        overrides=overrides, allow_change=allow_change, global_options=global_options,
     )  # fmt: skip
-    folder = folder if folder is not None else plan_folder(out)
+    folder = folder if folder is not None else find_plan_folder(out)
     refuse_address(folder, "the folder for the plan's files")
     folder = folder.absolute()
     plan = component.plan(job, folder)
@@ -86,6 +91,7 @@ def make_job(
     parameters: Path,
     out: Path,
     *,
+    work_folder: Path | None = None,
     nodes: int | None = None,
     settings_nodes: int | None = None,
     name: str | None = None,
@@ -96,20 +102,23 @@ def make_job(
     """Returns the job that trains `parameters` into `out`.
 
     Args:
+        work_folder: with an address, the run's folder on the nodes.
         nodes: the number of nodes, which `batch_size` has to agree with.
         settings_nodes: the number of nodes that the launcher's settings name, for a `batch_size` of `{"*": ROWS}`.
 
     Raises:
         UserError: the parameters or the name are wrong.
     """
+    run, address = resolve_out(out, work_folder)
+    check_place(run)
     short = Parameters.load(parameters, overrides, nodes="any").batch_size.keys() == {batch_table.EACH_NODE}
     nodes = nodes or (settings_nodes if short else None)
     loaded = Parameters.load(parameters, overrides, nodes=nodes)
     batch_table.check_nodes(loaded.batch_size, nodes)
     check_allowed_changes(allow_change, loaded, registry())
-    run = out.absolute()
+    run = run.absolute()
     if name is None:
-        name = re.sub(r"[^A-Za-z0-9]+", "-", run.name).strip("-")[:63] or "terakoya"
+        name = re.sub(r"[^A-Za-z0-9]+", "-", Path(address or run).name).strip("-")[:63] or "terakoya"
     elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
@@ -119,7 +128,8 @@ def make_job(
         "train",
         str(find_parameters(parameters).absolute()),
         "--out",
-        str(run),
+        address or str(run),
+        *(() if address is None else ("--work-folder", str(run))),
         *sets,
         *allowed,
         *(() if nodes is None else ("--nodes", str(nodes))),
@@ -132,4 +142,5 @@ def make_job(
         data_folders=tuple(
             dict.fromkeys(path.absolute() for path in (*stores, *data.validation) if not is_address(path))
         ),
+        address=address,
     )  # fmt: skip

@@ -235,6 +235,8 @@ def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder,
     assert mirror.has_ended(10) and whole_steps(memory) == [2, 4]
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
     assert (tmp_path / "new/metrics.jsonl").read_text() == "{}\n"
+    record = json.loads((tmp_path / "new/mirror.json").read_text())  # for the scripts of launchers
+    assert record == {"address": memory.address, "fetched": "step-00000004"}
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/outside"])

@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import RankLostError, UserError
-from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, limit_threads, quote, script_head
+from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, limit_threads, quote, script_head
 
 JOB = Template("""\
 #!/bin/bash
@@ -37,7 +37,7 @@ if [ $${#hosts[@]} != $nodes ]; then
   echo "batch_size has rows for $nodes host$s, and the scheduler gave $${#hosts[@]}: $${hosts[*]}" >&2
   finish 2
 fi
-newest() { ls $run/checkpoints 2> /dev/null | grep '^step-' | tail -n 1 || true; }
+$newest
 before=$$(newest)
 ask() { [ -e $folder/$$job.stop ] || echo "$$1" > $folder/$$job.stop; }  # all processes save and exit
 trap 'ask limit' USR1
@@ -202,11 +202,11 @@ class BatchLauncher(Launcher):
             settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
             folder=quote(str(folder)),
-            run=quote(str(job.run)),
+            newest=define_newest(job),
         )  # fmt: skip
         rows = ", ".join(map(str, job.batch_size.values()))
         notes = [
-            f"rows a step on each host: {rows}; all hosts must see {job.folder}, {job.run} and {folder}",
+            f"rows a step on each host: {rows}; all hosts must see {job.folder}, {job.place} and {folder}",
             f"the job's output is appended to {folder}/JOB.out",
         ]
         return LaunchPlan(

@@ -29,6 +29,16 @@ def script_head(job: Job, setup: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def define_newest(job: Job) -> str:
+    """Returns a line that defines `newest`, which prints the newest checkpoint in the run's folder that was trained
+    there. One that was fetched from the run's address was not, and `mirror.json` names it."""
+    run = quote(str(job.run))
+    steps = f"ls {run}/checkpoints 2> /dev/null | grep '^step-'"
+    if job.address is not None:
+        steps += f""" | grep -vFx "$(sed -n 's/.*"fetched": "\\([^"]*\\)".*/\\1/p' {run}/mirror.json 2> /dev/null)\""""
+    return f"newest() {{ {steps} | tail -n 1 || true; }}"
+
+
 def limit_threads(processes: int) -> str:
     """Returns a line that divides a node's cores among its `processes`, unless OMP_NUM_THREADS is set already."""
     cores = "$(nproc)" if processes == 1 else f"$(( $(nproc) > {processes} ? $(nproc) / {processes} : 1 ))"

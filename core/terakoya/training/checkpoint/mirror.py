@@ -293,6 +293,7 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
         )
     if fetched is not None:
         mirrored.fetch_files(store, out, sizes)
+        _write_record(out, store, fetched=fetched.name)
         log.info("%s: fetched %s, from which the run continues in %s", store, fetched.name, out)
     else:
         log.info("%s: mirrored from %s", store, out)
@@ -315,7 +316,13 @@ def _check_record(out: Path, store: ObjectFolder) -> None:
                 "its own"
             )
         return
-    write_text(file, json.dumps({"address": str(store)}) + "\n")
+    _write_record(out, store)
+
+
+def _write_record(out: Path, store: ObjectFolder, *, fetched: str | None = None) -> None:
+    """Notes to which address the work folder `out` belongs, and for the scripts of launchers which of its checkpoints
+    was fetched from there, not trained here."""
+    write_text(out / RECORD, json.dumps({"address": str(store), "fetched": fetched}) + "\n")
 
 
 def _write_report(out: Path, say: Callable[[str], None]) -> None:

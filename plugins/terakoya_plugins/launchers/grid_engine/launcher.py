@@ -87,7 +87,7 @@ class GridEngine(BatchLauncher):
             UserError: Grid Engine is not installed, or rejects the script.
         """
         number = grid_engine_job.submit(self.qsub_command(folder))
-        SubmittedJobRecord("grid_engine", number, str(job.run)).write(folder)
+        SubmittedJobRecord("grid_engine", number, job.out).write(folder)
         return 0
 
     @classmethod

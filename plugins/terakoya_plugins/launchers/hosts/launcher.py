@@ -80,7 +80,7 @@ class Hosts(Launcher):
         paste = "\n".join(f"  {host}: {line}" for host, line in scripts.items())
         notes = [
             f"{sum(counts)} processes, {sum(rows)} rows a step:\n{table}",
-            f"all hosts must see {folder} and {job.run}; without ssh, run one of these on each:\n{paste}",
+            f"all hosts must see {folder} and {job.place}; without ssh, run one of these on each:\n{paste}",
         ]
         if self._restarts(job) and len(hosts) > 1:
             notes.append(self._restart_note(job, hosts))

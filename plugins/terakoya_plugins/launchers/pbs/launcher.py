@@ -69,7 +69,7 @@ class Pbs(BatchLauncher):
             UserError: PBS is not installed, or rejects the script.
         """
         number = pbs_job.submit(self.qsub_command(folder))
-        SubmittedJobRecord("pbs", number, str(job.run)).write(folder)
+        SubmittedJobRecord("pbs", number, job.out).write(folder)
         return 0
 
     @classmethod

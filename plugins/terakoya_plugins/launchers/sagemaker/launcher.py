@@ -14,6 +14,7 @@ from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.folder_kinds import is_address
 from terakoya.toolkit.hub_cache import is_hub_name
 from terakoya.toolkit.json_settings import read_settings
 from terakoya.toolkit.launchers.scripts import quote
@@ -51,7 +52,8 @@ class SageMaker(SageMakerSettings):
         files = {"parameters.json": json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"}
         global_options = [_ship_plugin(word, files) for word in global_options]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
-        train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", run]
+        train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", job.address or run]
+        train += [] if job.address is None else ["--work-folder", run]
         given = ["--nodes", str(nodes)] if "--nodes" in job.arguments else []
         command = quote(*train, *(word for value in sets for word in ("--set", value)), *given)
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
@@ -62,7 +64,8 @@ class SageMaker(SageMakerSettings):
         )  # fmt: skip
         request = sagemaker_request.request(self, name=name, run_name=job.name, instances=nodes, code=code)
         notes = [
-            f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; run folder: {run}",
+            f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; run folder: {run}"
+            + (f", mirrored to {job.address}" if job.address is not None else ""),
             *sagemaker_request.problems(request),
         ]
         uploads = [quote("aws", "s3", "cp", str(folder / file), f"{code}/{file}") for file in files]
@@ -79,7 +82,7 @@ class SageMaker(SageMakerSettings):
         request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
         files = {name: (folder / name).read_bytes() for name in plan.files if name != "request.json"}
         arn = sagemaker_job.create(request, files, CODE, region=self.region)
-        SubmittedJobRecord("sagemaker", arn, str(job.run)).write(folder)
+        SubmittedJobRecord("sagemaker", arn, job.out).write(folder)
         return 0
 
     @classmethod
@@ -103,15 +106,22 @@ class SageMaker(SageMakerSettings):
             return f"{DATA}/{self.run_folder.rstrip('/')}"
         if shared:
             return f"{DATA}/{shared[0]}/runs/{job.name}"
-        if self.checkpoint_s3_uri is None:
-            raise UserError(
-                "launch sagemaker: the run would be lost with its instance: give checkpoint_s3_uri, or a channel with "
-                "file_system_id and directory_path"
-            )
         if instances > 1:
             raise UserError(
                 f"launch sagemaker: {instances} instances write one run together: give a channel with file_system_id "
-                "and directory_path (FSx for Lustre, EFS); checkpoint_s3_uri keeps the run of one instance"
+                "and directory_path (FSx for Lustre, EFS); checkpoint_s3_uri and addresses keep the run of one instance"
+            )
+        if job.address is not None and self.checkpoint_s3_uri is not None:
+            raise UserError(
+                f"launch sagemaker: checkpoint_s3_uri: the run is mirrored to {job.address} already; leave out "
+                "checkpoint_s3_uri"
+            )
+        if job.address is not None:
+            return f"{ROOT}/run"
+        if self.checkpoint_s3_uri is None:
+            raise UserError(
+                "launch sagemaker: the run would be lost with its instance: give an address in --out, "
+                "checkpoint_s3_uri, or a channel with file_system_id and directory_path"
             )
         return f"{ROOT}/checkpoints/run"
 
@@ -120,12 +130,17 @@ class SageMaker(SageMakerSettings):
         overrides = [*sets, *(f"{key}={value}" for key, value in self.hyperparameters)]
         loaded = Parameters.load(parameters, overrides, nodes=nodes)
         data = loaded.data
-        stores = {f"data.validation.{index}": store for index, store in enumerate(data.validation)}
+        stores = {f"data.validation.{number}": store for number, store in enumerate(data.validation)}
         mixtures = {"data.train": data.train}
         mixtures |= {f"data.stages.{number}.train": stage.train for number, stage in enumerate(data.stages)}
+        mixtures |= {
+            f"phases.{number}.data.train": phase.data.train
+            for number, phase in enumerate(loaded.of_phases if loaded.phases else ())
+        }
         for key, mixture in mixtures.items():  # an entry with a weight is an object, others may be a string
             for index, entry in enumerate(mixture):
                 stores[f"{key}.{index}" + (".store" if entry.weight != 1 else "")] = entry.store
+        stores = {key: store for key, store in stores.items() if not is_address(store)}
         if loaded.start_from is not None:
             folder = loaded.start_from.folder
             folders = {"start_from": folder} if isinstance(folder, Path) else folder

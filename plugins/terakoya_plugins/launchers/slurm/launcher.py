@@ -17,7 +17,7 @@ from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, quote, script_head
+from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, quote, script_head
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.slurm import job as slurm_job
 
@@ -34,7 +34,7 @@ rm -f "$$TERAKOYA_LASTING_CODE_FILE"
 export OMP_NUM_THREADS="$${SLURM_CPUS_PER_TASK:-1}"
 [ -z "$${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"  # not inherited since 22.05
 $environment
-newest() { ls $run/checkpoints 2> /dev/null | grep '^step-' | tail -n 1 || true; }
+$newest
 before=$$(newest)
 asked=no
 ask() {  # all processes save and exit; srun would kill them if it received SIGTERM itself
@@ -188,18 +188,18 @@ class Slurm(Launcher):
             nodes=nodes,
             s="s" if nodes > 1 else "",
             head=script_head(job, self.setup),
-            environment=self._environment(),
+            environment=self._environment(job),
             srun="".join(f"{word} " for word in self._srun(job)),
             inside=self._inside(job),
             command=quote("python", "-m", "terakoya", *job.arguments),
             settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
             folder=quote(str(folder)),
-            run=quote(str(job.run)),
+            newest=define_newest(job),
         )
         rows = ", ".join(map(str, job.batch_size.values()))
         notes = [
-            f"rows a step on each node: {rows}; all nodes must see {job.folder} and {job.run}",
+            f"rows a step on each node: {rows}; all nodes must see {job.folder} and {job.place}",
             f"the job's output is appended to {folder}/JOB.out; --after JOB waits for jobs that prepare its data "
             "(prepare --executor slurm)",
         ]
@@ -211,7 +211,7 @@ class Slurm(Launcher):
         Raises:
             UserError: Slurm is not installed, or rejects the script.
         """
-        SubmittedJobRecord("slurm", slurm_job.submit(folder / "job.sbatch"), str(job.run)).write(folder)
+        SubmittedJobRecord("slurm", slurm_job.submit(folder / "job.sbatch"), job.out).write(folder)
         return 0
 
     @classmethod
@@ -219,9 +219,11 @@ class Slurm(Launcher):
         """Returns the job with this number."""
         return slurm_job.SlurmJob(name)
 
-    def _environment(self) -> str:
-        """Returns lines of bash that set further variables."""
+    def _environment(self, job: Job) -> str:
+        """Returns lines of bash that set further variables, and make the folder that a container mounts."""
         lines = []
+        if self.container is not None and job.address is not None:
+            lines.append(f"mkdir -p {quote(str(job.run.parent))}\n")
         if self.interface is not None:
             lines.append(f"export NCCL_SOCKET_IFNAME={self.interface} GLOO_SOCKET_IFNAME={self.interface}\n")
         if self.offline:
