@@ -14,10 +14,10 @@ import torch
 from terakoya.errors import UserError
 from terakoya.finetuning.kinds import KINDS
 from terakoya.finetuning.model import finished_model
-from terakoya.finetuning.rows import read_rows
 from terakoya.finetuning.search import TrainedOnce, search, summaries_as_json
 from terakoya.finetuning.similarity import TextVectors, similarity_scores
-from terakoya.finetuning.suites import SIMILARITY, ChosenTask, find_files, find_tasks
+from terakoya.finetuning.suites import SIMILARITY, ChosenTask, FoundFiles, find_files, find_tasks
+from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 
 logger = logging.getLogger("terakoya")
 
@@ -71,7 +71,7 @@ def benchmark(
 
     Args:
         names: suites, tasks of bundled suites, and suite files.
-        data: the folder with their files.
+        data: the folder with their files, or the name of a data set in the Hugging Face Hub's cache.
         settings: settings of the fine-tuning that replace those of the suites.
         limit: the largest number of examples of each file.
 
@@ -80,15 +80,12 @@ def benchmark(
     """
     tasks = find_tasks(names)
     chosen_settings = {each.name: each.settings(settings or {}) for each in tasks}
-    if not data.is_dir():
-        raise UserError(
-            f"--data {data}: expected the folder with the tasks' files, as they are published; no such folder"
-        )
-    files: dict[str, Mapping[str, Path]] = {}
+    folder_of_files = _find_data(data)
+    files: dict[str, FoundFiles] = {}
     skipped: dict[str, str] = {}
     for each in tasks:
         try:
-            files[each.name] = find_files(each, data)
+            files[each.name] = find_files(each, folder_of_files)
         except UserError as error:
             skipped[each.name] = str(error)
     if not files:
@@ -100,10 +97,7 @@ def benchmark(
         for each in tasks:
             if each.name not in files:
                 continue
-            read = {
-                name: read_rows(file, columns=each.task.columns, header=each.task.header, limit=limit)
-                for name, file in files[each.name].items()
-            }
+            read = files[each.name].read(limit)
             tuning = chosen_settings[each.name]
             with watch(each.task.title) as watched:
                 if each.task.task == SIMILARITY:
@@ -123,6 +117,22 @@ def benchmark(
                 "published": [] if limit is not None else _list_published(each),
             }
     return BenchmarkResult(finetuned, skipped)
+
+
+def _find_data(data: Path) -> Path:
+    """Returns the folder `data`, or that of the data set of this name in the Hub's cache. Raises UserError if there is
+    neither."""
+    if data.is_dir():
+        return data
+    if (snapshot := find_snapshot(str(data), "dataset")) is not None:
+        return snapshot
+    if is_hub_name(str(data)):
+        raise UserError(
+            f"--data {data}: expected the folder with the tasks' files, as they are published; no such folder. If it "
+            f"is a data set on the Hugging Face Hub: nothing is downloaded here; fetch it first: hf download {data} "
+            "--repo-type dataset"
+        )
+    raise UserError(f"--data {data}: expected the folder with the tasks' files, as they are published; no such folder")
 
 
 def _without_training(

@@ -33,7 +33,7 @@ class NamedEntities(Task[TaggedText]):
     """Spans with their types, in words with tags (`tokens`, `tags`) or in a text (`text`, `spans`)."""
 
     name = "ner"
-    columns = "tokens and tags (B-X, I-X, O), or text and spans ([{start, end, label}])"
+    columns = "tokens and tags (B-X, I-X, O), or text and spans ([{start, end, label}] or [{span, type}])"
     metrics = ("f1", "precision", "recall")
     auto_class = "AutoModelForTokenClassification"
     needs_offsets = True
@@ -152,7 +152,10 @@ def _spans(row: Row) -> list[Entity]:
 
 def _span(row: Row, value: Any, length: int) -> Entity:
     try:
-        start, end, kind = (value["start"], value["end"], value["label"]) if isinstance(value, dict) else value
+        if isinstance(value, dict) and "span" in value:
+            (start, end), kind = value["span"], value["type"]
+        else:
+            start, end, kind = (value["start"], value["end"], value["label"]) if isinstance(value, dict) else value
         if type(start) is int and type(end) is int and isinstance(kind, str) and 0 <= start < end <= length:
             return kind, start, end
     except (KeyError, TypeError, ValueError):

@@ -1,22 +1,26 @@
-"""Reads files of labelled examples: a row for each line of jsonl, csv or tsv, or for each question of SQuAD's JSON."""
+"""Reads files of labelled examples: a row for each line of jsonl, csv or tsv, each row of parquet, or each question of
+SQuAD's JSON."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Never
 
-from terakoya.corpus.files import COMPRESSIONS, open_decompressed
+from terakoya.corpus.files import COMPRESSIONS, import_pyarrow, open_decompressed
 from terakoya.errors import UserError, nearest
 from terakoya.folder_kinds import missing_file
 from terakoya.json_settings import short_json
 
-FORMATS = (".jsonl", ".json", ".csv", ".tsv")
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def read_rows(
     file: Path, *, columns: Mapping[str, str] | None = None, header: Sequence[str] = (), limit: int | None = None
 ) -> list[Row]:
     """Returns the rows of `file`, by its ending: .jsonl, .json (an object a line, a list of objects, or SQuAD's), .csv,
-    or .tsv (without quotes, as GLUE is published); also compressed.
+    .tsv (without quotes, as GLUE is published), all of these also compressed, or .parquet.
 
     Args:
         columns: the name that a task has for a column -> the file's own.
@@ -76,12 +80,11 @@ def read_rows(
     ending = Path(name).suffix
     if ending not in FORMATS:
         raise UserError(f"{file}: expected a name that ends in {', '.join(FORMATS)} (also compressed), got {file.name}")
-    try:
-        with open_decompressed(file) as (stream, _):
-            text = stream.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: cannot be read: {error}; save it as UTF-8 text") from None
-    read = _json_rows(file, text) if ending in (".json", ".jsonl") else _table_rows(file, text, ending, header)
+    if ending == ".parquet":
+        read = _parquet_rows(file)
+    else:
+        text = _read_text(file)
+        read = _json_rows(file, text) if ending in (".json", ".jsonl") else _table_rows(file, text, ending, header)
     rows: list[Row] = []
     for row in read:
         if limit is not None and len(rows) == limit:
@@ -90,6 +93,40 @@ def read_rows(
     if not rows:
         raise UserError(f"{file}: expected examples, found none: the file is empty")
     return rows
+
+
+def divide_rows(rows: Sequence[Row], shares: Mapping[str, float]) -> dict[str, list[Row]]:
+    """Returns set -> its rows. Which set has a row depends on the row alone, by a hash; `shares` add up to 1."""
+    divided: dict[str, list[Row]] = {name: [] for name in shares}
+    names, borders = list(shares), list(accumulate(shares.values()))
+    for row in rows:
+        content = json.dumps(row.values, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        place = int.from_bytes(hashlib.sha256(content).digest()[:8]) / 2**64
+        divided[names[min(bisect_right(borders, place), len(names) - 1)]].append(row)
+    return divided
+
+
+def _read_text(file: Path) -> str:
+    try:
+        with open_decompressed(file) as (stream, _):
+            text: str = stream.read().decode("utf-8-sig")
+            return text
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read: {error}; save it as UTF-8 text") from None
+
+
+def _parquet_rows(file: Path) -> Iterator[Row]:
+    pa = import_pyarrow(file)
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{file}: expected a whole parquet file, got a broken one ({error}); get or make the file again"
+        ) from None
+    for number, values in enumerate(table.to_pylist(), 1):
+        yield Row(f"{file}, row {number}", values)
 
 
 def _rename_columns(row: Row, columns: Mapping[str, str]) -> Row:

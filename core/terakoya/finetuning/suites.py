@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from terakoya.errors import UserError, nearest
 from terakoya.finetuning.kinds import KINDS
+from terakoya.finetuning.rows import Row, divide_rows, read_rows
 from terakoya.finetuning.settings import TuningSettings
 from terakoya.json_settings import explain, read_settings
 
@@ -20,6 +21,8 @@ ENDINGS = (".yaml", ".yml", ".json")
 SIMILARITY = "similarity"
 """The kind of task that trains nothing: how alike the texts of a pair are, by the angle between their vectors."""
 SetName = Literal["train", "eval", "test"]
+ALL = "all"
+"""In the place of a set: one file with the examples of all sets, which `shares` divides."""
 
 
 class _Part(BaseModel):
@@ -39,19 +42,42 @@ class Published(_Part):
     """A key of the suite's `sources`: where they are published, when, and how they came about."""
 
 
-class SuiteTask(_Part):
+class Layout(_Part):
+    """The files of a task in one of the forms in which they are published."""
+
+    files: Mapping[SetName | Literal["all"], str]
+    """Set -> pattern of the file's name below the data folder, as it is published; also with .gz behind it. `all`: one
+    file with all examples, where none is published as divided; then `shares` divides it."""
+    shares: Mapping[SetName, float] = Field(default_factory=dict)
+    """Set -> its share of the examples of the file `all`. A hash of the example decides, so that sets stay the same."""
+    columns: Mapping[str, str] = Field(default_factory=dict)
+    """The name that the kind of task has for a column -> the files' own."""
+    header: Sequence[str] = ()
+    """Names of the columns, for csv and tsv files without a first line of names."""
+
+    @property
+    def sets(self) -> set[str]:
+        """The sets that the files hold."""
+        return set(self.shares) if ALL in self.files else set(self.files)
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if (ALL in self.files) != bool(self.shares) or (ALL in self.files and len(self.files) > 1):
+            raise ValueError("files: expected a file for each set, or one file `all` and `shares` of the sets")
+        if self.shares and (min(self.shares.values()) <= 0 or abs(sum(self.shares.values()) - 1) > 1e-9):
+            raise ValueError("shares: expected numbers above 0 that add up to 1")
+        return self
+
+
+class SuiteTask(Layout):
     """A task of a suite."""
 
     title: str
     """What a reader calls it."""
     task: str
     """The kind of task: that of `finetune --task`, or similarity."""
-    files: Mapping[SetName, str]
-    """Set -> pattern of the file's name below the data folder, as it is published; also with .gz behind it."""
-    columns: Mapping[str, str] = Field(default_factory=dict)
-    """The name that the kind of task has for a column -> the files' own."""
-    header: Sequence[str] = ()
-    """Names of the columns, for csv and tsv files without a first line of names."""
+    layouts: Sequence[Layout] = ()
+    """Other forms in which its files are published, for example as parquet on the Hugging Face Hub."""
     scores: Sequence[str] = Field(min_length=1)
     """The scores that are shown."""
     settings: Mapping[str, Any] = Field(default_factory=dict)
@@ -68,9 +94,11 @@ class SuiteTask(_Part):
         for score in self.scores:
             if score not in known[self.task]:
                 raise ValueError(f'scores: {self.task} has no "{score}"{nearest(score, known[self.task])}')
-        missing = {"eval"} | ({"train"} if self.task != SIMILARITY else set())
-        if not missing <= set(self.files):
-            raise ValueError(f"files: expected {' and '.join(sorted(missing, reverse=True))}")
+        missing: set[str] = {"eval"} | ({"train"} if self.task != SIMILARITY else set())
+        layouts: tuple[Layout, ...] = (self, *self.layouts)
+        for layout in layouts:
+            if not missing <= layout.sets:
+                raise ValueError(f"files: expected {' and '.join(sorted(missing, reverse=True))}")
         return self
 
 
@@ -166,30 +194,60 @@ def find_tasks(names: Sequence[str]) -> list[ChosenTask]:
     return list(found.values())
 
 
-def find_files(chosen: ChosenTask, data: Path) -> dict[str, Path]:
-    """Returns set -> file of a task below the folder `data`, or one folder below it; without "test" where that is
-    missing.
+@dataclass(frozen=True)
+class FoundFiles:
+    """The files of a task, in one of its layouts.
+
+    Attributes:
+        paths: set -> file, or `all` -> file; without "test" where that is missing.
+    """
+
+    layout: Layout
+    paths: Mapping[str, Path]
+
+    def read(self, limit: int | None) -> dict[str, list[Row]]:
+        """Returns set -> its rows, at most `limit` of them. Raises UserError as `read_rows`."""
+        read = {
+            name: read_rows(
+                file, columns=self.layout.columns, header=self.layout.header, limit=None if name == ALL else limit
+            )
+            for name, file in self.paths.items()
+        }
+        if ALL not in read:
+            return read
+        divided = divide_rows(read[ALL], {str(name): share for name, share in self.layout.shares.items()})
+        for name, rows in divided.items():
+            if not rows:
+                raise UserError(f"{self.paths[ALL]}: expected examples for {name}, found too few to divide")
+        return {name: rows[:limit] for name, rows in divided.items()}
+
+
+def find_files(chosen: ChosenTask, data: Path) -> FoundFiles:
+    """Returns the files of a task below the folder `data`, or one folder below it, in the first layout that is there.
 
     Raises:
-        UserError: files of the other sets are missing, or a pattern fits several.
+        UserError: files are missing in every layout, or a pattern fits several.
     """
-    files: dict[str, Path] = {}
     missing = []
-    for name, pattern in chosen.task.files.items():
-        patterns = [f"{prefix}{pattern}{ending}" for prefix in ("", "*/") for ending in ("", ".gz")]
-        matches = sorted({file for each in patterns for file in data.glob(each) if file.is_file()})
-        if len(matches) > 1:
-            raise UserError(
-                f"{data}: {chosen.task.title}: expected one file {pattern}, found {len(matches)}: "
-                f"{', '.join(str(file.relative_to(data)) for file in matches)}; keep one, or name its folder"
-            )
-        if matches:
-            files[name] = matches[0]
-        elif name != "test":
-            missing.append(pattern)
-    if missing:
+    for layout in (chosen.task, *chosen.task.layouts):
+        paths = {name: _find_file(chosen, data, pattern) for name, pattern in layout.files.items()}
+        lacking = [layout.files[name] for name, path in paths.items() if path is None and name != "test"]
+        if not lacking:
+            return FoundFiles(layout, {name: path for name, path in paths.items() if path is not None})
+        missing.append(" and ".join(lacking))
+    raise UserError(
+        f"{data}: {chosen.task.title}: expected {', or '.join(missing)} (also with .gz), found no such file; "
+        f"published at {chosen.url}"
+    )
+
+
+def _find_file(chosen: ChosenTask, data: Path, pattern: str) -> Path | None:
+    """Returns the one file below `data` that fits `pattern`, None where there is none; UserError for several."""
+    patterns = [f"{prefix}{pattern}{ending}" for prefix in ("", "*/") for ending in ("", ".gz")]
+    matches = sorted({file for each in patterns for file in data.glob(each) if file.is_file()})
+    if len(matches) > 1:
         raise UserError(
-            f"{data}: {chosen.task.title}: expected {' and '.join(missing)} (also with .gz), found no such file; "
-            f"published at {chosen.url}"
+            f"{data}: {chosen.task.title}: expected one file {pattern}, found {len(matches)}: "
+            f"{', '.join(str(file.relative_to(data)) for file in matches)}; keep one, or name its folder"
         )
-    return files
+    return matches[0] if matches else None

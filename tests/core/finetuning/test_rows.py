@@ -86,3 +86,10 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="text: expected text, got 3"):
         file.write_text('{"text": 3}')
         read_rows(file)[0].text("text")
+
+
+def test_a_parquet_file_that_is_none_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"a.parquet: expected a whole parquet file, got a broken one"):
+        read_rows(tmp_path / "a.parquet")

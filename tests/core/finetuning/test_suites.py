@@ -17,6 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.errors import UserError
+from terakoya.finetuning.entities import NamedEntities
 from terakoya.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
 from terakoya.hub import card_evaluation
 
@@ -70,7 +71,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_the_bundled_suites_are_whole() -> None:
     suites = bundled_suites()
-    assert set(suites) == {"jglue", "glue"}
+    assert set(suites) == {"jglue", "glue", "ner_ja"}
     assert {"jsts", "jnli", "jcommonsenseqa", "jsquad", "marc_ja", "jcola", "jsts_zero_shot"} == set(
         suites["jglue"].tasks
     )
@@ -143,12 +144,84 @@ def test_a_limit_leaves_no_scores_behind(model: Path, suite: Path, data: Path, t
 def test_files_are_found_below_the_folder(suite: Path, data: Path, tmp_path: Path) -> None:
     (task, *_) = find_tasks([str(suite)])
     files = find_files(task, data)
-    assert files["train"] == data / "toy-v1/train-v1.json" and find_files(task, tmp_path) == files
+    assert files.paths["train"] == data / "toy-v1/train-v1.json" and find_files(task, tmp_path) == files
     (data / "toy-v1/test-v1.json").unlink()
-    assert set(find_files(task, data)) == {"train", "eval"}
+    assert set(find_files(task, data).paths) == {"train", "eval"}
     (data / "toy-v1/valid-v2.json").write_text("{}")
     with pytest.raises(UserError, match=r"expected one file toy\*/valid-v\*.json, found 2: toy-v1/valid-v1.json"):
         find_files(task, data)
+
+
+def write_glue(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Writes QQP and RTE as a data set of the Hub has them; returns the rows of QQP by set."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = {
+        name: [{"question1": f"{name} {n}?", "question2": "is it?", "label": n % 2, "idx": n} for n in range(4)]
+        for name in ("train", "validation", "test")
+    }
+    for task, columns in (("qqp", {}), ("rte", {"question1": "sentence1", "question2": "sentence2"})):
+        (folder / task).mkdir(parents=True)
+        for name, each in rows.items():
+            renamed = [{columns.get(key, key): value for key, value in row.items()} for row in each]
+            parquet.write_table(pyarrow.Table.from_pylist(renamed), folder / task / f"{name}-00000-of-00001.parquet")
+    return rows
+
+
+def test_glue_is_read_from_its_own_files_and_from_those_of_the_hub(tmp_path: Path) -> None:
+    rows = write_glue(tmp_path / "hub")
+    qqp, rte = find_tasks(["qqp", "rte"])
+    read = find_files(qqp, tmp_path / "hub").read(None)
+    assert [row.text("text1") for row in read["train"]] == [each["question1"] for each in rows["train"]]
+    assert set(read) == {"train", "eval"} and [row.value("label") for row in read["eval"]] == [0, 1, 0, 1]
+    assert find_files(rte, tmp_path / "hub").read(2)["eval"][1].text("text2") == "is it?"
+    (tmp_path / "own/RTE").mkdir(parents=True)
+    for name in ("train", "dev"):
+        (tmp_path / f"own/RTE/{name}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tentailment\n")
+    assert find_files(rte, tmp_path / "own").read(None)["train"][0].text("text1") == "A."
+    with pytest.raises(UserError, match=r"RTE: expected RTE/train.tsv and RTE/dev.tsv, or rte/\*train\*.parquet and"):
+        find_files(rte, tmp_path / "own/RTE")
+
+
+def test_data_may_be_a_data_set_in_the_cache_of_the_hub(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    asked: dict[str, Any] = {"tasks": ["qqp"], "stores": [Path("some-lab/glue")], "limit": 3}
+    with pytest.raises(UserError, match=r"fetch it first: hf download some-lab/glue --repo-type dataset"):
+        evaluate(model, **asked)
+    kept = tmp_path / "hub/datasets--some-lab--glue"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs/main").write_text("0" * 40)
+    write_glue(kept / "snapshots" / ("0" * 40))
+    found = evaluate(model, **asked, tuning={"seeds": 1, "epochs": [1]})
+    assert found.finetuned["qqp"]["examples"] == {"train": 3, "eval": 3}
+
+
+def test_a_file_with_all_examples_is_divided_by_its_examples_alone(tmp_path: Path) -> None:
+    def entry(number: int) -> dict[str, Any]:
+        return {"curid": str(number), "text": f"{number}時に東京駅", "entities": [
+            {"name": "東京駅", "span": [len(str(number)) + 2, len(str(number)) + 5], "type": "施設名"}]}  # fmt: skip
+
+    entries = [entry(number) for number in range(400)]
+    (task,) = find_tasks(["ner_wikipedia"])
+    (tmp_path / "ner.json").write_text(json.dumps(entries, ensure_ascii=False))
+    sets = find_files(task, tmp_path).read(None)
+    assert sum(map(len, sets.values())) == 400 and 300 < len(sets["train"]) < 340 and 25 < len(sets["test"]) < 55
+    kind = NamedEntities(sets["train"])
+    assert kind.labels == ["O", "B-施設名", "I-施設名"]
+    first = sets["eval"][0]
+    assert {first.text("text")[start:end] for _, start, end in kind.read([first])[0].spans} == {"東京駅"}
+    (tmp_path / "ner.json").write_text(json.dumps(entries[200:], ensure_ascii=False))
+    fewer = find_files(task, tmp_path).read(None)
+    later = {row.value("curid") for row in sets["eval"] if int(row.text("curid")) >= 200}
+    assert {row.value("curid") for row in fewer["eval"]} == later
+    assert len(find_files(task, tmp_path).read(5)["train"]) == 5
+    (tmp_path / "ner.json").write_text(json.dumps(entries[:1], ensure_ascii=False))
+    with pytest.raises(UserError, match=r"ner.json: expected examples for \w+, found too few to divide"):
+        find_files(task, tmp_path).read(None)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +234,21 @@ def test_files_are_found_below_the_folder(suite: Path, data: Path, tmp_path: Pat
         (
             "files: {train: absent/train.tsv, eval: absent/dev.tsv}",
             "files: {eval: a}",
+            "files: expected train and eval",
+        ),
+        (
+            "files: {train: absent/train.tsv, eval: absent/dev.tsv}",
+            "files: {all: a.tsv}",
+            "files: expected a file for each set, or one file `all` and `shares` of the sets",
+        ),
+        (
+            "files: {train: absent/train.tsv, eval: absent/dev.tsv}",
+            "files: {all: a.tsv}\n    shares: {train: 0.5, eval: 0.4}",
+            "shares: expected numbers above 0 that add up to 1",
+        ),
+        (
+            "files: {train: absent/train.tsv, eval: absent/dev.tsv}",
+            "files: {train: a, eval: b}\n    layouts: [{files: {train: a}}]",
             "files: expected train and eval",
         ),
     ],
