@@ -33,6 +33,7 @@ AT_NIGHT = frozenset(
     {
         *(("instruction", name) for name in ("mistral", "olmo2", "gemma3_text", "modernbert_decoder")),
         *(("retromae", name) for name in ("bert", "electra", "roberta", "deberta", "deberta_v2", "eurobert")),
+        *(("contrastive", name) for name in ("electra", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert")),
     }
 )
 """Pairs whose objective and whose architecture are in other pairs, too."""

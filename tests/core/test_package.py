@@ -72,7 +72,7 @@ PARTICIPLE = re.compile(
     r"(@(?:cached_)?property\n +)?def _*"
     r"([a-z]+ed|[a-z]+en|built|done|found|gone|held|kept|left|made|met|said|seen|sent|shown|spent|told|thought)\("
 )
-NO_PARTICIPLES = {"children", "feed", "hidden", "listen", "open", "seed", "shorten", "speed", "translated"}
+NO_PARTICIPLES = {"children", "embed", "feed", "hidden", "listen", "open", "seed", "shorten", "speed", "translated"}
 """Verbs, nouns of the field, and `translated(text)`, which reads as `sorted(values)` does."""
 
 

@@ -59,6 +59,11 @@ class Objective(Component):
     as it is, and needs nothing else but the head: it can then be split into the stages of a pipeline
     (`Architecture.keep_stage_blocks`)."""
 
+    compares_examples: ClassVar[bool] = False
+    """Whether the loss of an example depends on the embeddings of all examples of the step, as where all others are its
+    negatives. The loop then calls `compare` with those of all micro-batches and processes. The module that `build`
+    returns has a forward that ends in `toolkit.objectives.compared_examples.forward_examples`."""
+
     def row_layout(self) -> Layout:
         """Returns how rows are cut from a token store."""
         raise NotImplementedError
@@ -89,6 +94,16 @@ class Objective(Component):
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """Returns the micro-batch of `rows`: a pure function of the rows, their keys and `rows.progress`, the share of
         the run that is finished, on which for example the share of masked tokens may depend."""
+        raise NotImplementedError
+
+    def compare(self, embeddings: torch.Tensor, real: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Returns the value (E,) of every term for each of the examples of a step, and 0 where it is none; for
+        objectives that compare examples. The first term is the only loss.
+
+        Args:
+            embeddings: (E, V, H) float32, V views of each example.
+            real: (E,) bool, False for empty slots, which must not change the values of others.
+        """
         raise NotImplementedError
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:

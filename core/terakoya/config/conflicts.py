@@ -42,6 +42,8 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield from _sequence_parallel_conflicts(parameters)
     if parameters.precision == "fp8":
         yield from _fp8_conflicts(parameters)
+    if parameters.objective.compares_examples:
+        yield from _compared_examples_conflicts(parameters)
 
 
 def _data_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -294,6 +296,22 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"frozen_layers: the first of {stages} stages has {first} of {blocks} blocks and needs one to train: with "
             f"{key} expected at most {first - 1}, got {parameters.frozen_layers}"
         )
+
+
+def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    """Conflicts of objectives that compare the examples of all micro-batches, in a pass of its own before each step."""
+    parallel, name = parameters.parallel, type(parameters.objective).__name__
+    others = [
+        f'"engine": "{parallel.engine}"' if parallel.engine not in ("ddp", "fsdp") else "",
+        *(f"{key} {getattr(parallel, key)}" for key in ("tp_size", "pp_size", "sp_size") if getattr(parallel, key) > 1),
+    ]
+    for other in filter(None, others):
+        yield (
+            f"objective: {name} compares the examples of all processes, each of which must have rows of its own, got "
+            f'{other}; set parallel.engine to "ddp", or to "fsdp" where the weights are too large for one device'
+        )
+    if parameters.cuda_graphs:
+        yield f"cuda_graphs: {name} embeds all examples in a forward without a backward; set it to false"
 
 
 def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:

@@ -24,6 +24,7 @@ from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.objectives.compared_examples import EMBED, EMBEDDINGS, REAL
 
 TOLERANCE = 1e-4
 
@@ -88,6 +89,14 @@ class ObjectiveCase(settings.Case):
         if not isinstance(sums, Mapping) or not all(isinstance(each, Tensor) for each in sums.values()):
             raise CheckFailed(f"the module's forward returned {_describe(sums)}, expected a mapping of name to tensor")
         return sums
+
+    def embed(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The embeddings of the examples of `rows`, and which slots are examples."""
+        tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in self.collate(rows).arrays.items()}
+        output = self.module({**tensors, EMBED: torch.ones((), dtype=torch.bool)})
+        if set(output) != {EMBEDDINGS, REAL}:
+            raise CheckFailed("forward must end in terakoya.toolkit.objectives.compared_examples.forward_examples")
+        return output[EMBEDDINGS], output[REAL]
 
 
 def _describe(value: Any) -> str:
@@ -186,6 +195,8 @@ def check_losses(case: ObjectiveCase) -> None:
 
 def check_sums(case: ObjectiveCase) -> None:
     """Its losses are sums: those of two halves of a batch add up to that of the whole."""
+    if case.objective.compares_examples:
+        raise CheckSkipped("its losses compare the examples of a whole step")
     half = len(case.rows) // 2
     with torch.no_grad():
         whole, first, second = (
@@ -199,6 +210,29 @@ def check_sums(case: ObjectiveCase) -> None:
             raise CheckFailed(
                 f"{name} of a batch is {expected:.6g}, of its two halves together {got:.6g}; return the sum over what "
                 "the term counts: the training loop divides it by the count over all processes"
+            )
+
+
+def check_compared_examples(case: ObjectiveCase) -> None:
+    """Examples that are compared have the values of their step, however it is divided; empty slots change none."""
+    if not case.objective.compares_examples:
+        raise CheckSkipped("its losses do not compare examples")
+    with torch.no_grad():
+        whole, *halves = (
+            case.embed(select_rows(case.rows, where)) for where in (slice(None), slice(0, 3), slice(3, None))
+        )
+        embeddings, real = (torch.cat([half[part] for half in halves]) for part in (0, 1))
+        values = [case.objective.compare(*pair) for pair in (whole, (embeddings, real))]
+        values.append(case.objective.compare(embeddings[real], real[real]))
+    if list(values[0]) != list(case.objective.terms()):
+        raise CheckFailed(f"compare returned {list(values[0])}, expected the terms {list(case.objective.terms())}")
+    for name in values[0]:
+        totals = [each[name].sum().item() for each in values]
+        if max(totals) - min(totals) > TOLERANCE * max(1.0, abs(totals[0])):
+            raise CheckFailed(
+                f"{name} is {totals[0]:.6g} where one batch has all examples, {totals[1]:.6g} where two have them, and "
+                f"{totals[2]:.6g} without empty slots; the embedding of an example must not depend on its batch, and "
+                "compare must give empty slots the value 0 and take no notice of them"
             )
 
 
@@ -290,6 +324,7 @@ def check_padding_rows(case: ObjectiveCase) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_layout, check_terms, check_batch, check_purity, check_losses, check_sums, check_padding_rows,
+    check_layout, check_terms, check_batch, check_purity, check_losses, check_sums, check_compared_examples,
+    check_padding_rows,
     check_gradients, check_exports, check_start_from_export,
 )  # fmt: skip

@@ -25,6 +25,7 @@ from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.device_copies import CopyAhead
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
+from terakoya.training.engines.compared_examples import compare_examples
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.model.compilation import Mode, run_uncompiled
@@ -239,16 +240,13 @@ class Trainer:
 
         self.work.begin()
         # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
-        dummies = self.phase.rank_batch.micro_steps - len(batches.real)
-        for micro_step in range(-dummies, len(batches.real)):
+        micro_steps = range(len(batches.real) - self.phase.rank_batch.micro_steps, len(batches.real))
+        compared = self._compare_examples(batches, micro_steps) if run.objective.compares_examples else {}
+        for micro_step in micro_steps:
             is_real = micro_step >= 0
-            seed_dropout(run.device, self._dropout_seed(micro_step))
-            batch = batches.real[micro_step] if is_real else batches.dummy
-            assert batch is not None
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
             with self.profile.phase("data"):
-                copied = is_real and micro_step < len(batches.copies)
-                tensors = batches.copies[micro_step].take() if copied else self._to_device(batch)
+                tensors = self._begin_micro_step(batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
             with self.profile.forward_and_backward(self.work.until_loss(loss_fn) if last else loss_fn) as timed:
                 sums = self.engine.micro_step(tensors, timed, last=last)
@@ -271,6 +269,20 @@ class Trainer:
         self.health.add(norm, skip_above, counts, rows)
         run.consumed_tokens += counts["tokens"]
         return self.step_log.finish(counts["tokens"], learning_rate)
+
+    def _begin_micro_step(self, batches: StepBatches, micro_step: int) -> dict[str, Tensor]:
+        """Seeds dropout for a micro-step and returns its tensors on the device; those of the dummy below 0."""
+        seed_dropout(self.run.device, self._dropout_seed(micro_step))
+        if 0 <= micro_step < len(batches.copies):
+            return batches.copies[micro_step].take()
+        batch = batches.real[micro_step] if micro_step >= 0 else batches.dummy
+        assert batch is not None
+        return self._to_device(batch)
+
+    def _compare_examples(self, batches: StepBatches, micro_steps: range) -> dict[int, dict[str, Tensor]]:
+        """Returns what each micro-batch needs to know of the others, where losses compare examples; collective."""
+        loads = {each: partial(self._begin_micro_step, batches, each) for each in micro_steps}
+        return compare_examples(self.engine, self.context, self.run.objective, loads)
 
     @property
     def plan(self) -> RunPlan:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from operator import add
 
 import numpy as np
+from torch import Tensor
 
 from terakoya.components import Batch, LossTerm, Objective
 from terakoya.components.vocabulary import Vocabulary
@@ -13,6 +16,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.training.batches import collate_rows, to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import RankBatch, split_evenly
+from terakoya.training.engines.compared_examples import compare_examples, sums_of_examples
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, to_bits, total_counts
 
@@ -33,39 +37,70 @@ def validate(
     what they are in bits for each character and byte of the store's text.
 
     Rows are read in order and masked by their own keys, so that two validations differ only by the weights. Every rank
-    runs the same number of forward passes, as engines that shard weights gather them there.
+    runs the same number of forward passes, as engines that shard weights gather them there. An objective that compares
+    examples compares those of each global batch.
     """
     rows = min(len(source), batches * rank_batch.global_rows)
     terms: Mapping[str, LossTerm] = objective.terms()
     meter = Meter(terms, context.device, objective.derive_metrics)
     names = sorted({term.count for term in terms.values()})
-    start, stop = split_evenly(rows, context.topology.num_replicas, context.replica)
-    largest_start, largest_stop = split_evenly(rows, context.topology.num_replicas, 0)
-    micro_steps = -(-(largest_stop - largest_start) // rank_batch.micro_batch_size)
+    compares = objective.compares_examples
+    parts = list(_divide_rows(rows, rank_batch.global_rows if compares else rows, rank_batch, context))
     counts = [0] * len(names)
 
     def collate(micro: int) -> tuple[bool, Batch]:
-        first = start + micro * rank_batch.micro_batch_size
-        positions = np.arange(first, min(first + rank_batch.micro_batch_size, stop))
+        positions, _ = parts[micro]
         empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
-        loaded = source.load(0, np.zeros(1, dtype=np.int64) if empty else positions)
+        if empty and compares:
+            loaded = source.blank_row()
+        else:
+            loaded = source.load(0, np.zeros(1, dtype=np.int64) if empty else positions)
         size = rank_batch.micro_batch_size if compiled else len(loaded)
         return empty, collate_rows(objective, vocabulary, loaded, size, source)
 
+    def evaluate(batch: Batch) -> Mapping[str, Tensor]:
+        return engine.evaluate(to_device(batch, context.device, flash=flash, compiled=compiled))
+
+    def compare(batches: Mapping[int, Batch]) -> list[Mapping[str, Tensor]]:
+        load = partial(to_device, device=context.device, flash=flash, compiled=compiled)
+        loads = {micro: partial(load, batch) for micro, batch in batches.items()}
+        return [sums_of_examples(each) for each in compare_examples(engine, context, objective, loads).values()]
+
     engine.module.eval()
     try:
-        with Prefetcher(collate, 0, last_step=micro_steps) as batches_ahead:
-            for empty, batch in batches_ahead:
-                sums = engine.evaluate(to_device(batch, context.device, flash=flash, compiled=compiled))
-                if not empty:
-                    meter.add_sums(sums)
-                    if not context.is_replica_leader:
-                        continue
-                    counts = [total + count for total, count in zip(counts, total_counts([batch], names), strict=True)]
-                elif not meter.seen:
-                    meter.seen.update(sums)
+        with Prefetcher(collate, 0, last_step=len(parts)) as batches_ahead:
+            waiting: dict[int, tuple[bool, Batch]] = {}
+            for micro, (empty, batch) in enumerate(batches_ahead):
+                waiting[micro] = empty, batch
+                if compares and not parts[micro][1]:
+                    continue
+                compared = compare({key: each for key, (_, each) in waiting.items()}) if compares else [evaluate(batch)]
+                for (empty, batch), sums in zip(waiting.values(), compared, strict=True):
+                    if not empty:
+                        meter.add_sums(sums)
+                        if context.is_replica_leader:
+                            counts = list(map(add, counts, total_counts([batch], names)))
+                    elif not meter.seen:
+                        meter.seen.update(sums)
+                waiting.clear()
     finally:
         engine.module.train()
     meter.add_counts(dict(zip(names, context.sum_counts(counts), strict=True)))
     means = meter.take_means(context.sum_on_device(meter.local_sums()))
     return means | to_bits(means, terms, source.store.text_per_token)
+
+
+def _divide_rows(
+    rows: int, group: int, rank_batch: RankBatch, context: DistributedContext
+) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yields the rows of each of this rank's micro-batches, and whether it is the last one of its `group` of rows, each
+    of which is divided among all ranks. Every rank has as many, the last ones of some ranks without rows."""
+    size, replicas = rank_batch.micro_batch_size, context.topology.num_replicas
+    for first in range(0, rows, max(group, 1)):
+        count = min(group, rows - first)
+        start, stop = split_evenly(count, replicas, context.replica)
+        largest_start, largest_stop = split_evenly(count, replicas, 0)
+        micro_steps = -(-(largest_stop - largest_start) // size)
+        for micro in range(micro_steps):
+            begin = start + micro * size
+            yield first + np.arange(begin, min(begin + size, stop)), micro == micro_steps - 1

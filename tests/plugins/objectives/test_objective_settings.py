@@ -73,6 +73,12 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "generator_weight": ({}, {"generator_weight": 2.0}),
         "discriminator_weight": ({}, {"discriminator_weight": 7.0}),
     },
+    "contrastive": {
+        "layout": ({}, {"layout": "lines"}),
+        "views": ({}, {"views": "dropout"}),
+        "pooling": ({}, {"pooling": "cls"}),
+        "temperature": ({}, {"temperature": 0.5}),
+    },
     "retromae": {
         **{name: MASKING[name] for name in ("mlm_probability", "whole_word_mask", "budgeted")},
         "layout": ({}, {"layout": "lines"}),
@@ -127,7 +133,7 @@ def effect(name: str, settings: dict[str, Any], folder: Path) -> dict[str, str]:
     folder.mkdir()
     objective = registry().component("objectives", name).model_validate(settings)
     kind = registry().component("architectures", ARCHITECTURES.get(name, "bert"))
-    dropouts = {key: value for key, value in NO_DROPOUT.items() if key in kind.model_fields}
+    dropouts = {key: value for key, value in NO_DROPOUT.items() if key in kind.model_fields and name != "contrastive"}
     architecture = toy.settings(kind, **dropouts)
     assert isinstance(objective, Objective) and isinstance(architecture, Architecture)
     batch = objective.collate(rows_of(objective, folder), toy.VOCABULARY)
