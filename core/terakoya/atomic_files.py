@@ -281,6 +281,15 @@ LOCK = ".lock"
 
 
 @contextmanager
+def wait_for_lock(folder: Path) -> Iterator[None]:
+    """Lets one process at a time run the block, for `folder`, which is made where it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Locks `folder` for this process. Raises UserError with the host and process that hold the lock already."""
     file = folder / LOCK

@@ -13,11 +13,12 @@ import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from terakoya.atomic_files import FileFacts
-from terakoya.errors import TemporaryFailure, UserError
+from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.folder_kinds import address_of
 from terakoya.log import hide_secrets
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 8 << 20
 """How much of an object is read at a time."""
+EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+"""AWS's codes of errors for temporary credentials that have run out."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
 """The extra of terakoya that installs what an address needs, by its scheme."""
 
@@ -54,11 +57,19 @@ def remote_errors() -> tuple[type[BaseException], ...]:
         ("botocore.exceptions", "ClientError"),
         ("google.auth.exceptions", "GoogleAuthError"),
         ("gcsfs.retry", "HttpError"),
+        ("azure.core.exceptions", "AzureError"),
         ("aiohttp", "ClientError"),
         ("httpx", "HTTPError"),
         ("httpx2", "HTTPError"),
     ]
     return (OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
+
+
+def has_expired(error: BaseException) -> bool:
+    """Whether `error` says that the credentials were good until some time ago."""
+    told = (getattr(each, "response", None) for each in (error, error.__cause__))
+    codes = [each["Error"].get("Code") for each in told if isinstance(each, dict) and "Error" in each]
+    return any(code in EXPIRED_CODES for code in codes)
 
 
 def cache_folder() -> Path:
@@ -83,7 +94,8 @@ class ObjectFolder:
         self.address = address_of(address).rstrip("/")
         scheme = self.address.partition(":")[0]
         extra = EXTRAS.get(scheme, "data")
-        self._system = open_file_system(self.address, extra=extra, use_listings_cache=False)
+        self._open = partial(open_file_system, self.address, extra=extra, use_listings_cache=False)
+        self._system = self._open()
         self._root = str(self._system._strip_protocol(self.address))
         self._renames = scheme in ("file", "local")  # a write there is not all or nothing by itself
 
@@ -116,11 +128,12 @@ class ObjectFolder:
             self._system.put_file(str(file), path)
 
     def download(self, name: str, file: Path) -> FileFacts:
-        """Writes the object `name` into `file`, and returns the size and hash of what came."""
+        """Writes the object `name` into `file`, and returns the size and hash of what came. Raises FileError where the
+        disk takes no more."""
         digest, size = hashlib.sha256(), 0
-        with file.open("wb") as stream:
+        with file.open("wb", buffering=0) as stream:
             for chunk in self._chunks(name):
-                stream.write(chunk)
+                _write_all(stream, chunk, file)
                 digest.update(chunk)
                 size += len(chunk)
         return FileFacts(size=size, sha256=digest.hexdigest())
@@ -158,6 +171,10 @@ class ObjectFolder:
             with suppress(FileNotFoundError), self._convert_errors(name):
                 self._system.rm_file(self._path(name))
 
+    def _reopen(self) -> None:
+        """Lets the next call look for credentials again: libraries keep those that they found in a file or variable."""
+        self._system = self._open(skip_instance_cache=True)
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
@@ -193,10 +210,26 @@ class ObjectFolder:
             raise FileNotFoundError(f"{shown}: no such object") from error
         except remote_errors() as error:
             reason = hide_secrets(str(error)) or type(error).__name__
+            if has_expired(error):
+                self._reopen()
+                raise TemporaryFailure(
+                    f"{shown}: the credentials have expired ({reason}); renew them where they come from"
+                ) from error
             if isinstance(error, PermissionError) or type(error).__name__ in (
                 "NoCredentialsError",
                 "PartialCredentialsError",
                 "DefaultCredentialsError",
             ):
+                self._reopen()
                 raise UserError(f"{shown}: no access ({reason}); check the address and your credentials") from error
             raise TemporaryFailure(f"{shown}: the store does not answer ({reason})") from error
+
+
+def _write_all(stream: IO[bytes], content: bytes, file: Path) -> None:
+    """Writes `content` into the unbuffered `stream` of `file`. Raises FileError."""
+    view = memoryview(content)
+    try:
+        while view:
+            view = view[stream.write(view) :]
+    except OSError as error:
+        raise FileError(f"{file}: {error.strerror}", error.errno) from error

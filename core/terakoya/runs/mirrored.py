@@ -9,9 +9,10 @@ See docs/design/object-stores.md.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
@@ -137,8 +138,9 @@ def find_problems(store: ObjectFolder, name: str) -> list[str]:
 def fetch_newest(
     store: ObjectFolder, run: Path, sizes: Sizes, *, after: int = -1
 ) -> tuple[Path | None, dict[str, str]]:
-    """Fetches the newest whole checkpoint of a step above `after` into the run's folder. Returns its folder there, None
-    where the store has none, and what is wrong with each newer one, by name.
+    """Fetches the newest whole checkpoint of a step above `after` into the run's folder, and the run's other files
+    before it appears there: whoever finds it has the log that belongs to it. Returns its folder there, None where the
+    store has none, and what is wrong with each newer one, by name.
 
     Raises:
         TemporaryFailure: the store does not answer.
@@ -149,14 +151,17 @@ def fetch_newest(
         if step <= after:
             break
         try:
-            return fetch_checkpoint(store, name, run / name), damaged
+            return fetch_checkpoint(store, name, run / name, before=lambda: fetch_files(store, run, sizes)), damaged
         except (DamagedError, FileNotFoundError) as error:
             damaged[name] = str(error)
     return None, damaged
 
 
-def fetch_checkpoint(store: ObjectFolder, name: str, folder: Path) -> Path:
+def fetch_checkpoint(
+    store: ObjectFolder, name: str, folder: Path, *, before: Callable[[], None] = lambda: None
+) -> Path:
     """Fetches the checkpoint `name` into the new folder `folder`, which appears whole or not at all, and returns it.
+    Calls `before` when all of it is here, just before it appears.
 
     Raises:
         DamagedError: a file is not the one that the manifest names.
@@ -182,6 +187,7 @@ def fetch_checkpoint(store: ObjectFolder, name: str, folder: Path) -> Path:
 
         with ThreadPoolExecutor(THREADS, "mirror") as pool:
             list(pool.map(fetch, files))
+        before()
         commit_folder(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -206,5 +212,6 @@ def fetch_files(store: ObjectFolder, run: Path, sizes: Sizes, *, manifests: bool
         target = run / path
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.fetched")
-        store.download(name, draft)
-        draft.replace(target)
+        with contextlib.suppress(FileNotFoundError):  # removed there since it was listed
+            store.download(name, draft)
+            draft.replace(target)

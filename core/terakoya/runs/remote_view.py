@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from terakoya.atomic_files import wait_for_lock
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, is_address
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
@@ -112,8 +113,9 @@ def fetch_checkpoint(source: Path) -> Path:
         name = steps[number]
         folder = kept / mirrored.CHECKPOINTS / folder_name(number)
         try:
-            if not folder.is_dir() or (folder / MANIFEST).read_bytes() != store.read(f"{name}/{MANIFEST}"):
-                mirrored.replace_checkpoint(store, name, folder)
+            with wait_for_lock(kept):
+                if not folder.is_dir() or (folder / MANIFEST).read_bytes() != store.read(f"{name}/{MANIFEST}"):
+                    mirrored.replace_checkpoint(store, name, folder)
             return folder
         except (mirrored.DamagedError, FileNotFoundError) as error:
             problems.append(str(error))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.errors import TemporaryFailure, UserError
+from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.object_store import ObjectFolder
 from terakoya.store.block_checksums import BLOCK_BITS, BLOCK_BYTES, CHECKSUMS, CheckedFile
 
@@ -79,11 +79,14 @@ class FetchedFile(CheckedFile):
                     f"{min(begin + at + BLOCK_BYTES, end):,}): damaged since the store was made: its checksum is "
                     f"another one than in {CHECKSUMS}; put an intact copy in its place, and run the same command again"
                 )
-        with self._file.open("r+b") as file:
-            position = begin
-            while content:
-                written = os.pwrite(file.fileno(), content, position)
-                content, position = content[written:], position + written
+        try:
+            with self._file.open("r+b") as file:
+                position = begin
+                while content:
+                    written = os.pwrite(file.fileno(), content, position)
+                    content, position = content[written:], position + written
+        except OSError as error:
+            raise FileError(f"{self._file}: {error.strerror}", error.errno) from error
         for block in range(first, stop):
             assert self._is_whole(block), f"{self._file}: block {block} is not what was written"
             self._mark(block)

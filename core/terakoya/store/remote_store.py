@@ -17,15 +17,15 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts
+from terakoya.atomic_files import FileFacts, wait_for_lock
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, is_address
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
@@ -44,7 +44,7 @@ LEAST_BLOCKS = 64
 """The smallest budget of a process, in blocks: 8 MiB."""
 RECORD, INDEX = "store.json", "tokens.idx"
 IN_USE = ".in-use"
-"""The file of a cached store that processes which use it hold a lock on."""
+"""The file of a cached store that processes which use it hold a lock on. In it stands how many bytes it may become."""
 
 
 def open_store(folder: Path) -> TokenStore:
@@ -160,15 +160,15 @@ def open_remote(address: str) -> RemoteStore:
             raise UserError(str(error).replace(scratch, str(remote))) from None
         parent = cache_folder() / "stores"
         cache = parent / f"{cache_name(remote.address).rpartition('-')[0]}-{facts.fingerprint[:16]}"
-        cache.mkdir(parents=True, exist_ok=True)
         handles = [_use(cache)]
-        budget = _make_room(cache, facts)
+        with wait_for_lock(parent):
+            budget = _make_room(cache, facts)
         own: Path | None = None
         if budget is not None:
             own = Path(tempfile.mkdtemp(prefix=f".{cache.name}.", dir=parent))
             handles.append(_use(own))
             _make_holes(own, facts)
-        with _hold_lock(cache):
+        with wait_for_lock(cache):
             shutil.copyfile(Path(scratch) / RECORD, cache / RECORD)
             _fetch_small(remote, cache, facts)
             _make_holes(cache, facts)
@@ -245,14 +245,14 @@ def _fetch_small(remote: ObjectFolder, cache: Path, facts: StoreFacts) -> None:
 def _make_room(cache: Path, facts: StoreFacts) -> int | None:
     """Removes cached stores that no process uses until all of this one has room. Returns None then; else how many bytes
     of its data files may be here."""
-    others = {each: _size(each) for each in cache.parent.iterdir() if each.is_dir() and each != cache}
+    others = {each: _size_to_be(each) for each in cache.parent.iterdir() if each.is_dir() and each != cache}
     needed = sum(each.size for each in facts.files.values())
     limit = float(os.environ.get(LIMIT_VARIABLE, LIMIT_GB)) * 1e9
     free = shutil.disk_usage(cache).free * (1 - SPARE_SHARE)
-    here = _size(cache)
+    here, to_come = _size(cache), sum(size - _size(each) for each, size in others.items())
 
     def room() -> int:
-        return int(min(limit - sum(others.values()), free + here))
+        return int(min(limit - sum(others.values()), free + here - to_come))
 
     for other in sorted(others, key=_last_used):
         if needed <= room():
@@ -260,6 +260,7 @@ def _make_room(cache: Path, facts: StoreFacts) -> int | None:
         if _remove_unused(other):
             free += others.pop(other)
     if needed <= room():
+        _claim(cache, needed)
         return None
     data = sum(each.size for name, each in facts.data_files.items() if name != INDEX)
     budget = room() - (needed - data)
@@ -282,6 +283,26 @@ def _size(folder: Path) -> int:
     return total
 
 
+def _claim(folder: Path, size: int) -> None:
+    """Notes that `folder`, which is in use, may become `size` bytes, so that stores opened later leave it that room."""
+    (folder / IN_USE).write_text(f"{size}")
+
+
+def _size_to_be(folder: Path) -> int:
+    """The bytes that `folder` takes on the disk, or as many as it may become while a process uses it."""
+    size = _size(folder)
+    try:
+        with (folder / IN_USE).open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return size
+    except BlockingIOError:
+        with suppress(ValueError, OSError):
+            return max(size, int((folder / IN_USE).read_text()))
+    except OSError:  # no such file
+        pass
+    return size
+
+
 def _last_used(folder: Path) -> float:
     try:
         return (folder / IN_USE).stat().st_mtime
@@ -290,11 +311,19 @@ def _last_used(folder: Path) -> float:
 
 
 def _use(cache: Path) -> int:
-    """Marks the cached store as in use, as long as the returned handle is open."""
-    handle = os.open(cache / IN_USE, os.O_RDWR | os.O_CREAT, 0o644)
-    os.utime(handle)
-    fcntl.flock(handle, fcntl.LOCK_SH)
-    return handle
+    """Makes the folder of a cached store and marks it as in use, as long as the returned handle is open."""
+    while True:
+        cache.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(cache / IN_USE, os.O_RDWR | os.O_CREAT, 0o644)
+            os.utime(handle)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(handle), (cache / IN_USE).stat()):
+                return handle
+        except FileNotFoundError:
+            pass
+        else:
+            os.close(handle)  # another process has removed the folder before the lock
 
 
 def _remove_unused(cache: Path) -> bool:
@@ -311,14 +340,6 @@ def _remove_unused(cache: Path) -> bool:
         return False
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _hold_lock(cache: Path) -> Iterator[None]:
-    """One process at a time fetches the files of a cached store."""
-    with (cache / ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def _fill_alone(cache: Path, files: Sequence[FetchedFile], stop: threading.Event) -> None:

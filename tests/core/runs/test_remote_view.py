@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -18,6 +19,8 @@ from terakoya.commands.main import app
 from terakoya.errors import UserError
 from terakoya.launch.here import train
 from terakoya.object_store import ObjectFolder
+from terakoya.runs import remote_view
+from terakoya.runs.checkpoints import find_problems
 from terakoya.runs.finding import find_checkpoint
 from terakoya.runs.remote_view import open_views
 from terakoya.runs.status import read
@@ -66,6 +69,13 @@ def test_its_checkpoints_are_fetched_to_be_exported(trained: ObjectFolder, tmp_p
     assert (first / "manifest.json").stat().st_mtime_ns == changed, "it was here"
     with pytest.raises(UserError, match="expected a checkpoint of step 7, found those of 1, 2"):
         find_checkpoint(Path(f"{trained.address}@7"))
+
+
+def test_several_may_fetch_one_checkpoint_at_the_same_time(trained: ObjectFolder) -> None:
+    """Those of an evaluation on all GPUs, say: one fetches it, the others find it."""
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(remote_view.fetch_checkpoint, [Path(trained.address)] * 4))
+    assert len(set(found)) == 1 and not find_problems(found[0])
 
 
 def test_verify_reads_what_is_there(trained: ObjectFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import random
@@ -18,7 +19,7 @@ import pytest
 
 from terakoya.components.rows import Conversations, Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.errors import TemporaryFailure, UserError
+from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.object_store import ObjectFolder
 from terakoya.rows.row_source import RowSource
 from terakoya.store import remote_blocks, remote_store
@@ -255,6 +256,50 @@ def test_room_is_made_by_stores_that_nobody_uses(
     monkeypatch.setenv(remote_store.LIMIT_VARIABLE, "0.0001")
     with pytest.raises(UserError, match=r"expected room for 0\.00 GB, a token store, .*TERAKOYA_CACHE_GB"):
         open_store(there("conversations"))
+
+
+def test_a_store_that_is_in_use_keeps_the_room_that_it_will_need(
+    there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, stores: dict[str, TokenStore]
+) -> None:
+    """The stores of a mixture are all opened before much of any is here."""
+    monkeypatch.setattr(remote_store, "LEAST_BLOCKS", 1)
+    sizes = {name: sum(facts.size for facts in store.facts.files.values()) for name, store in stores.items()}
+    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str((sizes["causal"] + 0.7 * sizes["encoder"]) / 1e9))
+    first = open_store(there("causal"))
+    second = open_store(there("encoder"))
+    assert isinstance(first, RemoteStore) and first.budget_bytes is None
+    assert isinstance(second, RemoteStore) and second.budget_bytes is not None
+    assert second.budget_bytes < 0.7 * sizes["encoder"]
+    del first, second
+    alone = open_store(there("encoder"))  # what nobody uses keeps nothing but what it has
+    assert isinstance(alone, RemoteStore) and alone.budget_bytes is None
+
+
+def test_a_store_that_is_removed_while_it_is_opened_is_made_again(
+    there: Callable[[str], Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, removed = remote_store.fcntl.flock, []
+
+    def flock(handle: Any, how: int) -> None:
+        if how == remote_store.fcntl.LOCK_SH and not removed:
+            removed.extend(cache.glob("encoder-*"))
+            shutil.rmtree(removed[0])  # as another process does that has found it without a lock
+        real(handle, how)
+
+    monkeypatch.setattr(remote_store.fcntl, "flock", flock)
+    assert len(open_store(there("encoder")).ids(0, 10)) == 10 and removed
+
+
+def test_a_full_disk_names_the_file_and_what_to_do(
+    there: Callable[[str], Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pwrite(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = open_store(there("encoder"))
+    monkeypatch.setattr(remote_blocks.os, "pwrite", pwrite)
+    with pytest.raises(FileError, match=rf"{cache}/encoder-.*/tokens.bin: No space left on device.*free some space"):
+        store.ids(0, 10)
 
 
 def test_what_is_read_stays_while_it_is_read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +13,10 @@ import fsspec
 import pytest
 import toy
 from checkpoint_folders import write_checkpoint, write_manifest
+from fsspec.implementations.memory import MemoryFileSystem
+from killed_machines import kill_and_replace, whole_steps
 
-from terakoya.errors import TemporaryFailure, UserError
+from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.launch.here import resolve_out, train
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
@@ -69,14 +70,11 @@ class Faulty(ObjectFolder):
 def send_all(store: ObjectFolder, run: Path, *, keep: int = 2) -> Mirror:
     """A mirror of `run` that has sent what it could."""
     mirror = Mirror(store, run, keep=keep)
+    mirror.take_over()
     mirror.start()
     mirror.finish()
     assert mirror.has_ended(10)
     return mirror
-
-
-def whole_steps(store: ObjectFolder) -> list[int]:
-    return list(mirrored.checkpoint_steps(mirrored.find_committed(store.sizes())))
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
@@ -149,6 +147,7 @@ def test_a_checkpoint_that_is_damaged_here_is_not_sent(memory: ObjectFolder, tmp
     said: list[str] = []
     mirror = Mirror(memory, tmp_path, keep=2)
     mirror.say = said.append
+    mirror.take_over()
     mirror.start()
     mirror.finish()
     assert mirror.has_ended(10) and whole_steps(memory) == [4]
@@ -160,6 +159,7 @@ def test_pruned_here_is_pruned_there(memory: ObjectFolder, tmp_path: Path) -> No
     for step in (2, 4, 6):
         write_checkpoint(tmp_path, step)
     mirror = Mirror(memory, tmp_path, keep=2)
+    mirror.take_over()
     mirror.start()
     wait_for(lambda: whole_steps(memory) == [2, 4, 6])
     remove_checkpoint(tmp_path / "checkpoints/step-00000002")
@@ -184,6 +184,7 @@ def test_a_store_that_fails_is_tried_again(memory: ObjectFolder, tmp_path: Path)
     said: list[str] = []
     mirror = Mirror(store, tmp_path, keep=2)
     mirror.say = said.append
+    mirror.take_over()
     mirror.start()
     wait_for(lambda: whole_steps(store) == [4])
     mirror.finish()
@@ -195,9 +196,11 @@ def test_a_store_that_fails_is_tried_again(memory: ObjectFolder, tmp_path: Path)
 def test_the_newest_process_alone_writes(memory: ObjectFolder, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 4)
     old = Mirror(memory, tmp_path, keep=2)
+    old.take_over()
     old.start()
     wait_for(lambda: whole_steps(memory) == [4])
     new = Mirror(memory, tmp_path / "new", keep=2)
+    new.take_over()
     new.start()
     write_checkpoint(tmp_path, 6)
     (tmp_path / "metrics.jsonl").write_text("of the old one")
@@ -205,6 +208,44 @@ def test_the_newest_process_alone_writes(memory: ObjectFolder, tmp_path: Path) -
     assert "has taken this run over" in str(old.outcome()) and old.outcome().exit_code == 2  # type: ignore[union-attr]
     new.finish()
     assert new.has_ended(10)
+
+
+def test_who_is_taken_over_while_it_sends_removes_nothing(memory: ObjectFolder, tmp_path: Path) -> None:
+    """The machine that takes over fetches step 2, which this one would prune once step 4 is there."""
+    write_checkpoint(tmp_path, 2)
+    send_all(memory, tmp_path)
+    remove_checkpoint(tmp_path / "checkpoints/step-00000002")
+    write_checkpoint(tmp_path, 4)
+    taken = []
+
+    def take_over(name: str) -> bool:
+        if name.endswith("step-00000004/manifest.json") and not taken:
+            taken.append(Mirror(memory, tmp_path / "new", keep=1))
+            taken[0].take_over()
+        return False
+
+    old = send_all(Faulty(memory.address, take_over), tmp_path, keep=1)
+    assert old.lost is not None and whole_steps(memory) == [2, 4]
+
+
+def test_an_error_that_nobody_has_foreseen_ends_no_mirror(memory: ObjectFolder, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 4)
+
+    def fail(name: str) -> bool:
+        if next(failures, False):
+            raise RuntimeError("of a library")
+        return False
+
+    failures = iter([True] * 2)
+    said: list[str] = []
+    mirror = Mirror(Faulty(memory.address, lambda name: "state" in name and fail(name)), tmp_path, keep=2)
+    mirror.say = said.append
+    mirror.take_over()
+    mirror.start()
+    wait_for(lambda: whole_steps(memory) == [4])
+    mirror.finish()
+    assert mirror.has_ended(10) and mirror.outcome() is None
+    assert said[0].startswith("memory://bucket/run: RuntimeError: of a library; the run continues")
 
 
 # ----------------------------------------------------------------------------------------------------- fetched from it
@@ -237,6 +278,92 @@ def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder,
     assert (tmp_path / "new/metrics.jsonl").read_text() == "{}\n"
     record = json.loads((tmp_path / "new/mirror.json").read_text())  # for the scripts of launchers
     assert record == {"address": memory.address, "fetched": "step-00000004"}
+
+
+def test_a_checkpoint_appears_with_its_log(
+    memory: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is killed before its log is here starts again: what it would send has no gap."""
+    write_checkpoint(tmp_path / "run", 4)
+    (tmp_path / "run/metrics.jsonl").write_text("{}\n")
+    send_all(memory, tmp_path / "run")
+    seen = []
+    real = mirrored.commit_folder
+
+    def commit(draft: Path, final: Path) -> None:
+        seen.append((tmp_path / "new/metrics.jsonl").read_text())
+        real(draft, final)
+
+    monkeypatch.setattr(mirrored, "commit_folder", commit)
+    assert mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())[0] is not None and seen == ["{}\n"]
+
+
+def test_what_is_damaged_here_is_fetched_whole(memory: ObjectFolder, tmp_path: Path) -> None:
+    for step in (2, 4):
+        write_checkpoint(tmp_path, step)
+    send_all(memory, tmp_path)
+    model = tmp_path / "checkpoints/step-00000004/state/model-00000.safetensors"
+    content = model.read_bytes()
+    model.write_bytes(content[::-1] if content[::-1] != content else bytes(len(content)))  # of the same size
+    mirror = mirror_module._open(memory.address, tmp_path, keep=2, start_over=False)
+    mirror.finish()
+    assert mirror.has_ended(10) and model.read_bytes() == content and whole_steps(memory) == [2, 4]
+    assert (tmp_path / "checkpoints/quarantine/step-00000004").is_dir()
+
+
+def test_what_was_pruned_there_since_it_was_listed_is_looked_for_again(
+    memory: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that still writes there sends step 4 and prunes step 2 while this one begins."""
+    write_checkpoint(tmp_path / "run", 2)
+    send_all(memory, tmp_path / "run")
+    (tmp_path / "new").mkdir()
+    real, listed = ObjectFolder.sizes, []
+
+    def sizes(self: ObjectFolder, below: str = "") -> dict[str, int]:
+        found = real(self, below)
+        if not listed and below == "":
+            listed.append(found)
+            write_checkpoint(tmp_path / "run", 4)
+            mirrored.send_checkpoint(
+                memory, tmp_path / "run/checkpoints/step-00000004", "checkpoints/step-00000004", {}
+            )
+            mirrored.remove_checkpoint(memory, "checkpoints/step-00000002", found)
+        return found
+
+    monkeypatch.setattr(ObjectFolder, "sizes", sizes)
+    mirror = mirror_module._open(memory.address, tmp_path / "new", keep=2, start_over=False)
+    mirror.finish()
+    assert mirror.has_ended(10) and [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
+
+
+def test_a_disk_that_is_full_is_named(memory: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.write("metrics.jsonl", bytes(1000))
+    full = Path("/dev/full")
+    with pytest.raises(FileError, match="/dev/full: No space left on device; free some space"):
+        memory.download("metrics.jsonl", full)
+
+
+def test_expired_credentials_are_looked_for_again(memory: ObjectFolder) -> None:
+    memory.write("a", b"1")
+    refused = ClientError("ExpiredToken", "The provided token has expired.")
+
+    class Expired(MemoryFileSystem):
+        def cat_file(self, *_: Any, **__: Any) -> bytes:
+            raise PermissionError(str(refused)) from refused  # as s3fs does
+
+    memory._system = Expired(skip_instance_cache=True)
+    with pytest.raises(TemporaryFailure, match=r"memory://bucket/run/a: the credentials have expired .*; renew them"):
+        memory.read("a")
+    assert memory.read("a") == b"1"  # a new session has found new ones
+
+
+class ClientError(Exception):
+    """An error as botocore raises it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.response = {"Error": {"Code": code, "Message": message}}
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/outside"])
@@ -297,33 +424,7 @@ def test_a_killed_machine_is_replaced_by_a_bare_one(store: Path, tmp_path: Path,
     settings = toy.parameters(
         store, max_steps=48, checkpoint={"save_steps": 4}, batch_size={"0": 16} if nodes == (2,) else {"-1": 16}
     )
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(settings))
-    address = Path(f"file://{tmp_path}/bucket/run")
-    bucket = ObjectFolder(address)
-    started = toy.start(file, address, "--work-folder", str(tmp_path / "spot"), nodes=nodes)
-    try:
-        wait_for(lambda: whole_steps(bucket))
-        assert all(each.running() for each in started)
-    finally:
-        for each in started:
-            each.process.kill()
-            each.process.join()
-    assert started[0].process.exitcode == -signal.SIGKILL
-    steps = whole_steps(bucket)
-    assert steps and steps[-1] < 48
-    (tmp_path / "spot").rename(tmp_path / "gone")
-
-    printed = toy.finish(toy.start(file, address, "--work-folder", str(tmp_path / "bare"), nodes=nodes))
-    assert f"fetched step-{steps[-1]:08d}, from which the run continues" in " ".join(printed.split())
-    toy.train(settings, tmp_path / "alone", nodes=nodes)
-    final = "checkpoints/step-00000048"
-    for kind in ("model", "optimizer"):
-        there, alone = (toy.saved(each / final, kind) for each in (tmp_path / "bucket/run", tmp_path / "alone"))
-        assert there.keys() == alone.keys() and all(bool((there[name] == alone[name]).all()) for name in alone)
-    after = {step: values for step, values in toy.losses(tmp_path / "alone").items() if step > steps[-1]}
-    mirrored_losses = toy.losses(tmp_path / "bucket/run")
-    assert {step: mirrored_losses[step] for step in after} == after
+    kill_and_replace(settings, Path(f"file://{tmp_path}/bucket/run"), tmp_path, nodes=nodes)
 
 
 def test_out_and_work_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

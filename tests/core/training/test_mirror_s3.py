@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import toy
+from killed_machines import kill_and_replace
 
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.launch.here import train
@@ -82,6 +84,14 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     assert tensors[0] == tensors[1] and len(tensors[0]) == 2
 
 
+@pytest.mark.slow
+def test_a_killed_machine_is_replaced_by_a_bare_one(bucket: str, tmp_path: Path) -> None:
+    store = toy.make_store(tmp_path / "data", documents=200, seed=1)
+    settings = toy.parameters(store, max_steps=48, checkpoint={"save_steps": 8})
+    account = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    kill_and_replace(settings, Path(f"{bucket}/killed"), tmp_path, environment=account)
+
+
 def test_what_cannot_be_used_is_said_at_the_start(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
@@ -91,5 +101,5 @@ def test_what_cannot_be_used_is_said_at_the_start(bucket: str, tmp_path: Path, m
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(TemporaryFailure, match=r"s3://models/run: the store does not answer"):
+    with pytest.raises(TemporaryFailure, match=r"s3://models/run/writer.json: the store does not answer"):
         train(settings, f"{bucket}/run", work_folder=tmp_path / "b")

@@ -17,14 +17,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from terakoya.atomic_files import write_text
 from terakoya.errors import TemporaryFailure, UserError
+from terakoya.log import hide_secrets
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import MANIFEST, DamagedError, find_newest_whole
+from terakoya.training.checkpoint.recovery import move_to_quarantine
 from terakoya.training.distributed.context import DistributedContext
 
 log = logging.getLogger("terakoya")
@@ -68,13 +71,16 @@ class Mirror:
         self._wake, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="terakoya-mirror", daemon=True)
 
-    def start(self) -> None:
-        """Takes the address over and begins to send. Raises UserError where the store cannot be written to."""
+    def take_over(self) -> None:
+        """Becomes the process that writes to the address. Raises UserError where the store cannot be written to."""
         record = {"writer": self.writer, "host": socket.gethostname(), "process": os.getpid()}
         try:
             self.store.write(mirrored.WRITER, json.dumps(record).encode())
         except FileNotFoundError:
             raise UserError(f"{self.store}: expected an address that can be written to, found no such bucket") from None
+
+    def start(self) -> None:
+        """Begins to send."""
         self._thread.start()
 
     def finish(self) -> None:
@@ -128,10 +134,12 @@ class Mirror:
             self.lost = error
             self.say(str(error))
             return False
-        except (UserError, OSError) as error:  # OSError: a file here was removed, or its disk fails
-            self._failures, self._error = self._failures + 1, str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, a mirror that has ended would be missed
+            known = isinstance(error, UserError | OSError)  # OSError: a file here was removed, or its disk fails
+            shown = str(error) if known else hide_secrets(f"{self.store}: {type(error).__name__}: {error}")
+            self._failures, self._error = self._failures + 1, shown
             if self._failures & (self._failures - 1) == 0:  # the first, second, fourth, eighth, ...
-                self.say(f"{error}; the run continues, and the mirror tries again in {self._pause():g} s")
+                self.say(f"{shown}; the run continues, and the mirror tries again in {self._pause():g} s")
             return False
         if self._failures:
             self.say(f"{self.store} takes files again after {self._failures} failed attempts")
@@ -152,7 +160,7 @@ class Mirror:
             return
         sizes = self.store.sizes()
         for name in gone:
-            mirrored.remove_checkpoint(self.store, name, sizes)
+            self._remove(name, sizes)
             del self._sent[name]
         for name in reversed(new):
             self._send_checkpoint(name, here[name], sizes)
@@ -184,7 +192,11 @@ class Mirror:
         steps = mirrored.checkpoint_steps(str(PurePosixPath(*PurePosixPath(name).parts[:2])) for name in names)
         for step, name in steps.items():
             if step < min(here):
-                mirrored.remove_checkpoint(self.store, name, sizes)
+                self._remove(name, sizes)
+
+    def _remove(self, name: str, sizes: mirrored.Sizes) -> None:
+        self._check_writer()  # sending takes long, and another process may need this checkpoint by now
+        mirrored.remove_checkpoint(self.store, name, sizes)
 
     def _send_files(self) -> None:
         start = time.monotonic()
@@ -256,7 +268,7 @@ def mirroring(
         yield None
         return
     open_mirror = partial(_open, address, out, keep=keep, start_over=start_over)
-    mirror = open_mirror() if context.world_size == 1 else context.run_on_main(f"opening {address}", open_mirror)
+    mirror = open_mirror() if context.world_size == 1 else _run_while_others_wait(context, address, open_mirror)
     try:
         yield mirror
     except BaseException:
@@ -278,13 +290,27 @@ def mirroring(
         log.info("%s: has all of the run", mirror.store)
 
 
+def _run_while_others_wait(context: DistributedContext, address: str, work: Callable[[], Mirror]) -> Mirror | None:
+    """Does as `context.run_on_main`, for work that may take longer than ranks wait for each other."""
+    with ThreadPoolExecutor(1, "terakoya-fetch") as pool:
+        future = pool.submit(work) if context.is_main else None
+        while not context.broadcast(future is not None and bool(wait([future], timeout=POLL_SECONDS).done)):
+            pass
+        return context.run_on_main(f"opening {address}", lambda: future.result() if future is not None else None)
+
+
 def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
     store = ObjectFolder(address)
     _check_record(out, store)
-    sizes = store.sizes()
-    newest, _ = find_newest_whole(out / mirrored.CHECKPOINTS, hashed=())
+    mirror = Mirror(store, out, keep=keep)
+    mirror.take_over()  # first: a process that still writes there then removes nothing that is fetched here
+    newest, damaged_here = find_newest_whole(out / mirrored.CHECKPOINTS)
     after = -1 if newest is None else int(newest.name.rpartition("-")[2])
-    fetched, damaged = mirrored.fetch_newest(store, out, sizes, after=after)
+    for folder in damaged_here:
+        log.warning("%s is damaged; moved to %s", folder, move_to_quarantine(folder))
+    fetched, damaged = mirrored.fetch_newest(store, out, store.sizes(), after=after)
+    if damaged and fetched is None:  # or removed there since they were listed, by the process that wrote there
+        fetched, damaged = mirrored.fetch_newest(store, out, store.sizes(), after=after)
     if damaged and fetched is None and newest is None and not start_over:
         raise UserError(
             f"{store}: this run has had checkpoints, and none of them is whole:\n  "
@@ -292,15 +318,14 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
             + "\nBring one back, or choose another --out; `terakoya train --start-over` trains from step 0"
         )
     if fetched is not None:
-        mirrored.fetch_files(store, out, sizes)
         _write_record(out, store, fetched=fetched.name)
         log.info("%s: fetched %s, from which the run continues in %s", store, fetched.name, out)
     else:
         log.info("%s: mirrored from %s", store, out)
+    sizes = store.sizes() if damaged else {}
     for name, problem in damaged.items():
         log.warning("%s; removed from the store", problem)
         mirrored.remove_checkpoint(store, name, sizes)
-    mirror = Mirror(store, out, keep=keep)
     mirror.start()
     return mirror
 

@@ -59,7 +59,7 @@ def recover_newest(checkpoints: Path, *, start_over: bool = False) -> tuple[Path
                 shutil.rmtree(leftover)
         messages.append(f"removed {leftover.name}, left by an interrupted save")
     for folder, problems in damaged.items():
-        messages.append(f"{describe_damage(folder, problems)}; moved to {_move_to_quarantine(folder)}")
+        messages.append(f"{describe_damage(folder, problems)}; moved to {move_to_quarantine(folder)}")
     return newest, messages
 
 
@@ -125,7 +125,7 @@ def _changing(path: Path) -> Iterator[None]:
         raise TemporaryFailure(f"{path}: cannot be moved or removed now: {error}; move it away by hand") from error
 
 
-def _move_to_quarantine(folder: Path) -> Path:
+def move_to_quarantine(folder: Path) -> Path:
     """Moves the damaged checkpoint `folder` and returns where it is now.
 
     Raises:
