@@ -107,6 +107,16 @@ def process_of(job: Job, host: str) -> int:
     return 0
 
 
+def test_both_hosts_are_checked_in_a_job(
+    cluster: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, batch_size=TABLE)))
+    plan_launch("grid_engine", file, tmp_path / "run", settings={"time": "24:00:00", "pe": "hosts"}).check()
+    said = capsys.readouterr().out
+    assert said.count("seen") == 2 and "free" in said and "reached" in said and not (tmp_path / "run").exists()
+
+
 def test_a_job_at_its_time_limit_saves_and_resumes(
     cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -94,6 +94,19 @@ def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFac
     return job.run
 
 
+def test_both_nodes_are_checked_in_a_job(
+    cluster: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, batch_size=TABLE)))
+    planned = plan_launch("slurm", file, tmp_path / "run", settings={"time": "24:00:00", "partition": "low"})
+    planned.check()
+    said = capsys.readouterr().out
+    assert said.count("seen") == 2 and "free" in said and "reached" in said
+    (output,) = (planned.folder / "check").glob("*.out")
+    assert {json.loads(line)["rank"] for line in output.read_text().splitlines()} == {0, 1}
+
+
 def test_a_preempted_job_ends_with_the_undisturbed_weights(
     cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ class Job:
         on_lost_node: what happens when a node is lost: the job stops, or the other nodes continue with the same global
             batch.
         data_folders: the data folders that the run reads, so that a launcher can check that they exist.
+        module: the module that takes the arguments: `terakoya`, or the one that checks the nodes instead.
         address: where the run is mirrored to, such as s3://bucket/run; None where it stays in its folder.
     """
 
@@ -46,6 +47,7 @@ class Job:
     timeout_seconds: int = 600
     on_lost_node: Literal["stop", "redistribute"] = "stop"
     data_folders: tuple[Path, ...] = ()
+    module: str = "terakoya"
     address: str | None = None
 
     @property

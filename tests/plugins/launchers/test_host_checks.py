@@ -13,7 +13,8 @@ from rich.console import Console
 
 from terakoya.errors import UserError
 from terakoya.launch.host_facts import collect_facts, interface_to
-from terakoya_plugins.launchers.hosts.checks import Answer, HostRequest, check_hosts, raise_on_problems, results_table
+from terakoya.toolkit.launchers.host_checks import Answer, raise_on_problems, results_table
+from terakoya_plugins.launchers.hosts.checks import HostRequest, check_hosts
 
 HOST = """\
 host=$1; shift

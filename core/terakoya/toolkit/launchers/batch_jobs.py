@@ -18,6 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import RankLostError, UserError
+from terakoya.toolkit.launchers.job_checks import check_in_job
 from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, limit_threads, quote, script_head
 
 JOB = Template("""\
@@ -107,6 +108,17 @@ done
 kill -TERM $$agent 2> /dev/null || true
 while kill -0 $$agent 2> /dev/null; do wait $$agent || true; done
 wait $$agent
+""")
+
+CHECK = Template("""\
+#!/bin/bash
+# $name: checks one host. Arguments: its number from 0, the job's number, all hosts of the job.
+rank=$$1 job=$$2
+shift 2
+hosts=("$$@")
+${head}\
+export GROUP_RANK="$$rank" MASTER_ADDR="$${hosts[0]}" MASTER_PORT=$$((20000 + $${job//[!0-9]/} % 20000))
+exec $inside$command
 """)
 
 POLL_SECONDS = 2
@@ -213,12 +225,20 @@ class BatchLauncher(Launcher):
             {self.script: script, "node.sh": self._node(job, folder)}, [quote(*self.qsub_command(folder))], notes
         )
 
+    def check(self, job: Job, folder: Path) -> None:
+        """Checks the hosts in a short job; see `check_in_job`."""
+        check_in_job(self, job, folder)
+
     def _start(self) -> str:
         """Returns the command to which a host and the command to run there are appended."""
         raise NotImplementedError
 
     def _node(self, job: Job, folder: Path) -> str:
         """Returns the script of a host."""
+        inside = f"{self.inside} " if self.inside else ""
+        if job.module != "terakoya":
+            command = quote("python", "-m", job.module, *job.arguments)
+            return CHECK.substitute(name=job.name, head=script_head(job, self.setup), inside=inside, command=command)
         nodes = len(job.batch_size)
         agent = ["python", "-m", "terakoya.launch.torchrun_agent", "--nnodes", str(nodes)]
         return NODE.substitute(
@@ -226,7 +246,7 @@ class BatchLauncher(Launcher):
             head=script_head(job, self.setup),
             threads=limit_threads(self.processes),
             environment=self._environment(nodes),
-            inside=f"{self.inside} " if self.inside else "",
+            inside=inside,
             agent=quote(*agent, "--nproc-per-node", str(self.processes)),
             command=quote("-m", "terakoya", *job.arguments),
             folder=quote(str(folder)),

@@ -11,19 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from terakoya.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from terakoya.toolkit.launchers.host_checks import Answer, address, find_problems
 
 ANSWER_SECONDS = 60.0
 """Timeout of a host's answer; a first import from a cold network file system may take half of it."""
-CLOCK_SECONDS = 5.0
-"""The largest difference of clocks: people compare the logs of hosts, and file systems compare times."""
 
 NO_FOLDER, NO_PYTHON = 91, 92
 SCRIPT = """\
@@ -62,18 +57,6 @@ class HostRequest:
     interface: str | None = None
 
 
-@dataclass
-class Answer:
-    """A host's answer: the `facts` of `host_facts.collect_facts`, or None and `error`. `clock` is the number of seconds
-    by which its clock is ahead of this machine's."""
-
-    host: str
-    facts: Mapping[str, Any] | None = None
-    error: str | None = None
-    clock: float = 0.0
-    problems: list[str] = field(default_factory=list)
-
-
 def check_hosts(request: HostRequest) -> list[Answer]:
     """Collects the facts of all hosts and sets the `problems` of each answer, empty if there are none."""
     proof = request.shared / f".seen-{secrets.token_hex(4)}"
@@ -92,52 +75,8 @@ def check_hosts(request: HostRequest) -> list[Answer]:
     finally:
         proof.unlink()
     for answer, processes in zip(answers, request.processes, strict=True):
-        _find_problems(answer, answers[0], processes, request, proof)
+        find_problems(answer, answers[0], processes, shared=request.shared, proof=proof, port=request.port)
     return answers
-
-
-def address(name: str) -> str:
-    """Returns the name that other hosts use for the host that ssh knows as `name`."""
-    return name.rpartition("@")[2]
-
-
-def results_table(answers: Sequence[Answer], *, first: str, port: int) -> Table:
-    """Returns a table of the facts."""
-    from rich.table import Table
-
-    table = Table(
-        "host", "python", "terakoya", "torch", "clock", "cores", "GPUs", "network", "files", f"{first}:{port}"
-    )
-    for answer in answers:
-        facts = answer.facts
-        if facts is None:
-            table.add_row(answer.host, *["-"] * 9)
-            continue
-        versions = facts["versions"]
-        network = f"{facts['interface']} {facts['address']}" if facts["interface"] else "-"
-        files = "seen" if not facts["missing"] else "missing"
-        reached = "free" if answer is answers[0] else "reached"
-        if answer is answers[0] and len(answers) == 1:
-            reached = "-"
-        elif facts.get("port") is not None:
-            reached = "taken"
-        elif facts["call"] is not None:
-            reached = "not reached"
-        elif answer is not answers[0] and (answers[0].facts is None or answers[0].facts.get("port") is not None):
-            reached = "-"
-        table.add_row(
-            answer.host, versions["python"], versions["terakoya"], versions["torch"],
-            f"{answer.clock - answers[0].clock:+.1f} s", str(facts["cores"]), str(facts["gpus"]), network, files,
-            reached,
-        )  # fmt: skip
-    return table
-
-
-def raise_on_problems(answers: Sequence[Answer]) -> None:
-    """Raises UserError with a line for each problem of a host."""
-    lines = [f"{answer.host}: {problem}" for answer in answers for problem in answer.problems]
-    if lines:
-        raise UserError("\n".join(lines))
 
 
 # --------------------------------------------------------------------------------------------------------- queries
@@ -263,45 +202,3 @@ def _read(
         )
     else:
         answer.error = f"exit code {code}: {last}"
-
-
-# -------------------------------------------------------------------------------------------------------- problems
-
-
-def _find_problems(answer: Answer, first: Answer, processes: int, request: HostRequest, proof: Path) -> None:
-    if answer.facts is None:
-        answer.problems.append(str(answer.error))
-        return
-    facts = answer.facts
-    if facts.get("interface_error") and not facts["unknown_names"]:
-        answer.problems.append(f"{facts['interface_error']}; choose another with --interface")
-    if facts["unknown_names"]:
-        names = ", ".join(facts["unknown_names"])
-        answer.problems.append(f"cannot resolve {names}: add to its /etc/hosts, or list the hosts by address")
-    for path in facts["missing"]:
-        if path == str(proof):
-            answer.problems.append(
-                f"{request.shared} is not the same folder as on this machine: all hosts must mount one file system"
-            )
-        else:
-            answer.problems.append(f"has no {path}: all hosts must mount the file system that it is on")
-    if facts["gpus"] and processes > facts["gpus"]:
-        answer.problems.append(f"has {facts['gpus']} GPUs for {processes} processes; give each process one")
-    if facts["call"] is not None:
-        answer.problems.append(
-            f"cannot reach port {request.port} of {first.host} ({facts['call']}); check firewalls, and the output of "
-            f"`getent hosts {address(first.host)}` there"
-        )
-    if first.facts is None or answer is first:
-        return
-    for package, version in facts["versions"].items():
-        if version != first.facts["versions"][package]:
-            answer.problems.append(
-                f"has {package} {version}, {first.host} has {first.facts['versions'][package]}: install the same"
-            )
-    offset = answer.clock - first.clock
-    if abs(offset) > CLOCK_SECONDS:
-        answer.problems.append(
-            f"its clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} that of {first.host}: "
-            "start a time service on both, such as chrony"
-        )

@@ -93,6 +93,7 @@ class Hosts(Launcher):
             UserError: a host cannot be reached or differs from the others; one line a problem, with what to do.
         """
         from terakoya import log
+        from terakoya.toolkit.launchers.host_checks import raise_on_problems, results_table
         from terakoya_plugins.launchers.hosts import checks
 
         hosts = read_hosts(self.hosts)
@@ -103,8 +104,8 @@ class Hosts(Launcher):
                 data_folders=job.data_folders, setup=self.setup, interface=self.interface,
             )
         )  # fmt: skip
-        log.console().print(checks.results_table(answers, first=hosts[0].address, port=self.port))
-        checks.raise_on_problems(answers)
+        log.console().print(results_table(answers, first=hosts[0].address, port=self.port))
+        raise_on_problems(answers)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
         """Checks all hosts, starts them together, prints each line with its host's name, and waits for them."""

@@ -17,6 +17,7 @@ from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
 from terakoya.errors import UserError
+from terakoya.toolkit.launchers.job_checks import check_in_job
 from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, quote, script_head
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.slurm import job as slurm_job
@@ -191,7 +192,7 @@ class Slurm(Launcher):
             environment=self._environment(job),
             srun="".join(f"{word} " for word in self._srun(job)),
             inside=self._inside(job),
-            command=quote("python", "-m", "terakoya", *job.arguments),
+            command=quote("python", "-m", job.module, *job.arguments),
             settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
             folder=quote(str(folder)),
@@ -213,6 +214,10 @@ class Slurm(Launcher):
         """
         SubmittedJobRecord("slurm", slurm_job.submit(folder / "job.sbatch"), job.out).write(folder)
         return 0
+
+    def check(self, job: Job, folder: Path) -> None:
+        """Checks the nodes in a short job; see `check_in_job`."""
+        check_in_job(self, job, folder)
 
     @classmethod
     def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
