@@ -6,17 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import worlds
 from worlds import Job
 
-from terakoya.config.parameters import Parameters
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext, create_groups
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.tensor_parallel import TensorParallelEngine
 from terakoya.training.trainer import Trainer
 
@@ -30,11 +27,7 @@ def work(jobs: Sequence[Job], context: DistributedContext) -> None:
 def run(job: Job, context: DistributedContext) -> None:
     """Trains one job to its end; writes `alike.json`, how many different values each weight has over the processes."""
     out = Path(job["out"])
-    size = Parameters.from_dict(job["settings"], source=out.name).parallel.replica_size
-    context = replace(context, topology=replace(context.topology, replica_size=size))
-    context.replica_group, context.data_parallel_group = create_groups(
-        context.topology, context.rank, timedelta(seconds=60)
-    )
+    context = worlds.in_replicas(job, context)
     trainer = worlds.trainer(job, context)
     if job.get("poison"):
         poison(trainer, out)

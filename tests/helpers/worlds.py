@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.context import DistributedContext, connect, create_groups
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.run_log import RunLog
@@ -68,6 +70,22 @@ def _process(
     context = connect(LaunchInfo.from_environment(), replica_size=replica_size, deepspeed=deepspeed, timeout_seconds=60)
     work(context)
     context.close(waits=True)
+
+
+def in_replicas(job: Job, context: DistributedContext) -> DistributedContext:
+    """The context with replicas of the size that the job's settings say; every process calls it."""
+    size = Parameters.from_dict(dict(job["settings"]), source="a job").parallel.replica_size
+    made = replace(context, topology=replace(context.topology, replica_size=size))
+    made.replica_group, made.data_parallel_group = create_groups(made.topology, made.rank, timedelta(seconds=60))
+    return made
+
+
+def train(jobs: Sequence[Job], context: DistributedContext) -> None:
+    """Trains `jobs` to their ends, each under its own engine."""
+    for job in jobs:
+        made = trainer(job, in_replicas(job, context))
+        made.train()
+        made.run_log.close()
 
 
 def trainer(job: Job, context: DistributedContext) -> Trainer:

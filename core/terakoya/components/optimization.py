@@ -20,8 +20,14 @@ class Optimizer(Component):
     """The peak learning rate, which is multiplied by the schedule's factor."""
 
     elementwise: ClassVar[bool] = True
-    """Whether the update of each weight depends on that weight's own numbers only, so that ZeRO may split
-    parameters."""
+    """Whether the update of each weight depends on that weight's own numbers only, so that processes may split tensors.
+    Where it is False, a group of the torch optimizer that has `"elementwise": True` says so of its own weights."""
+
+    tensorwise: ClassVar[bool] = False
+    """Where updates are not elementwise: whether each depends on the numbers of its own tensor only. Engines that split
+    tensors (`fsdp`, ZeRO, tensor parallelism) then give each tensor to one process, whole: `step` updates the tensors
+    of its groups at that moment, which are some of those that `build` was given, or none. Engines refuse an optimizer
+    that is neither."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """Returns a torch optimizer over the trainable parameters of `module`, with separate groups for decay and no

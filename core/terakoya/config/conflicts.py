@@ -125,15 +125,21 @@ def _engine_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f'spikes.action: "skip" needs the gradient norm before the update, but ZeRO stage {stage} computes it '
             'within the update; use "note", zero_stage 0, or "engine": "fsdp"'
         )
-    if parameters.parallel.engine == "fsdp" and not optimizer.elementwise:
+    name, needs_all = type(optimizer).__name__, not optimizer.elementwise and not optimizer.tensorwise
+    if parameters.parallel.engine == "fsdp" and needs_all:
         yield (
-            f'parallel.engine "fsdp": optimizer {type(optimizer).__name__} needs whole parameters, but each process '
-            'has only some of their rows; use engine "ddp" or another optimizer'
+            f'parallel.engine "fsdp": optimizer {name} needs all weights at once (it is neither elementwise nor '
+            'tensorwise), but each process has only some of their rows; use engine "ddp" or another optimizer'
         )
-    if stage and not optimizer.elementwise:
+    if stage and needs_all:
         yield (
-            f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} needs whole parameters, but ZeRO "
-            'splits them; use zero_stage 0, engine "ddp" or another optimizer'
+            f"parallel.zero_stage {stage}: optimizer {name} needs all weights at once (it is neither elementwise nor "
+            'tensorwise), but ZeRO splits them; use zero_stage 0, engine "ddp" or another optimizer'
+        )
+    if deepspeed_settings.OFFLOAD_OPTIMIZER in parameters.parallel.offloaded and not optimizer.elementwise:
+        yield (
+            f"parallel.offload_optimizer_device: optimizer {name} needs whole parameters, which processes exchange "
+            "between devices and not between hosts; set it to null, or use adamw or another elementwise optimizer"
         )
     if stage == 3 and parameters.activation_checkpointing == "selective":
         yield (
@@ -237,10 +243,10 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
                 f"{key}: {' and '.join(uneven)} of architecture {name} cannot be shared evenly; use "
                 f"{'one of ' if len(divisors) > 1 else ''}{', '.join(divisors)}"
             )
-    if not optimizer.elementwise:
+    if not optimizer.elementwise and not optimizer.tensorwise:
         yield (
-            f"{key}: optimizer {type(optimizer).__name__} needs whole parameters, but each process has a part of them; "
-            "use adamw or another elementwise optimizer, or set it to 1"
+            f"{key}: optimizer {type(optimizer).__name__} needs all weights at once (it is neither elementwise nor "
+            "tensorwise), but each process has a part of them; use another optimizer, or set it to 1"
         )
     if parameters.precision == "fp8":
         yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'

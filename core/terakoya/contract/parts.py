@@ -20,6 +20,7 @@ from terakoya.components.progress import Progress, Unit
 from terakoya.contract import objective, toy
 from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.contract.settings import Case
+from terakoya.contract.sharded_optimizer import check_shards
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
@@ -179,6 +180,6 @@ def _check_written_files(exporter: Exporter, models: Mapping[str, PreTrainedMode
             raise CheckFailed("export changed the weights of the model")
 
 
-OPTIMIZER: tuple[Check, ...] = (check_parameter_groups, check_loss_decreases, check_resuming)
+OPTIMIZER: tuple[Check, ...] = (check_parameter_groups, check_loss_decreases, check_resuming, check_shards)
 SCHEDULE: tuple[Check, ...] = (check_factors,)
 EXPORTER: tuple[Check, ...] = (check_export,)

@@ -29,6 +29,7 @@ from terakoya.estimation.memory_tracker import (
     SCRATCH,
     WEIGHTS,
 )
+from terakoya.training.engines.whole_tensors import assign_owners
 
 COMMUNICATION = "communication"
 GRAPHS = "kept by CUDA graphs"
@@ -94,6 +95,8 @@ def memory_per_process(
         elif sharding.zero_stage is not None:
             _apply_zero(parts, sharding, sizes, window=name)
             _subtract_offloaded(parts, sharding, sizes, window=name)
+        if sharding.fully_sharded or sharding.zero_stage:
+            _apply_whole_tensors(parts, sharding, sizes, step=name == STEP)
     whole = sizes.trained * FLOAT32
     if sharding.cuda_graphs:
         _add_graph_memory(result, outside=sharding.gradients_stay)
@@ -190,6 +193,23 @@ def _apply_fully_shard(parts: dict[str, int], sharding: Sharding, sizes: ModelSi
     parts[COMMUNICATION] = 0 if step else outside + current * sent
     if sharding.gathered != FLOAT32:
         parts.pop(CAST_WEIGHTS, None)
+
+
+def _apply_whole_tensors(parts: dict[str, int], sharding: Sharding, sizes: ModelSizes, *, step: bool) -> None:
+    """Changes `parts`, in which a process has its equal part of the optimizer's state, to those of the process that
+    owns most of what the optimizer sees whole; weights and gradients of that are whole during the optimizer step, and
+    once more as they are sent and as they arrive."""
+    if not sizes.seen_whole:
+        return
+    named = {f"{number:06d}": (elements,) for number, elements in enumerate(sizes.seen_whole)}
+    owned = [0] * sharding.processes
+    for name, owner in assign_owners(named, sharding.processes).items():
+        owned[owner] += named[name][0]
+    excess = max(owned) - -(-sum(owned) // sharding.processes)
+    state = parts.get(OPTIMIZER, 0)
+    parts[OPTIMIZER] = state + state * sharding.processes * excess // max(1, sizes.trained)
+    if step:
+        parts[COMMUNICATION] = parts.get(COMMUNICATION, 0) + 4 * max(owned) * FLOAT32
 
 
 def _own_bytes(elements: int, sharding: Sharding) -> int:

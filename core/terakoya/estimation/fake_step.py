@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from terakoya.components import Architecture
+from terakoya.components import Architecture, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
@@ -37,6 +37,7 @@ from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.whole_tensors import whole_names
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model.module_parts import saved_values
 
@@ -59,6 +60,7 @@ class ModelSizes:
         blocks, largest_block: elements of all blocks together, and of the largest; 0 without blocks.
         largest: elements of the largest trained parameter.
         small: elements of the parameters that DeepSpeed's stage 3 keeps whole because they are small.
+        seen_whole: elements of each trained parameter that the optimizer must see whole.
         flops_per_token: forward and backward of one real token.
         saved_bytes: weights and buffers in a checkpoint's `state/`.
         model_bytes: exported models, in `model/`.
@@ -74,6 +76,7 @@ class ModelSizes:
     flops_per_token: float
     saved_bytes: int
     model_bytes: int
+    seen_whole: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,16 @@ def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: floa
             flops_per_token=parameters.objective.flops_per_token(module, parameters.architecture, context=context),
             saved_bytes=sum(value.numel() * value.element_size() for _, value in saved_values(module)),
             model_bytes=sum(each.numel() * each.element_size() for model in models for each in model),
+            seen_whole=_seen_whole(parameters.optimizer, module),
         )
+
+
+def _seen_whole(optimizer: Optimizer, module: nn.Module) -> tuple[int, ...]:
+    """The elements of each parameter of `module` that `optimizer` must see whole."""
+    sizes = {id(each): (name, each.numel()) for name, each in module.named_parameters()}
+    names = {key: name for key, (name, _) in sizes.items()}
+    whole = whole_names(optimizer, optimizer.build(module, fused=False).param_groups, names)
+    return tuple(size for name, size in sizes.values() if name in whole)
 
 
 def _blocks(architecture: Architecture, model: PreTrainedModel) -> Sequence[nn.Module]:

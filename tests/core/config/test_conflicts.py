@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
 
-from terakoya.components import Architecture
+from terakoya.components import Architecture, Optimizer
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 
@@ -27,15 +27,21 @@ class Mixing(Architecture):
     """An architecture that neither defines its blocks nor keeps documents apart."""
 
 
+class Everything(Optimizer):
+    """An optimizer whose updates depend on all weights."""
+
+    elementwise: ClassVar[bool] = False
+
+
 def read(**changes: Any) -> Parameters:
     """The parameters of a run with `changes`."""
     base = {
         "data": {"train": ["store"], "sequence_length": 32}, "architecture": BERT, "objective": {"type": "masked_lm"},
         "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 2,
     }  # fmt: skip
-    own_architectures = {key: value for key, value in changes.items() if isinstance(value, Architecture)}
-    written = {key: value for key, value in changes.items() if key not in own_architectures}
-    if not own_architectures:
+    own = {key: value for key, value in changes.items() if isinstance(value, Architecture | Optimizer)}
+    written = {key: value for key, value in changes.items() if key not in own}
+    if not own:
         return Parameters.from_dict({**base, **written}, source="test")
     read = Parameters.from_dict({**base, **written, "activation_checkpointing": None}, source="test")
     return Parameters.model_validate({**dict(read), **changes, "objective": read.objective})
@@ -91,20 +97,21 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         {"architecture": Mixing(), "objective": STREAM, "parallel": FSDP},
         'parallel.engine "fsdp": architecture Mixing does not define `blocks`; use "engine": "ddp"',
     ),
-    *(
-        (
-            {"optimizer": {"type": name}, "parallel": FSDP},
-            f'parallel.engine "fsdp": optimizer {shown} needs whole parameters',
-        )
-        for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
+    (
+        {"optimizer": Everything(), "parallel": FSDP},
+        'parallel.engine "fsdp": optimizer Everything needs all weights at once (it is neither elementwise nor tens',
     ),
     *(
         (
-            {"optimizer": {"type": name}, "parallel": {"engine": "deepspeed", "zero_stage": stage}},
-            f"parallel.zero_stage {stage}: optimizer {shown} needs whole parameters",
+            {"optimizer": Everything(), "parallel": {"engine": "deepspeed", "zero_stage": stage}},
+            f"parallel.zero_stage {stage}: optimizer Everything needs all weights at once",
         )
-        for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
         for stage in (1, 2, 3)
+    ),
+    ({"optimizer": Everything(), "parallel": {"tp_size": 2}}, "parallel.tp_size 2: optimizer Everything needs all wei"),
+    (
+        {"optimizer": {"type": "muon"}, "parallel": {**DEEPSPEED, "offload_optimizer_device": "cpu"}},
+        "parallel.offload_optimizer_device: optimizer Muon needs whole parameters",
     ),
     (
         {"activation_checkpointing": "selective", "parallel": {"engine": "deepspeed", "zero_stage": 3}},
@@ -153,7 +160,12 @@ def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expect
         {"architecture": Mixing(), "objective": STREAM},
         {"activation_checkpointing": "selective", "precision": "fp16", "parallel": DEEPSPEED},
         {"activation_checkpointing": "full", "parallel": {"engine": "deepspeed", "zero_stage": 3}},
-        {"optimizer": {"type": "muon"}, "parallel": {"engine": "deepspeed", "zero_stage": 0}},
+        *(
+            {"optimizer": {"type": name}, "parallel": parallel}
+            for name in ("muon", "adafactor", "stable_adamw")
+            for parallel in (FSDP, {"tp_size": 2}, *({"engine": "deepspeed", "zero_stage": each} for each in range(4)))
+        ),
+        {"optimizer": Everything(), "parallel": {"engine": "deepspeed", "zero_stage": 0}},
         {"max_grad_norm": 0.0, "parallel": DEEPSPEED},
         {"activation_checkpointing": "selective", "precision": "fp16", "parallel": FSDP},
         {"optimizer": {"type": "lion"}, "parallel": FSDP},

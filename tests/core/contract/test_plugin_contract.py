@@ -33,6 +33,16 @@ def with_method(head: str, *body: str) -> tuple[str, str]:
     return "\n\n\n@hookimpl", "\n\n" + "\n".join(lines) + "\n\n\n@hookimpl"
 
 
+CLIPPING = (
+    "import torch",
+    "class Clipping(torch.optim.SGD):",
+    "    def step(self, closure=None):",
+    "        weights = [each for group in self.param_groups for each in group['params']]",
+    "        torch.nn.utils.clip_grad_norm_(weights, 0.1)",
+    "        return super().step(closure)",
+    "return Clipping(module.parameters(), lr=self.learning_rate)",
+)
+"""An optimizer whose updates depend on the norm of all gradients."""
 BROKEN = {
     "a heavy import at module level": (
         "schedule", "import math", "import math\n\nimport torch",
@@ -76,6 +86,16 @@ BROKEN = {
     ),
     "an optimizer that climbs": (
         "optimizer", "fused=fused)", "fused=fused, maximize=True)", "the loss went from",
+    ),
+    "an optimizer that is not elementwise": (
+        "optimizer", "SGD(trainable, lr=self.learning_rate, momentum=self.momentum, fused=fused)",
+        "Adafactor(trainable, lr=self.learning_rate)",
+        "declares that its updates are elementwise, but on parts of tensors .* is updated differently, by .*tensorwise: Cl",
+    ),
+    "an optimizer that is not tensorwise": (
+        "optimizer", "\n\n\n@hookimpl",
+        with_method("build(self, module, *, fused)", *CLIPPING)[1].replace("\n\n\n", "\n\n    elementwise, tensorwise = False, True\n\n\n"),
+        "declares that its updates are tensorwise, but on some of the tensors .* is updated differently",
     ),
     "words with white space": (
         "word_finder", "word.span() for word in pattern.finditer(text)", "(0, len(text))", "has white space at its ends",

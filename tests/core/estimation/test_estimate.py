@@ -83,7 +83,7 @@ def test_devices_have_a_memory_and_a_peak(name: str, gibibytes: int, peak: float
     assert (found.memory, found.peak_tflops) == (gibibytes * GIB, peak)
 
 
-def sizes(elements: int, **changes: int) -> ModelSizes:
+def sizes(elements: int, **changes: Any) -> ModelSizes:
     """Sizes of a model of `elements`, all trained, two thirds of them in two blocks."""
     third = elements // 3
     facts = {
@@ -98,6 +98,24 @@ WINDOWS = {
     LATE_BACKWARD: {"weights": 4000 + 80, "optimizer": 8000, "gradients": 3900, "activations": 100},
     "optimizer step": {"weights": 4000 + 80, "optimizer": 8000, "gradients": 4000},
 }
+
+
+@pytest.mark.parametrize("sharding", [Sharding(4, 2, micro_steps=1), Sharding(4, None, 1, fully_sharded=True)])
+def test_the_owner_of_the_largest_whole_tensor_is_counted(sharding: Sharding) -> None:
+    """It has half of the model, and a quarter of the 320 elements that are updated as shards."""
+    found = memory_per_process(WINDOWS, sharding, sizes(1000, seen_whole=(60, 500, 60, 60)))
+    shared = memory_per_process(WINDOWS, sharding, sizes(1000))
+    assert found["forward"]["optimizer"] == 8 * (500 + 320 // 4) and shared["forward"]["optimizer"] == 8 * 250
+    for name, added in (("forward", 0), ("optimizer step", 4 * 4 * 500)):
+        assert found[name].get("communication", 0) == shared[name].get("communication", 0) + added
+
+
+@pytest.mark.slow
+def test_what_an_optimizer_sees_whole_is_counted() -> None:
+    parameters = Parameters.load(PRESETS / "tiny_gpt2.json", ["optimizer.type=muon"])
+    found = estimate(parameters, vocab_size=5000).sizes
+    assert 0 < sum(found.seen_whole) < found.trained, "the matrices of blocks"
+    assert not estimate(Parameters.load(PRESETS / "tiny_gpt2.json", []), vocab_size=5000).sizes.seen_whole
 
 
 @pytest.mark.parametrize(

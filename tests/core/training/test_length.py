@@ -204,10 +204,3 @@ def test_a_run_saves_and_stops_at_its_time_limit(store: Path, tmp_path: Path) ->
     output = toy.train(settings, tmp_path / "run", code=75)
     assert "stopped by max_minutes 0.001 at step" in output and "the same command continues the run" in output
     assert list((tmp_path / "run/checkpoints").glob("step-*/manifest.json"))
-
-
-@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
-def test_zero_refuses_optimizers_that_need_whole_matrices_by_name(optimizer: str, store: Path, tmp_path: Path) -> None:
-    settings = toy.parameters(store, optimizer={"type": optimizer}, parallel={"engine": "deepspeed", "zero_stage": 2})
-    output = toy.train(settings, tmp_path / "run", code=2)
-    assert f"optimizer {optimizer.capitalize()} needs whole parameters" in output

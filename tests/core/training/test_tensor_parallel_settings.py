@@ -45,8 +45,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         'the generator\'s tokens itself. Set it to 1; "engine": "fsdp" splits',
     ),
     ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
-    ({"optimizer": {"type": "muon"}}, "parallel.tp_size 2: optimizer Muon needs whole parameters"),
-    ({"optimizer": {"type": "adafactor"}}, "parallel.tp_size 2: optimizer Adafactor needs whole parameters"),
     ({"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately, and parallel.tp_size 2 sp'),
     ({"lora": {}, "start_from": "folder"}, "lora: adapters need whole layers"),
     (

@@ -2,7 +2,8 @@
 
 Stage 0 shards nothing, stage 1 the optimizer's state, stage 2 also gradients, stage 3 also weights. Gradients are
 reduced in the backward (stage 0: after it); stages 1 and 2 gather updated weights after a step, stage 3 gathers weights
-for each forward and backward. The module may be any `nn.Module`; the optimizer must be elementwise from stage 1 on.
+for each forward and backward. The module may be any `nn.Module`. From stage 1 on the optimizer updates flat tensors, or
+whole tensors where it needs them (`whole_tensors`).
 
 Weights, gradients and state are fp32 in every stage; bf16 and fp16 are autocast in the module's forward, as without
 DeepSpeed, so a stage changes where numbers are stored and not their values. DeepSpeed's own section `fp16`, which would
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from terakoya.components import Optimizer
@@ -33,6 +35,7 @@ from terakoya.training.distributed.environment import launcher_variables, local_
 from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward, may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.module_parts import saved_values
 
 
@@ -89,7 +92,6 @@ class DeepSpeedEngine:
         """
         zero_stage = parallel.zero_stage
         assert zero_stage is not None, "checked when the parameters are read"
-        assert not zero_stage or optimizer.elementwise, "checked when the parameters are read"
         self.context = context
         self.dropout_rank = context.rank
         self.zero_stage = zero_stage
@@ -104,6 +106,8 @@ class DeepSpeedEngine:
                 value.register_hook(scaler.unscale_gradient)
         self.optimizer = optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
         self.fused = bool(self.optimizer.defaults.get("fused"))
+        names = {id(value): name for name, value in self.trainable.items()}
+        seen_whole = whole_names(optimizer, self.optimizer.param_groups, names) if zero_stage else ()
         accelerator = context.accelerator
         accelerator.gradient_accumulation_steps = micro_steps
         ours = deepspeed_config(
@@ -122,6 +126,13 @@ class DeepSpeedEngine:
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
         self.zero = self.wrapped.optimizer
         self.fragments = self._find_fragments()
+        holdings = {name: self._holding(name) for name in seen_whole}
+        self.whole = WholeTensors(self.optimizer, holdings, dist.group.WORLD, device=context.device)
+
+    def _holding(self, name: str) -> Holding:
+        """This process's fragment of the parameter `name`."""
+        fragment, shape = self.fragments[name], _shape(self.trainable[name])
+        return Holding(fragment.flat, shape, lambda flat: [fragment.shard(name, flat, shape)])
 
     def _find_fragments(self) -> dict[str, Fragment]:
         """Returns this process's fragment of each trainable parameter, by name."""
@@ -196,6 +207,8 @@ class DeepSpeedEngine:
         sharded, replicated = self._weights() if kind == "model" else self._state()
         yield from (shard for shard in sharded if shard.value.numel())
         yield from assign_shards(replicated, self.context.rank, self.context.world_size)
+        if kind == "optimizer":
+            yield from self.whole.state_shards()
 
     def _weights(self) -> tuple[list[TensorShard], list[TensorShard]]:
         """Parameters and buffers: this process's shards of those that are sharded, and those that every process holds
@@ -257,8 +270,11 @@ class DeepSpeedEngine:
             owner, _, key = each.rpartition("/")
             keys[owner].append(key)
         self.optimizer.state.clear()
+        self.whole.load_state(values, names)
         fused = {id(each) for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.trainable.items():
+            if name in self.whole:
+                continue
             fragment = self.fragments[name]
             state = self.optimizer.state[fragment.flat] if keys[name] else {}
             for key in keys[name]:

@@ -5,15 +5,15 @@ group, and everything else (embeddings, heads, weights that several modules shar
 are all-gathered for its forward and again for its backward, and freed after each; those of the last group stay gathered
 in between. Gradients are reduce-scattered in every micro-step's backward. Of a weight with n rows the first process
 holds the first ceil(n / processes), and so on: the last processes may hold fewer, or none. The engine needs an
-architecture that defines the blocks, weights that are not scalars, and an elementwise optimizer.
+architecture that defines the blocks, and weights that are not scalars.
 
 With `dp_shard_size` groups of processes, such as those of a node, share weights among themselves (hybrid sharding):
 weights are gathered within a group, and the groups add up their gradients, once a step.
 
-The optimizer sees rows as plain tensors. Weights, gradients and state are fp32. In bf16 and fp16 a block's matrices are
-gathered in 16 bits, to which autocast would cast them anyway, and their gradients are summed in fp32: the numbers are
-those of DDP. Checkpoints hold tensors under the module's names: a checkpoint of any engine or number of processes can
-be read by any other.
+The optimizer sees rows as plain tensors, or whole tensors where it needs them (`whole_tensors`). Weights, gradients and
+state are fp32. In bf16 and fp16 a block's matrices are gathered in 16 bits, to which autocast would cast them anyway,
+and their gradients are summed in fp32: the numbers are those of DDP. Checkpoints hold tensors under the module's names:
+a checkpoint of any engine or number of processes can be read by any other.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.fsdp_groups import create_mesh, shard_module
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.module_parts import saved_values
 
 
@@ -45,6 +46,7 @@ class FSDPEngine(DDPEngine):
         mesh: the processes; its last dimension is those that share weights.
         sharded: name -> each trained parameter, a DTensor.
         shards: name -> this process's rows of it as a plain tensor, which the optimizer updates.
+        whole: those that the optimizer sees whole.
     """
 
     full_module = False
@@ -68,10 +70,10 @@ class FSDPEngine(DDPEngine):
             UserError: none of `architectures` defines a model's blocks, a weight cannot be sharded, or `dp_shard_size`
                 does not divide the processes.
         """
-        assert optimizer.elementwise, "checked when the parameters are read"
         built = optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
         names = {id(value): name for name, value in module.named_parameters()}
         group_names = [[names[id(each)] for each in group["params"]] for group in built.param_groups]
+        seen_whole = whole_names(optimizer, built.param_groups, names)
         initial_state = {names[id(each)]: state for each, state in built.state.items()}
         for group in built.param_groups:
             group["params"] = []  # a reference would keep the whole weight on the device
@@ -85,11 +87,24 @@ class FSDPEngine(DDPEngine):
         for group, its_names in zip(built.param_groups, group_names, strict=True):
             group["params"] = [self.shards[name] for name in its_names]
         for name, state in initial_state.items():  # Adagrad, for one, has a state before its first step
-            built.state[self.shards[name]] = {
-                key: value[slice(*self._rows(len(value)))].to(context.device, copy=True) if value.ndim else value
-                for key, value in state.items()
-            }
+            if name not in seen_whole:
+                built.state[self.shards[name]] = {
+                    key: value[slice(*self._rows(len(value)))].to(context.device, copy=True) if value.ndim else value
+                    for key, value in state.items()
+                }
+        self.whole = WholeTensors(
+            built,
+            {name: self._holding(name) for name in seen_whole},
+            self.mesh.get_group(self.mesh.ndim - 1),
+            device=context.device,
+            state=initial_state,
+        )
         self.trainable = list(self.shards.values())
+
+    def _holding(self, name: str) -> Holding:
+        """This process's rows of the parameter `name`."""
+        shape = tuple(self.sharded[name].shape)
+        return Holding(self.shards[name], shape, lambda rows: [self._shard(name, rows, shape)])
 
     @property
     def replicas(self) -> int:
@@ -130,15 +145,20 @@ class FSDPEngine(DDPEngine):
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Each process writes its own rows, without gathering; rows of several replicas, and replicated
         tensors, are divided."""
-        rows, replicated = [], []
+        rows = list(self.whole.state_shards()) if kind == "optimizer" else []
+        replicated = []
         for name, value, shape in self._weights() if kind == "model" else self._state():
             if shape is None:
                 replicated.append(whole_shard(name, value))
             elif value.numel():
-                first, _ = self._rows(shape[0])
-                rows.append(TensorShard(name, value, shape, (first, *(0 for _ in shape[1:]))))
+                rows.append(self._shard(name, value, shape))
         yield from assign_shards(rows, self.replica, self.replicas)
         yield from assign_shards(replicated, self.context.rank, self.context.world_size)
+
+    def _shard(self, name: str, rows: Tensor, shape: tuple[int, ...]) -> TensorShard:
+        """This process's `rows` of a tensor of that `shape`."""
+        first, _ = self._rows(shape[0])
+        return TensorShard(name, rows, shape, (first, *(0 for _ in shape[1:])))
 
     def _weights(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
         """Yields, for each parameter and buffer of `saved_values`, its name, this process's values, and the whole
@@ -153,8 +173,9 @@ class FSDPEngine(DDPEngine):
             yield key, value, tuple(self.sharded[key.rpartition("/")[0]].shape) if value.ndim else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields this process's rows of each trained parameter, with its name in the root module."""
-        yield from self.shards.items()
+        """Yields this process's rows of each parameter that the optimizer updates as rows, with its name in the root
+        module."""
+        yield from ((name, value) for name, value in self.shards.items() if name not in self.whole)
 
     def load_parameters(self, values: SavedTensors) -> None:  # type: ignore[override] # needs `part`
         """See `Engine`. Each process reads its own rows."""
@@ -164,6 +185,7 @@ class FSDPEngine(DDPEngine):
     def load_optimizer_state(self, values: SavedTensors, names: frozenset[str]) -> None:  # type: ignore[override]
         """See `Engine`."""
         super().load_optimizer_state(lambda key: self._read(values, key) if values.shape(key) else values(key), names)
+        self.whole.load_state(values, names)
 
     def _read(self, values: SavedTensors, name: str) -> Tensor:
         """Reads this process's rows of the tensor `name`."""

@@ -25,10 +25,11 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.architectures import attention
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import LossFn
+from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, WeightPartition, partition_blocks
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 KEY = "parallel.tp_size"
@@ -40,6 +41,7 @@ class TensorParallelEngine(DDPEngine):
 
     Attributes:
         partitions: name -> how each divided parameter is divided.
+        whole: the parameters that the optimizer sees whole.
         divided, replicated: the trainable parameters that are divided, and all others.
         in_region: the replicated ones that each process applies to its own part: their gradients must be summed.
     """
@@ -87,10 +89,22 @@ class TensorParallelEngine(DDPEngine):
             scaler=scaler,
             micro_steps=micro_steps,
         )
+        names = {id(value): name for name, value in module.named_parameters()}
+        holdings = {name: self._holding(name) for name in whole_names(optimizer, self.optimizer.param_groups, names)}
+        self.whole = WholeTensors(self.optimizer, holdings, context.replica_group, device=context.device)
         self.dropout_rank = context.replica
         self.divided = [value for value in self.trainable if value in partitions]
         self.replicated = [value for value in self.trainable if value not in partitions]
         self.in_region = [value for value in self.trainable if value in in_region]
+
+    def _holding(self, name: str) -> Holding:
+        """This process's part of the parameter `name`: all of it where it is not divided."""
+        value = self.module.get_parameter(name)
+        if name not in self.partitions:
+            return Holding(value, tuple(value.shape), lambda values: [whole_shard(name, values)])
+        partition = self.partitions[name]
+        (shard, *_) = partition.shards(name, value)
+        return Holding(value, shard.shape, lambda values: partition.shards(name, values))
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -130,7 +144,7 @@ class TensorParallelEngine(DDPEngine):
         """See `Engine`. Processes at the same place of their replicas share the writing of their divided tensors, all
         processes share the writing of the others."""
         context = self.context
-        divided: list[TensorShard] = []
+        divided: list[TensorShard] = list(self.whole.state_shards()) if kind == "optimizer" else []
         replicated: list[TensorShard] = []
         for key, value in self.model_state() if kind == "model" else self.optimizer_state():
             name = key if kind == "model" else key.rpartition("/")[0]
@@ -145,9 +159,15 @@ class TensorParallelEngine(DDPEngine):
         """See `Engine`."""
         super().load_parameters(lambda name: self._own_part(name, values(name)))
 
-    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+    def load_optimizer_state(self, values: SavedTensors, names: frozenset[str]) -> None:  # type: ignore[override]
         """See `Engine`."""
         super().load_optimizer_state(lambda key: self._own_part(key.rpartition("/")[0], values(key)), names)
+        self.whole.load_state(values, names)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields this process's part of each parameter that the optimizer updates as a part, with its name in the root
+        module."""
+        yield from ((name, value) for name, value in self.module.named_parameters() if name not in self.whole)
 
     def _own_part(self, name: str, value: Tensor) -> Tensor:
         """This process's part of `value`: of the parameter `name`, or of the optimizer's state of it."""

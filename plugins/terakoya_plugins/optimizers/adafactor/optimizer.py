@@ -24,6 +24,7 @@ class Adafactor(Optimizer):
     """
 
     elementwise: ClassVar[bool] = False
+    tensorwise: ClassVar[bool] = True
 
     learning_rate: PositiveFloat = 0.01
     """The peak learning rate, as a share of the root mean square of each tensor's weights."""

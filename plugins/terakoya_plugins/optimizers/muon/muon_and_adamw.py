@@ -28,20 +28,6 @@ class MuonAndAdamW(torch.optim.Optimizer):
         super().__init__([{"params": group["params"]} for group in groups], {"lr": groups[0]["lr"]})
         self.param_groups = groups
         self._step_supports_amp_scaling = adamw is None or bool(adamw.defaults["fused"])  # torch's name for it
-        self._share_state()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes the state and groups that `load_state_dict` passes, for both optimizers."""
-        super().__setstate__(state)
-        self._share_state()
-
-    def _share_state(self) -> None:
-        """Makes both optimizers use this optimizer's groups and state."""
-        start = 0
-        for part in self.parts:
-            stop = start + len(part.param_groups)
-            part.param_groups, part.state = self.param_groups[start:stop], self.state
-            start = stop
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every weight that has a gradient."""
@@ -50,8 +36,14 @@ class MuonAndAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for part in self.parts:
+            is_adamw = isinstance(part, torch.optim.AdamW)
+            # `load_state_dict` replaces state and groups, and ZeRO passes one group after another
+            part.state, part.param_groups = (
+                self.state,
+                [each for each in self.param_groups if ("betas" in each) == is_adamw],
+            )
             rates = [group["lr"] for group in part.param_groups]
-            if isinstance(part, torch.optim.AdamW):
+            if is_adamw:
                 for group, rate in zip(part.param_groups, rates, strict=True):
                     group["lr"] = rate * self.ratio
             if self.found_inf is not None:
@@ -88,7 +80,7 @@ def build(
         )  # fmt: skip
     if rest:
         adamw = torch.optim.AdamW(
-            decay_groups(rest, weight_decay),
+            [{**group, "elementwise": True} for group in decay_groups(rest, weight_decay)],
             lr=learning_rate, betas=betas, eps=eps, fused=fused,
         )  # fmt: skip
     return MuonAndAdamW(muon, adamw, ratio=(adamw_learning_rate or learning_rate) / learning_rate)

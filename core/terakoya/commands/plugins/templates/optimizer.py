@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # torch is imported inside methods, so that the command line 
 class Example(Optimizer):
     """Fields are the keys of the parameter JSON; `learning_rate` is the peak, which the schedule multiplies."""
 
-    # Set `elementwise: ClassVar[bool] = False` if a weight's update depends on others: ZeRO then does not split them.
+    # Where a weight's update depends on its whole tensor: `elementwise: ClassVar[bool] = False` and `tensorwise:
+    # ClassVar[bool] = True`; on other tensors too: `elementwise` alone. Engines that split tensors ask for it.
 
     learning_rate: PositiveFloat = 0.05
     """The peak, which the schedule scales."""

@@ -1,0 +1,283 @@
+"""Optimizers that need whole tensors take the same steps where processes hold shards of each.
+
+Each of two processes has 2 rows of each step, in one micro-step, and nothing is clipped: engines without replicas then
+add up the same two gradients of each weight, in the same precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import engine_runs
+import fsdp_worker
+import pytest
+import torch
+import torch.distributed as dist
+import toy
+import worlds
+from engine_runs import LAST, MIDDLE, assert_close, checkpoint, here, settings, state
+from torch import Tensor, nn
+from worlds import Job
+
+from terakoya.components import Optimizer
+from terakoya.plugins import registry
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, WeightPartition
+from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
+from terakoya.training.engines.whole_tensors import Holding, WholeTensors, assign_owners, whole_names
+
+ROWS = {"0": 2, "1": 2}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "muon": {"type": "muon", "learning_rate": 0.01, "eps": 1.0},
+    "stable_adamw": {"type": "stable_adamw", "learning_rate": 0.01, "betas": [0.9, 0.95]},
+    "adafactor": {"type": "adafactor", "learning_rate": 0.3},
+}
+FSDP, TENSOR = {"parallel": {"engine": "fsdp"}}, {"parallel": {"tp_size": 2}}
+HYBRID = {"parallel": {"engine": "fsdp", "dp_shard_size": 2}}
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+
+def test_owners_have_nearly_equal_shares_of_the_elements() -> None:
+    layers = {f"{layer}.{name}": shape for layer in range(6) for name, shape in (("up", (4, 16)), ("out", (4, 4)))}
+    owners = assign_owners({"head": (300,), **layers}, 3)
+    assert owners == assign_owners(dict(reversed({"head": (300,), **layers}.items())), 3), "the order does not matter"
+    totals = [sum(80 if name.endswith("up") else 16 for name in layers if owners[name] == each) for each in range(3)]
+    assert totals[owners["head"]] == 0
+    assert {owners[name] for name in layers} == {0, 1, 2} - {owners["head"]}
+
+
+# ------------------------------------------------------------------------------------- one optimizer, two processes
+
+
+class Blocks(nn.Module):
+    """Matrices of several shapes in blocks, others outside, and one weight that never has a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.blocks = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 12), nn.Linear(1, 6)])
+        self.idle = nn.Parameter(torch.ones(3, 3))
+        self.lonely = nn.Parameter(torch.ones(1))
+
+
+def cut_by_rows(name: str, whole: Tensor, context: DistributedContext) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """`fully_shard`'s shards: of a tensor with one row the second process has none."""
+    size = -(-len(whole) // 2)
+    first = min(len(whole), size * context.rank)
+    own = whole[first : first + size].clone()
+    return own, lambda rows: [TensorShard(name, rows, tuple(whole.shape), (first, *[0] * (whole.ndim - 1)))]
+
+
+def cut_flat(name: str, whole: Tensor, context: DistributedContext) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """ZeRO's: a range of the flattened tensor, here within a longer flat tensor."""
+    first = whole.numel() // 3
+    start, size = (0, first) if context.rank == 0 else (first, whole.numel() - first)
+    own = torch.zeros(size + 2)
+    own[1 : size + 1] = whole.flatten()[start : start + size]
+    return own, lambda flat: [TensorShard(name, flat.narrow(0, 1, size), tuple(whole.shape), start)]
+
+
+def cut_by_columns(name: str, whole: Tensor, context: DistributedContext) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """Tensor parallelism's: columns of three matrices side by side, and tensors that every process has."""
+    if whole.shape[-1] % 6:
+        return whole.clone(), lambda values: [whole_shard(name, values)]
+    group = ProcessTensorParallelGroup(context.rank, 2, dist.group.WORLD)  # type: ignore[arg-type]
+    partition = WeightPartition(whole.ndim - 1, 3, group)
+    return partition.own_part(whole), lambda values: partition.shards(name, values)
+
+
+CUTS = (cut_by_rows, cut_flat, cut_by_columns)
+
+
+def step_in_shards(context: DistributedContext) -> None:
+    """Takes steps of every optimizer on whole tensors and on shards, with the same gradients, and compares bits."""
+    for name, values in OPTIMIZERS.items():
+        plugin = (
+            registry()
+            .component("optimizers", name)
+            .model_validate({key: value for key, value in values.items() if key != "type"})
+        )
+        assert isinstance(plugin, Optimizer)
+        for cut in CUTS:
+            torch.manual_seed(1)
+            module = Blocks()
+            one = copy.deepcopy(module)
+            plain, sharded = plugin.build(one, fused=True), plugin.build(module, fused=True)
+            names = {id(each): key for key, each in module.named_parameters()}
+            seen_whole = whole_names(plugin, sharded.param_groups, names)
+            assert seen_whole and ("embedding.weight" in seen_whole) == (name != "muon")
+            parts = {key: cut(key, each.detach(), context) for key, each in module.named_parameters()}
+            held = {key: nn.Parameter(part) for key, (part, _) in parts.items()}
+            for group in sharded.param_groups:
+                group["params"] = [held[names[id(each)]] for each in group["params"]]
+            shapes = {key: tuple(each.shape) for key, each in module.named_parameters()}
+            holdings = {key: Holding(held[key], shapes[key], parts[key][1]) for key in seen_whole}
+            whole = WholeTensors(sharded, holdings, dist.group.WORLD, device=context.device)
+            groups = [list(group["params"]) for group in sharded.param_groups]
+            for step in range(3):
+                for key, each in one.named_parameters():
+                    if key != "idle" and not (step == 1 and key == "blocks.0.weight"):
+                        each.grad = torch.randn_like(each)
+                        held[key].grad = cut(key, each.grad, context)[0]
+                plain.step()
+                sharded.step()
+                plain.zero_grad()
+                sharded.zero_grad()
+                assert [list(group["params"]) for group in sharded.param_groups] == groups
+            for key, each in one.named_parameters():
+                if key in seen_whole:
+                    assert torch.equal(held[key], cut(key, each.detach(), context)[0]), f"{name} {cut.__name__} {key}"
+            assert not any(each.numel() for each in whole.owned.values()), "between steps only the state is whole"
+            mine = {shard.name: shard.value for shard in whole.state_shards()}
+            every = context.gather(sorted(mine))
+            assert not set(every[0]) & set(every[1])
+            for key, each in one.named_parameters():
+                for entry, value in plain.state.get(each, {}).items():
+                    if key in whole.owned:
+                        assert torch.equal(mine[f"{key}/{entry}"], value)
+                    assert key not in seen_whole or f"{key}/{entry}" in every[0] + every[1]
+
+
+@pytest.mark.slow
+def test_a_step_on_shards_has_the_bits_of_one_on_whole_tensors(tmp_path: Path) -> None:
+    toy.finish(worlds.start(step_in_shards, (1, 1), tmp_path / "said"))
+
+
+# ---------------------------------------------------------------------------------------------------------- engines
+
+
+def work(jobs: Sequence[Job], context: DistributedContext) -> None:
+    """Runs `jobs`, each under its own engine."""
+    for job in jobs:
+        fsdp_worker.train(job, worlds.in_replicas(job, context))
+
+
+def raw(
+    store: Path,
+    validation: Path,
+    optimizer: str,
+    rows: Mapping[str, int] = ROWS,
+    *,
+    stage: int | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """The parameter JSON of a run with `optimizer`."""
+    fixed = {"optimizer": OPTIMIZERS[optimizer], "max_grad_norm": 0.0, "evaluation": None, "max_steps": LAST}
+    made = settings(store, validation, stage, dict(rows), **fixed, **changes)
+    made["architecture"] |= {"hidden_size": 18, "intermediate_size": 34, "num_attention_heads": 2}
+    return made
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs."""
+    base = tmp_path_factory.mktemp("whole")
+
+    def job(name: str, optimizer: str, source: str | None = None, **changes: Any) -> dict[str, Any]:
+        begin = {"start_from": str(checkpoint(base / source, MIDDLE))} if source else {}
+        extra = {"poison": changes.pop("poison")} if "poison" in changes else {}
+        return {
+            "out": str(base / name),
+            "settings": raw(store, validation_store, optimizer, **changes),
+            **begin,
+            **extra,
+        }
+
+    jobs = [job("poison", "muon", poison=True, **FSDP), job("to_ddp", "muon", "muon_fsdp")]
+    one = {"rows": {"-1": 2}}
+    for name in OPTIMIZERS:
+        here(base / f"{name}_one", raw(store, validation_store, name, **one))
+        jobs[:0] = [
+            job(f"{name}_ddp", name),
+            job(f"{name}_fsdp", name, **FSDP),
+            job(f"{name}_fsdp_resumed", name, f"{name}_fsdp", **FSDP),
+            job(f"{name}_tensor", name, rows={"0": 1, "1": 1}, **TENSOR),
+            job(f"{name}_tensor_resumed", name, f"{name}_tensor", rows={"0": 1, "1": 1}, **TENSOR),
+        ]
+    toy.finish(worlds.start(partial(work, jobs), (1, 1), base / "said"))
+    return base
+
+
+def learnt(out: Path, kind: str) -> dict[str, Tensor]:
+    """The `state` of `out`, without biases of keys, whose gradient is 0 but for rounding."""
+    return {name: value for name, value in state(out, kind).items() if "key.bias" not in name}  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fsdp_takes_the_steps_of_ddp(runs: Path, name: str) -> None:
+    """Muon's own AdamW rounds rows and whole vectors differently, as `adamw` does."""
+    for kind in ("model", "optimizer"):
+        mine, theirs = learnt(runs / f"{name}_ddp", kind), learnt(runs / f"{name}_fsdp", kind)
+        assert_close(mine, theirs, 1e-6 if name == "muon" else 0.0)
+
+
+@pytest.mark.slow
+def test_ddp_goes_on_from_fsdp(runs: Path) -> None:
+    for kind in ("model", "optimizer"):
+        assert_close(learnt(runs / "muon_ddp", kind), learnt(runs / "to_ddp", kind), 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stable_adamw", "adafactor"])
+def test_tensor_parallelism_takes_the_steps_of_one_process(runs: Path, name: str) -> None:
+    """Muon's updates are computed in bf16, where the other rounding of these gradients shows."""
+    for kind in ("model", "optimizer"):
+        assert_close(learnt(runs / f"{name}_one", kind), learnt(runs / f"{name}_tensor", kind), 2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fsdp", "tensor"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_resumed_is_bit_identical(runs: Path, name: str, engine: str) -> None:
+    for kind in ("model", "optimizer"):
+        assert_close(state(runs / f"{name}_{engine}", kind), state(runs / f"{name}_{engine}_resumed", kind), 0.0)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_changes_nothing(runs: Path) -> None:
+    bad = {"finite": False, "stayed": True}
+    found = json.loads((runs / "poison/poison.json").read_text())
+    assert found == [bad, bad, {"finite": True, "stayed": False}]
+
+
+@pytest.mark.nightly
+@needs_deepspeed
+def test_zero_takes_the_steps_of_stage_0(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    jobs = []
+    for name in OPTIMIZERS:
+        for stage in engine_runs.STAGES:
+            out, values = tmp_path / f"{name}{stage}", raw(store, validation_store, name, stage=stage)
+            jobs.append({"out": str(out), "settings": values})
+            begin = str(checkpoint(out, MIDDLE))
+            jobs.append({"out": f"{out}_resumed", "settings": values, "start_from": begin})
+    toy.finish(engine_runs.start(jobs, tmp_path / "jobs", 2), seconds=480)
+    for name in OPTIMIZERS:
+        for stage in (1, 2, 3):
+            for kind in ("model", "optimizer"):
+                mine = learnt(tmp_path / f"{name}{stage}", kind)
+                assert_close(learnt(tmp_path / f"{name}0", kind), mine, 1e-6)
+                assert_close(mine, learnt(tmp_path / f"{name}{stage}_resumed", kind), 0.0)
+
+
+@pytest.mark.nightly
+def test_hybrid_sharding_takes_the_steps_of_one_process(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    jobs = []
+    for name in OPTIMIZERS:
+        here(tmp_path / f"{name}_one", raw(store, validation_store, name, {"-1": 4}))
+        values = raw(store, validation_store, name, **HYBRID)
+        jobs.append({"out": str(tmp_path / name), "settings": values})
+        begin = str(checkpoint(tmp_path / name, MIDDLE))
+        jobs.append({"out": str(tmp_path / f"{name}_resumed"), "settings": values, "start_from": begin})
+    toy.finish(worlds.start(partial(work, jobs), (2, 2), tmp_path / "said"), seconds=480)
+    for name in OPTIMIZERS:
+        for kind in ("model", "optimizer"):
+            assert_close(state(tmp_path / name, kind), state(tmp_path / f"{name}_resumed", kind), 0.0)
+            if name != "muon":
+                assert_close(learnt(tmp_path / f"{name}_one", kind), learnt(tmp_path / name, kind), 2e-6)
