@@ -77,6 +77,29 @@ def test_a_position_sees_its_document_up_to_itself(
     assert "document_mask" not in said
 
 
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_flash_fits_the_kernel_of_torch_2_11(key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function has no `enable_gqa`, and takes fewer heads of keys all the same."""
+
+    def varlen(
+        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+        return_aux: object = None, scale: float | None = None, window_size: tuple[int, int] = (-1, -1),
+    ) -> Tensor:  # fmt: skip
+        assert return_aux is None and scale is None
+        grouped = query.shape[1] != key.shape[1]
+        return slow_varlen(
+            query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, window_size=window_size, enable_gqa=grouped
+        )
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    query, key, value = states(key_heads)
+    given = arguments("flash", DOCUMENTS)
+    got, _ = AttentionInterface()["terakoya_flash"](torch.nn.Identity(), query, key, value, None, **given)
+    real = DOCUMENTS >= 0
+    wanted = expected(query, key, value, DOCUMENTS, None, SIZE**-0.5)
+    assert (got - wanted)[real].abs().max() < 1e-12
+
+
 def test_whole_rows_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """sdpa gets `is_causal`, which allows its fastest implementation."""
     seen: list[dict[str, Any]] = []

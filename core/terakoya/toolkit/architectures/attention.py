@@ -191,7 +191,7 @@ def _register(name: str, attend: Callable[..., tuple[Tensor, Tensor | None]]) ->
         **further: Any,
     ) -> tuple[Tensor, Tensor | None]:
         given = {key: value for key, value in further.items() if value is not None and key not in WITHOUT_EFFECT}
-        unknown = sorted(given.keys() - known)
+        unknown = sorted(name for name in given if name not in known)  # torch 2.11 cannot trace a difference of sets
         if exchange is not None and "s_aux" in given:  # one number a head, and the exchange gives a part of the heads
             unknown.append("s_aux")
         if unknown:
