@@ -266,15 +266,7 @@ def build_trainer(
 
     # Model: attention, weights, adapters.
     module = build_module_for_training(parameters, vocabulary)
-    facts: dict[str, Any] = {
-        "precision": parameters.precision,
-        "dropout": attention.dropout(module),
-        "plain_softmax": attention.plain_softmax(module),
-        "document_masking": architecture.document_masking,
-    }
-    backend = attention.choose(parameters.attention, device=context.device, **facts)
-    if parameters.attention == "auto" and backend != "flash" and context.device.type == "cuda":
-        run_log.print(_describe_slower_attention(attention.why_not_flash(**facts), loader))
+    backend = _choose_attention(parameters, module, loader, context.device, say=run_log.print)
     compiled, reason = compilation.choose(parameters, context.device)
     if reason is not None:
         run_log.print(f"compile off: {reason}")
@@ -365,6 +357,22 @@ def build_trainer(
         flash=backend == "flash",
         compiled=compiled,
     )  # fmt: skip
+
+
+def _choose_attention(
+    parameters: Parameters, module: torch.nn.Module, loader: Loader, device: torch.device, *, say: Callable[[str], None]
+) -> str:
+    """Returns the attention backend of `module`. On a GPU it says why "auto" is not flash, and what that costs."""
+    facts: dict[str, Any] = {
+        "precision": parameters.precision,
+        "dropout": attention.dropout(module),
+        "plain_softmax": attention.plain_softmax(module),
+        "document_masking": parameters.architecture.document_masking,
+    }
+    backend = attention.choose(parameters.attention, device=device, **facts)
+    if parameters.attention == "auto" and backend != "flash" and device.type == "cuda":
+        say(_describe_slower_attention(attention.why_not_flash(**facts), loader))
+    return backend
 
 
 def _describe_slower_attention(reason: str, loader: Loader) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy
 
+from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
+from terakoya.training import step_log
 from terakoya.training.distributed import gpu_allocator
+from terakoya.training.run_log import RunLog
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
 from terakoya_plugins.objectives.masked_lm import MaskedLM
@@ -62,3 +66,26 @@ def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
         gc.freeze()  # as conftest.py does
     assert frozen[0] > before and (before > 0) == (after > 0) == frozen_before
     assert threads[1] == {"terakoya-prefetch"}
+
+
+READINGS = {"gpu_memory": 12.34, "gpu_power": 345.678, "gpu_temperature": 61.0}
+
+
+def test_memory_power_and_temperature_are_in_records_lines_trackers_and_the_status(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracked: list[Mapping[str, float]] = []
+    monkeypatch.setattr(step_log, "gpu_values", lambda _: READINGS)
+    monkeypatch.setattr(RunLog, "track", lambda _, __, values: tracked.append(values))
+    settings = toy.parameters(store, max_steps=2, logging_steps=2)
+    train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
+    said = capsys.readouterr()
+    assert any("step 2/2" in line and "GPU 12.3 GB 346 W 61 °C" in line for line in said.err.splitlines())
+    steps = list(toy.records(tmp_path / "run").values())
+    assert steps and all(record[name] == value for record in steps for name, value in READINGS.items())
+    ours = [values for values in tracked if "train/loss" in values]
+    assert len(ours) == len(steps)
+    assert all(values[f"train/{name}"] == value for values in ours for name, value in READINGS.items())
+    with pytest.raises(SystemExit):
+        main(["status", str(tmp_path / "run")])
+    assert "GPU 12.3 GB  346 W  61 °C" in capsys.readouterr().out

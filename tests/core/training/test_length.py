@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 import toy
 from saved_weights import FAULTS
+from small_preparation import prepare_corpus
+from small_vocabularies import train_tokenizers
 
+import terakoya
 from terakoya.components.progress import Length
 from terakoya.config.parameters import Parameters
+from terakoya.corpus.corpus import Corpus
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import RankBatch
@@ -165,18 +170,43 @@ def test_a_rate_that_changes_depends_on_the_rows_before_the_step_and_not_on_the_
     assert masked_share(0) > 0.5 > 0.25 > masked_share(9) > 0.1
 
 
-def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
-    """A kernel is compiled, or a graph captured, for each."""
-    parameters = Parameters.from_dict(toy.parameters(store), source="test")
+def flash_shapes(store: Path, *, length: int, rows: int) -> set[tuple[tuple[int, ...], ...]]:
+    """The shapes of what flash attention is told of documents, in 200 steps of one micro-batch."""
+    raw = toy.parameters(store, objective={"type": "masked_lm", "whole_word_mask": False})
+    raw["data"]["sequence_length"] = raw["architecture"]["max_position_embeddings"] = length
+    parameters = Parameters.from_dict(raw, source="test")
     opened = TokenStore.open(store)
-    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
-    rank_batch = RankBatch(0, 64, 64, 1, 64)
+    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=length, seed=3, store_id=0)
+    rank_batch = RankBatch(0, rows, rows, 1, rows)
     plan = plan_without_phases(parameters, Loader([source], [1.0]), rank_batch, Length(steps=200, tokens=0))
     make = BatchMaker(plan, opened.facts.vocabulary, flash=True)
     names = ("cu_seqlens", attention.LONGEST_DOCUMENT)
-    shapes = {tuple(make(step).real[0].arrays[name].shape for name in names) for step in range(200)}
+    return {tuple(make(step).real[0].arrays[name].shape for name in names) for step in range(200)}
+
+
+def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
+    """A kernel is compiled, or a graph captured, for each."""
+    shapes = flash_shapes(store, length=32, rows=64)
     assert 1 <= len(shapes) <= 3
     assert max(room for (room,), _ in shapes) <= 129, "of 2,048 places"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "rows"), [(128, 32), (512, 16)])
+def test_so_have_those_of_the_bundled_corpus(length: int, rows: int, bundled_store: Path) -> None:
+    assert 1 <= len(flash_shapes(bundled_store, length=length, rows=rows)) <= 3
+
+
+@pytest.fixture(scope="module")
+def bundled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus of `terakoya demo`, by a tokenizer trained on it."""
+    folder = tmp_path_factory.mktemp("bundled")
+    corpus = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
+    (folder / "tokenizer").mkdir()
+    train_tokenizers(folder / "tokenizer", corpus.read_text(encoding="utf-8"), "bytes")
+    tokenizer = recognise_tokenizer(folder / "tokenizer")
+    prepare_corpus(Corpus([corpus]), tokenizer, folder / "tokenizer", folder / "store", unit="document")
+    return folder / "store"
 
 
 @pytest.mark.slow
