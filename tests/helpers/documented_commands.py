@@ -15,7 +15,7 @@ from terakoya import plugins
 from terakoya.commands.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"export": "exporters", "import": "importers", "launch": "launchers"}
+KINDS = {"export": "exporters", "import": "importers", "launch": "launchers", "move": "launchers"}
 """Verb -> the kind of component whose settings are options of it."""
 
 

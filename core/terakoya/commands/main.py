@@ -25,7 +25,6 @@ from terakoya.commands import (
     fork,
     import_checkpoint,
     init,
-    launch,
     prepare,
     report,
     run,
@@ -41,6 +40,7 @@ from terakoya.commands.guidance import next_command, unknown_options
 from terakoya.commands.guidance.examples import add_examples, complete_overview
 from terakoya.commands.language.lines import wrap
 from terakoya.commands.language.translate import chosen_translator
+from terakoya.commands.launching import launch, move
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.shared_options import plugin_options
@@ -52,9 +52,9 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
-    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "fork", "status", "save",
-    "report", "verify", "evaluate", "export", "average", "import", "try", "finetune", "upload", "plugins", "parameters",
-    "doctor",
+    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "move", "fork", "status",
+    "save", "report", "verify", "evaluate", "export", "average", "import", "try", "finetune", "upload", "plugins",
+    "parameters", "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
 
@@ -108,6 +108,7 @@ app.add_typer(store.app, name="store")
 app.command("estimate")(estimate.command)
 app.command("train")(train.command)
 app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
+app.command("move", context_settings=ACCEPT_UNKNOWN_OPTIONS)(move.command)
 app.command("fork")(fork.command)
 app.command("status")(status.command)
 app.command("save")(save.command)

@@ -119,6 +119,8 @@ class Launcher(Component):
     detached: ClassVar[bool] = False
     """Whether a job continues after the command that submits it has ended: `find_job` then finds it again."""
 
+    main_setting: ClassVar[str | None] = None
+    """The setting that VALUE of `terakoya move RUN LAUNCHER:VALUE` is, such as the partition."""
     places_run: ClassVar[bool] = False
     """Whether the settings say in which folder of the nodes a run trains, so that it is no choice of the user's."""
 

@@ -21,6 +21,9 @@ from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Curves
 from terakoya.runs.status import RunStatus, format_duration
 
+SHOWN_HOSTS = 4
+"""How many machines of a start are named."""
+
 
 @dataclass(frozen=True)
 class RunReport:
@@ -119,6 +122,9 @@ def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]
             world, devices = record.get("world", {}), record.get("devices") or {}
             where = ", ".join(f"{count} x {name}" for name, count in devices.items())
             where = where or f"{world.get('processes', 1)} x {world.get('device', 'unknown device')}"
+            hosts = [str(host) for host in record.get("hosts", ())]
+            if hosts:
+                where += f", {', '.join(hosts[:SHOWN_HOSTS])}" + (", ..." if len(hosts) > SHOWN_HOSTS else "")
             began = datetime.fromtimestamp(record["time"]).astimezone() if "time" in record else None
             name = f"{translated('start')} {len(starts) + 1}"
             starts.append(

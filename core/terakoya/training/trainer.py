@@ -402,7 +402,8 @@ class Trainer:
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
         facts |= self.step_log.throughput.facts()
         rows = self.plan.phase_at(self.run.step).span.rows_per_step
-        self.run_log.write("start", step=self.run.step, **facts, global_rows=rows)
+        hosts = list(dict.fromkeys(self.context.topology.hosts().values()))
+        self.run_log.write("start", step=self.run.step, hosts=hosts, **facts, global_rows=rows)
         for note in self.saver.notes():
             self.run_log.print(note)
 

@@ -15,9 +15,9 @@ import pytest
 from documented_commands import check_command, find_command, root_command
 from typer.testing import CliRunner
 
-from terakoya.commands import launch_jobs
 from terakoya.commands.guidance import next_command
 from terakoya.commands.guidance.examples import EXAMPLES
+from terakoya.commands.launching import jobs
 from terakoya.commands.main import app
 from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.components import JobState
@@ -236,7 +236,7 @@ def test_what_follows_fits_a_submitted_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def named(state: JobState, run: Path | None) -> str:
-        launch_jobs._show_next("slurm", "77", state, run)
+        jobs._show_next("slurm", "77", state, run)
         return capsys.readouterr().err.strip().removeprefix("next: terakoya ")
 
     monkeypatch.chdir(tmp_path)

@@ -40,6 +40,7 @@ EXAMPLES: Mapping[str, str] = {
     "estimate": "terakoya estimate bert_base --vocab-size 32768 --gpus 8 --device h100",
     "train": "terakoya train bert_base --out work/run --set max_steps=100000",
     "launch": "terakoya launch slurm bert_base --out work/run --time 24:00:00",
+    "move": "terakoya move work/run hosts:a01:8,a02:8 --out s3://bucket/run",
     "fork": "terakoya fork work/run@8000 --out work/decay --set max_steps=9000 --set schedule.decay_steps=1000",
     "status": "terakoya status work/run --watch",
     "save": "terakoya save work/run",

@@ -290,6 +290,25 @@ def mirroring(
         log.info("%s: has all of the run", mirror.store)
 
 
+def send_run(folder: Path, address: str, *, keep: int) -> None:
+    """Sends what `address` lacks of the run in `folder`, which no process trains, and returns when all of it is there.
+
+    Raises:
+        UserError: the folder is mirrored to another address, or the store cannot be used.
+        TemporaryFailure: something could not be sent.
+    """
+    store = ObjectFolder(address)
+    _check_record(folder, store)
+    mirror = Mirror(store, folder, keep=keep)
+    mirror.take_over()
+    mirror.start()
+    mirror.finish()
+    while not mirror.has_ended(POLL_SECONDS):
+        pass
+    if (error := mirror.outcome()) is not None:
+        raise error
+
+
 def _run_while_others_wait(context: DistributedContext, address: str, work: Callable[[], Mirror]) -> Mirror | None:
     """Does as `context.run_on_main`, for work that may take longer than ranks wait for each other."""
     with ThreadPoolExecutor(1, "terakoya-fetch") as pool:

@@ -23,6 +23,7 @@ from terakoya_plugins.launchers.grid_engine import job as grid_engine_job
 class GridEngine(BatchLauncher):
     """Settings of a Grid Engine job."""
 
+    main_setting: ClassVar[str | None] = "queue"
     test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00", "resources": ["rt_F={nodes}"]}
     script: ClassVar[str] = "job.sge"
     hosts_of_job: ClassVar[str] = 'if [ -n "${PE_HOSTFILE:-}" ]; then awk \'!seen[$1]++ {print $1}\' "$PE_HOSTFILE"; ' \

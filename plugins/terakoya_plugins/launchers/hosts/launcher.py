@@ -37,6 +37,7 @@ DEFAULT_RESTARTS = 3
 class Hosts(Launcher):
     """Settings of a run on hosts."""
 
+    main_setting: ClassVar[str | None] = "hosts"
     test_settings: ClassVar[Mapping[str, Any]] = {"hosts": "a01:4,a02:4"}
 
     hosts: str

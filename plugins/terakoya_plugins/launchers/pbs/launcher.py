@@ -22,6 +22,7 @@ from terakoya_plugins.launchers.pbs import job as pbs_job
 class Pbs(BatchLauncher):
     """Settings of a PBS job."""
 
+    main_setting: ClassVar[str | None] = "queue"
     test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
     script: ClassVar[str] = "job.pbs"
     hosts_of_job: ClassVar[str] = "awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\""

@@ -85,6 +85,7 @@ class Slurm(Launcher):
     """Settings of a Slurm job."""
 
     detached: ClassVar[bool] = True
+    main_setting: ClassVar[str | None] = "partition"
     test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
 
     time: str

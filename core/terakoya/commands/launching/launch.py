@@ -8,14 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terakoya.commands import launch_jobs
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
+from terakoya.commands.launching import jobs
 from terakoya.commands.shared_options import NodesOption, ParametersSet, plugin_options
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.launch.plan import PlannedLaunch
+
+
+WorkFolderOption = Annotated[
+    Path | None,
+    typer.Option(help="With an address in --out: the run's folder on the nodes. Default: in the user's cache."),
+]
+FolderOption = Annotated[Path | None, typer.Option(help="The folder for the files. Default: OUT.launch.")]
+SettingsOption = Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")]
+AllowChangeOption = Annotated[
+    list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as with train.")
+]
 
 
 def command(
@@ -34,10 +45,7 @@ def command(
             help="The run's folder, visible on all nodes, or an address: s3://bucket/run. With fetch: a new folder."
         ),
     ] = None,
-    work_folder: Annotated[
-        Path | None,
-        typer.Option(help="With an address in --out: the run's folder on the nodes. Default: in the user's cache."),
-    ] = None,
+    work_folder: WorkFolderOption = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Also check the hosts, and start nothing; hosts --submit checks them first."),
@@ -50,14 +58,12 @@ def command(
         ),
     ] = False,
     every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 10.0,
-    folder: Annotated[Path | None, typer.Option(help="The folder for the files. Default: OUT.launch.")] = None,
+    folder: FolderOption = None,
     nodes: NodesOption = None,
     name: Annotated[str | None, typer.Option(help="The job's name. Default: the name of the run's folder.")] = None,
-    settings: Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")] = None,
+    settings: SettingsOption = None,
     set_: ParametersSet = None,
-    allow_change: Annotated[
-        list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as with train.")
-    ] = None,
+    allow_change: AllowChangeOption = None,
 ) -> None:
     """Print the exact files and commands that start a run on this machine, on hosts or a cluster; --submit runs them.
 
@@ -69,8 +75,8 @@ def command(
 
     launcher = arguments[0]
     component = registry().component("launchers", launcher)
-    if len(arguments) > 1 and arguments[1] in launch_jobs.VERBS:
-        launch_jobs.run_verb(launcher, arguments[1], arguments[2:], out=out, every=every if watch else None)
+    if len(arguments) > 1 and arguments[1] in jobs.VERBS:
+        jobs.run_verb(launcher, arguments[1], arguments[2:], out=out, every=every if watch else None)
         return
     rest, flags = take_flags(arguments[1:], component.model_fields, verb="launch")
     if len(rest) != 1:
@@ -87,7 +93,7 @@ def command(
         settings=gather(file, (), flags), overrides=set_ or (), allow_change=allow_change or (),
         global_options=global_options,
     )  # fmt: skip
-    _show(launcher, planned, submitted=submit)
+    show(launcher, planned, submitted=submit)
     if check:
         planned.check()
     if not submit:
@@ -96,10 +102,10 @@ def command(
     code = planned.submit()
     if code:
         raise typer.Exit(code)
-    _report_job(launcher, planned, every=every if watch else None)
+    report_job(launcher, planned, every=every if watch else None)
 
 
-def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
+def show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     """Prints the plan; its files and commands as they are."""
     from rich.text import Text
 
@@ -120,7 +126,7 @@ def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     output.print(f"follow it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 
 
-def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -> None:
+def report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -> None:
     """Prints the job of a launcher with detached jobs, and follows it if `every` is given."""
     from terakoya.folder_kinds import kind_of
     from terakoya.launch.jobs import find_plan_folder
@@ -142,6 +148,6 @@ def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if every is not None:
-        launch_jobs.run_verb(launcher, "status", [str(planned.folder)], out=None, every=every)
+        jobs.run_verb(launcher, "status", [str(planned.folder)], out=None, every=every)
     else:
         next_command.show("launch", launcher, "status", folder, "--watch")

@@ -1,0 +1,1 @@
+"""`terakoya launch`, its verbs for submitted jobs, and `terakoya move`."""

@@ -1,0 +1,80 @@
+"""`terakoya move`: stops a run, carries it, and starts it again elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from terakoya.commands.component_settings import gather, take_flags
+from terakoya.commands.guidance import next_command
+from terakoya.commands.launching import launch
+from terakoya.commands.shared_options import NodesOption, ParametersSet, plugin_options
+from terakoya.errors import UserError
+
+
+def command(
+    context: typer.Context,
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN LAUNCHER[:VALUE] [--SETTING VALUE...]",
+            help="The run's folder or address; local, hosts:a01:4,a02:4, slurm:PARTITION, pbs:QUEUE, grid_engine:QUEUE "
+            "or sagemaker; and settings of the launcher.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the run goes on: a new folder, or an address: s3://bucket/run. Default: where it is."),
+    ] = None,
+    work_folder: launch.WorkFolderOption = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The machine that trained is gone: stop nothing, go on from what is there.")
+    ] = False,
+    folder: launch.FolderOption = None,
+    nodes: NodesOption = None,
+    settings: launch.SettingsOption = None,
+    set_: ParametersSet = None,
+    allow_change: launch.AllowChangeOption = None,
+) -> None:
+    """Stop a run, carry it, and start it again on other machines: the curve goes on bit for bit.
+
+    Nothing is stopped before the new start is planned. Where a step fails, the same command goes on from there.
+    """
+    from terakoya.json_settings import read_settings
+    from terakoya.launch.move import move, saying_where
+    from terakoya.log import console
+    from terakoya.plugins import registry
+
+    if len(arguments) < 2:
+        raise UserError(
+            "move: expected a run and a launcher, such as: terakoya move work/run slurm:gpu --time 24:00:00"
+        )
+    run, (launcher, colon, value) = Path(arguments[0]), arguments[1].partition(":")
+    component = registry().component("launchers", launcher)
+    rest, flags = take_flags(arguments[2:], component.model_fields, verb="move")
+    if rest:
+        raise UserError(f"move: expected settings of {launcher} after it, got {' '.join(rest)}")
+    if colon and component.main_setting is None:
+        raise UserError(f"move: {launcher}: takes no value after a colon, got {value}; give its settings as options")
+    if colon:
+        flags = {str(component.main_setting): value, **flags}
+    given = context.find_root().params
+
+    def say(text: str) -> None:
+        console().print(text, markup=False, soft_wrap=True)
+
+    planned = move(
+        run, launcher, gather(read_settings(settings) if settings is not None else {}, (), flags), out=out, lost=lost,
+        say=say, work_folder=work_folder, folder=folder, nodes=nodes, overrides=set_ or (),
+        allow_change=allow_change or (),
+        global_options=[word for pair in plugin_options(given["plugin"], given["without"]) for word in pair],
+    )  # fmt: skip
+    launch.show(launcher, planned, submitted=True)
+    with saying_where(Path(planned.job.out), say):
+        code = planned.submit()
+    if code:
+        next_command.show(*context.find_root().meta["arguments"])
+        raise typer.Exit(code)
+    launch.report_job(launcher, planned, every=None)

@@ -1,0 +1,199 @@
+"""Moves a run: stops it where it trains, carries it where the next machines see it, and plans its start there.
+
+Each step can be done again: what is stopped is not stopped twice, what is carried is whole in its place or
+not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from terakoya.atomic_files import copy_folder, new_folder
+from terakoya.errors import UserError
+from terakoya.folder_kinds import address_of, describe_found, is_address, kind_of
+from terakoya.launch.jobs import find_job, find_plan_folder, poll_states
+from terakoya.launch.plan import PlannedLaunch, plan_launch
+from terakoya.object_store import ObjectFolder
+from terakoya.process_pool import is_alive
+from terakoya.runs import files, mirrored
+from terakoya.runs.checkpoints import find_newest_whole
+from terakoya.runs.mirrored import work_folder_of
+from terakoya.runs.remote_view import open_views
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
+from terakoya.training.checkpoint.mirror import send_run
+from terakoya.training.run_folder import HOLDER
+
+PARAMETERS = "parameters.json"
+POLL_SECONDS = 2.0
+LAUNCHER_SECONDS = 60.0
+"""How long a launcher on this machine may take to end after its run."""
+
+Say = Callable[[str], None]
+
+
+def move(
+    run: Path,
+    launcher: str,
+    settings: Mapping[str, Any],
+    *,
+    out: Path | None = None,
+    lost: bool = False,
+    say: Say,
+    **plan: Any,
+) -> PlannedLaunch:
+    """Stops `run`, carries it to `out`, and returns the plan that continues it there with `launcher`; see `plan_launch`
+    for `settings` and `plan`.
+
+    Args:
+        run: the run's folder, or its address.
+        out: a new folder or an address for the run; default where it is.
+        lost: whether the machine that trained is gone, so that nothing is stopped.
+        say: receives a line about each step.
+
+    Raises:
+        UserError: the plan cannot be made, in which case the run was not stopped; or a step failed.
+    """
+    out = run if out is None else out
+    if is_address(run) and is_address(out) and address_of(run) != address_of(out):
+        raise UserError(
+            f"--out {address_of(out)}: expected a folder or {address_of(run)} itself; move the run to a folder first"
+        )
+    with tempfile.TemporaryDirectory() as scratch, _parameters_of(run) as parameters:
+        plan_launch(launcher, parameters, out, settings=settings, **{**plan, "folder": Path(scratch)})  # errors first
+    if not lost:
+        stop(run, say)
+    with saying_where(run, say):
+        carry(run, out, say)
+    folder = plan.get("folder") or find_plan_folder(out)
+    with saying_where(out, say), _parameters_of(out) as parameters:
+        if is_address(out):
+            folder.mkdir(parents=True, exist_ok=True)
+            parameters = Path(shutil.copyfile(parameters, folder / PARAMETERS))
+        return plan_launch(launcher, parameters, out, settings=settings, **{**plan, "folder": folder})
+
+
+@contextlib.contextmanager
+def saying_where(place: Path, say: Say) -> Iterator[None]:
+    """Says where the run stands if the block fails."""
+    try:
+        yield
+    except (UserError, OSError):
+        say(f"the run is stopped, and whole in {address_of(place)}; the same command goes on from there")
+        raise
+
+
+@contextlib.contextmanager
+def _parameters_of(run: Path) -> Iterator[Path]:
+    """Yields the parameter file of a run; of one at an address, a copy."""
+    with open_views([run]) as (folder,):
+        if not (folder / PARAMETERS).is_file():
+            found = "none there" if is_address(run) else describe_found(run, "run")
+            raise UserError(f"{address_of(run)}: expected a run with its {PARAMETERS}, got {found}")
+        yield folder / PARAMETERS
+
+
+# ------------------------------------------------------------------------------------------------------------- to stop
+
+
+def stop(run: Path, say: Say) -> None:
+    """Makes `run` save and end where it trains, and returns when it has: a submitted job, or a process of this machine.
+
+    Raises:
+        UserError: it trains where this machine cannot stop it; the message says what does.
+    """
+    record = SubmittedJobRecord.read(find_plan_folder(run))
+    if record is not None:
+        job, _ = find_job(record.launcher, str(run))
+        if not job.state().done:
+            say(job.stop())
+            for state in poll_states(job, every=POLL_SECONDS):
+                if state.done:
+                    say(f"job {record.job}: {state.status}  {state.detail}".rstrip())
+    folder = work_folder_of(run) if is_address(run) else run
+    if (lock := files.read_lock(folder)).held:
+        _stop_process(run, folder, lock.holder, say)
+    elif is_address(run):
+        with open_views([run]) as (view,):
+            if (lock := files.read_lock(view)).held:
+                _stop_process(run, view, lock.holder, say)
+
+
+def _stop_process(run: Path, folder: Path, holder: str, say: Say) -> None:
+    match = HOLDER.fullmatch(holder)
+    if match is None or match[2] != socket.gethostname():
+        how = f"`ssh {match[2]} kill {match[1]}` makes it save and end" if match else "make it save and end"
+        raise UserError(
+            f"{address_of(run)}: trains in {holder or 'another process'}, which this machine cannot stop: {how}; then "
+            "give the same command again, with --lost where that machine is gone"
+        )
+    say(f"sent a stop request to process {match[1]}: it saves and ends")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(match[1]), signal.SIGTERM)
+    if is_address(run) and folder != work_folder_of(run):  # a copy of what is there, whose lock nobody else holds
+        while is_alive(int(match[1])):
+            time.sleep(0.1)
+    else:
+        while files.read_lock(folder).held:
+            time.sleep(0.1)
+    deadline = time.monotonic() + LAUNCHER_SECONDS
+    while match[3] and is_alive(int(match[3])) and time.monotonic() < deadline:
+        time.sleep(0.1)  # its ports are free then
+
+
+# ------------------------------------------------------------------------------------------------------------ to carry
+
+
+def carry(run: Path, out: Path, say: Say) -> None:
+    """Copies the stopped `run` to `out`, whole or not at all; does nothing where all of it is there already.
+
+    Raises:
+        UserError: `out` is another run's, or cannot be written, or the run has no whole checkpoint.
+    """
+    if address_of(run) == address_of(out) or (not is_address(out) and out.absolute() == run.absolute()):
+        return
+    if is_address(out):
+        keep = files.read_parameters(run).get("checkpoint", {}).get("keep", 1)
+        send_run(run, address_of(out), keep=keep)
+    elif _newest_step(out) >= (step := _step_there(run)) > 0:
+        say(f"{out}: has step {step:,} already")
+        return
+    elif is_address(run):
+        store = ObjectFolder(run)
+        with new_folder(out) as draft:
+            fetched, damaged = mirrored.fetch_newest(store, draft, store.sizes())
+            if fetched is None:
+                raise UserError(
+                    f"{store}: expected a whole checkpoint, found none:\n  "
+                    + "\n  ".join([*damaged.values()] or ["none there"])
+                )
+    else:
+        with new_folder(out) as draft:
+            copy_folder(run, draft)
+            for name in mirrored.OWN_FILES:
+                (draft / name).unlink(missing_ok=True)
+            if _newest_step(draft) != step:
+                raise UserError(f"{out}: another content arrived than was copied; check the disk and try again")
+    say(f"{address_of(out)}: has all of the run; {address_of(run)} stays as it is, and can be removed once that trains")
+
+
+def _step_there(run: Path) -> int:
+    if not is_address(run):
+        return _newest_step(run)
+    return max(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(run).sizes())), default=0)
+
+
+def _newest_step(run: Path) -> int:
+    """Returns the step of the newest whole checkpoint in the folder; 0 if it has none."""
+    if kind_of(run) != "run":
+        return 0
+    newest, _ = find_newest_whole(run / mirrored.CHECKPOINTS)
+    return 0 if newest is None else int(newest.name.rpartition("-")[2])

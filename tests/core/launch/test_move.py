@@ -1,0 +1,207 @@
+"""`terakoya move`: a run stops, is carried and goes on elsewhere; whatever fails in between, nothing of it is lost."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import toy
+from checkpoint_folders import write_checkpoint
+from stand_in_programs import Programs
+from typer.testing import CliRunner
+
+from terakoya.commands.main import app
+from terakoya.errors import UserError
+from terakoya.launch.jobs import find_job
+from terakoya.launch.move import carry, move
+from terakoya.object_store import ObjectFolder
+from terakoya.runs import mirrored
+from terakoya.runs.checkpoints import find_problems, list_checkpoints
+from terakoya.runs.files import read_lock
+from terakoya.runs.report import read_reports
+
+SLURM = {"time": "01:00:00"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that has stopped at step 4."""
+    folder = tmp_path / "run"
+    write_checkpoint(folder, 4)
+    (folder / "parameters.json").write_text(json.dumps(toy.parameters(Path("store"))))
+    (folder / "metrics.jsonl").write_text(json.dumps({"kind": "step", "step": 4, "loss": 2.0, "time": 1.0}) + "\n")
+    (folder / "run.lock").write_text("pid 1 on nowhere")
+    return folder
+
+
+@contextmanager
+def held(run: Path, holder: str) -> Iterator[None]:
+    """While the block runs, a process that calls itself `holder` trains in `run`."""
+    with (run / "run.lock").open("w") as stream:
+        stream.write(holder)
+        stream.flush()
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def steps(run: Path) -> list[int]:
+    return [step for step, _ in list_checkpoints(run / "checkpoints")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forks")
+def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a process of this machine to a host, and into another folder."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    settings = toy.parameters(store, max_steps=80, checkpoint={"save_steps": 1000}, evaluation=None)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(settings))
+    started = toy.start(file, tmp_path / "run", environment={"TERAKOYA_HOST": "old"})
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run/metrics.jsonl").exists() or not toy.records(tmp_path / "run"):
+        assert started[0].running() and time.monotonic() < deadline
+        time.sleep(0.01)
+    ssh = tmp_path / "ssh.sh"
+    ssh.write_text('shift; exec bash -c "$*"\n')
+    said: list[str] = []
+    planned = move(
+        tmp_path / "run", "hosts", {"hosts": "localhost", "ssh": f"bash {ssh}"}, out=tmp_path / "there", say=said.append
+    )
+    toy.finish(started, code=75)
+    stopped_at = list(toy.records(tmp_path / "run", "stopped"))
+    assert len(stopped_at) == 1 and steps(tmp_path / "there") == stopped_at
+    assert "sent a stop request to process" in said[0] and "stays as it is" in said[1]
+    assert planned.submit() == 0
+    toy.train(settings, tmp_path / "alone")
+    assert toy.losses(tmp_path / "there") == toy.losses(tmp_path / "alone")
+    ends = [toy.saved(tmp_path / name / "checkpoints/step-00000080") for name in ("there", "alone")]
+    assert all(bool((ends[0][name] == ends[1][name]).all()) for name in ends[1])
+    (report,) = read_reports([tmp_path / "there"])
+    where = [start["what"].rpartition(", ")[2].partition(";")[0] for start in report.phases[:2]]
+    assert where == ["old", "localhost"]  # one curve, with its machines
+    assert len(report.curves.points["loss"]) == 80
+
+
+def test_a_submitted_job_is_stopped_and_another_goes_on(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs(tmp_path)
+    monkeypatch.setenv("PATH", programs.environment["PATH"])
+    count = tmp_path / "count"
+    facts = "JobId=12 JobState={} Requeue=1 ExitCode={}:0 NodeList=n1 StdOut=/o Power="
+    programs.set(
+        sbatch="echo $((12 + $(grep -c ^sbatch {calls}) - 1))".replace("{calls}", str(programs.calls_file)),
+        scancel=f"touch {count}",
+        scontrol=f"[ -e {count} ] && echo '{facts.format('FAILED', 75)}' || echo '{facts.format('RUNNING', 0)}'",
+    )
+    words = ["launch", "slurm", str(run / "parameters.json"), "--out", str(run), "--time", "01:00:00", "--submit"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    done = CliRunner().invoke(app, ["move", str(run), "slurm:gpu", "--time", "02:00:00"])
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    assert "scontrol update JobId=12 Requeue=0" in programs.calls()
+    assert "sent a stop request to job 12" in done.stdout and "job 12: FAILED" in done.stdout
+    assert find_job("slurm", str(run))[1].job == "13" and "submitted as job 13" in done.stdout
+    script = (tmp_path / "run.launch/job.sbatch").read_text()
+    assert "#SBATCH --partition=gpu" in script and f"--out {run}" in script
+
+
+def test_nothing_is_stopped_before_the_plan_is_sound(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with held(run, f"pid {os.getpid()} on {os.uname().nodename}"):
+        with pytest.raises(UserError, match="time: "):
+            move(run, "slurm", {"time": "soon"}, say=said.append)
+        with pytest.raises(UserError, match=r"keeps the global batch of 16"):
+            move(run, "hosts", {"hosts": "a01,a02"}, say=said.append)
+    assert said == [] and not (tmp_path / "run.launch").exists()
+
+
+def test_a_run_on_another_machine_is_stopped_there_unless_it_is_lost(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with held(run, "pid 77 on a01"):
+        with pytest.raises(
+            UserError, match=r"trains in pid 77 on a01, .* `ssh a01 kill 77` makes it save and end; .*--lost"
+        ):
+            move(run, "slurm", SLURM, say=said.append)
+        planned = move(run, "slurm", SLURM, lost=True, say=said.append)
+    assert planned.job.run == run and said == []
+
+
+def test_where_the_run_stands_is_said_when_a_step_fails(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs(tmp_path)
+    monkeypatch.setenv("PATH", programs.environment["PATH"])
+    programs.set(sbatch="echo 'invalid account' >&2; exit 1")
+    there = tmp_path / "there"
+    words = ["move", str(run), "slurm", "--time", "01:00:00", "--out", str(there)]
+    failed = CliRunner().invoke(app, words)
+    assert "invalid account" in str(failed.exception)
+    assert f"the run is stopped, and whole in {there}; the same command goes on from there" in failed.stdout
+    assert steps(there) == steps(run) == [4] and not (there / "run.lock").exists()
+    programs.set(sbatch="echo 12")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and f"{there}: has step 4 already" in done.stdout, done.output
+    assert find_job("slurm", str(there))[1].job == "12"
+
+
+def test_a_copy_that_is_cut_short_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def copy_half(source: Path, target: Path) -> None:
+        (target / "metrics.jsonl").write_text("{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("terakoya.launch.move.copy_folder", copy_half)
+    with pytest.raises((UserError, OSError), match="No space left on device"):
+        move(run, "slurm", SLURM, out=tmp_path / "there", say=said.append)
+    assert not (tmp_path / "there").exists() and f"whole in {run}" in said[-1] and steps(run) == [4]
+
+
+def test_a_run_is_carried_to_an_address_and_back(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    address = Path(f"file://{tmp_path}/bucket/run")
+    planned = move(run, "slurm", SLURM, out=address, say=said.append)
+    there = ObjectFolder(address)
+    assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [4]
+    assert "metrics.jsonl" in there.sizes() and planned.job.address == there.address
+    assert (planned.folder / "parameters.json").is_file()
+    assert f"train {planned.folder}/parameters.json --out {there.address}" in planned.plan.files["job.sbatch"]
+    back = tmp_path / "back"
+    move(address, "slurm", SLURM, out=back, say=said.append, lost=True)
+    assert steps(back) == [4] and not find_problems(back / "checkpoints/step-00000004")
+    assert (back / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RUN"], "expected a run and a launcher"),
+        (["RUN", "local:4"], "local: takes no value after a colon"),
+        (["RUN", "slurm", "gpu"], "expected settings of slurm after it, got gpu"),
+        (["nothing", "local"], "nothing"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], message: str, run: Path) -> None:
+    done = CliRunner().invoke(app, ["move", *(str(run) if word == "RUN" else word for word in words)])
+    assert message in str(done.exception) and not read_lock(run).held
+
+
+def test_another_run_is_not_overwritten(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_checkpoint(other, 2)
+    with pytest.raises(UserError, match="already exists and is not empty"):
+        carry(run, other, lambda text: None)
+    assert steps(other) == [2]
