@@ -84,6 +84,16 @@ def test_an_unchanged_fork_takes_the_steps_of_its_parent_which_may_be_gone(trunk
     assert curve[-1].hours == pytest.approx(seconds / 3600) and curve[-1].tokens == steps[-1]["tokens"]
 
 
+@pytest.mark.nightly
+def test_a_hundred_steps_of_an_unchanged_fork_are_those_of_its_parent(store: Path, tmp_path: Path) -> None:
+    trunk, new = tmp_path / "trunk", tmp_path / "new"
+    train({**settings(store, max_steps=105), "checkpoint": {"save_steps": 5, "keep": 21, "model": "last"}}, trunk)
+    fork(Path(f"{trunk}@5"), new)
+    train(new / "parameters.json", new)
+    assert_same_end(new, trunk, 105)
+    assert len(toy.losses(new)) == 100
+
+
 def test_changes_are_those_of_a_resume_that_allows_them(trunk: Path, tmp_path: Path) -> None:
     new, resumed = tmp_path / "new", tmp_path / "resumed"
     assert fork(trunk / STEP(5), new, DECAY).changed == KEYS
