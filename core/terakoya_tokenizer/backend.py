@@ -101,7 +101,7 @@ class MecabBackend:
         """See `encode_batch`; `texts` are neither pairs nor words."""
         encoded = self._encoded(texts)
         encodings: PlainEncodings | list[Any]
-        if self._is_plain(max(map(int.__sub__, encoded.bounds[1:], encoded.bounds), default=0), add_special_tokens):
+        if self._is_plain(max(map(int.__sub__, encoded.lasts, encoded.firsts), default=0), add_special_tokens):
             encodings = PlainEncodings(encoded, self._around if add_special_tokens else None, self._quoted)
         else:
             runs = (TokenRun(encoded, number, number + 1) for number in range(len(texts)))
@@ -127,7 +127,8 @@ class MecabBackend:
     def _encoded(self, texts: Sequence[str]) -> EncodedTexts:
         if self._spans is None:
             self._spans = self._build(self._library.get_added_tokens_decoder())
-        return self._spans.encode(texts, added_tokens=not self._library.encode_special_tokens)
+        around = self._around or (0, 0)
+        return self._spans.encode(texts, around=around, added_tokens=not self._library.encode_special_tokens)
 
     def _runs(self, sequences: Sequence[Input]) -> list[TokenRun]:
         """Returns the tokens of each sequence, a text or words."""

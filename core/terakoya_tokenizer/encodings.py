@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, overload
 
-import numpy as np
 from tokenizers import Encoding
 
 from terakoya_tokenizer.spans import EncodedTexts
@@ -31,28 +30,33 @@ class TokenRun:
         ids: of the tokens (T).
     """
 
-    __slots__ = ("_encoded", "_first", "_last", "ids")
+    __slots__ = ("_encoded", "_texts", "ids")
 
     def __init__(self, encoded: EncodedTexts, first: int, last: int) -> None:
         """The text consists of those numbered `first` to `last` - 1 of `encoded`: one, or several words."""
-        self._encoded, self._first, self._last = encoded, first, last
-        self.ids = encoded.ids[encoded.bounds[first] : encoded.bounds[last]]
+        self._encoded = encoded
+        self._texts = [
+            slice(*places) for places in zip(encoded.firsts[first:last], encoded.lasts[first:last], strict=True)
+        ]
+        self.ids = self._tokens(encoded.ids)
 
     def offsets(self) -> list[tuple[int, int]]:
         """Returns start and stop of each token."""
-        bounds = self._encoded.bounds
-        return self._encoded.offsets[bounds[self._first] : bounds[self._last]]
+        return self._tokens(self._encoded.offsets)
 
     def words(self) -> list[int]:
         """Returns the number of each token's word."""
-        bounds = self._encoded.bounds
-        words: list[int] = self._encoded.spans.words[bounds[self._first] : bounds[self._last]].tolist()
-        return words
+        return self._tokens(self._encoded.words)
 
     def encoding(self, quoted: QuotedTokens) -> Encoding:
         """Returns the tokens as the library has them before it adds special tokens."""
         size = len(self.ids)
         return _encoding(self.ids, [0] * size, quoted, self.words(), self.offsets(), [0] * size, [1] * size, "{}")
+
+    def _tokens(self, values: list[Any]) -> list[Any]:
+        """Returns those of `values` that are this text's."""
+        first, *others = self._texts or [slice(0)]
+        return values[first] + [value for other in others for value in values[other]]
 
 
 class GivenWords(TokenRun):
@@ -62,9 +66,7 @@ class GivenWords(TokenRun):
 
     def words(self) -> list[int]:
         """Returns the number of each token's word."""
-        bounds = np.array(self._encoded.bounds[self._first : self._last + 1])
-        words: list[int] = np.repeat(np.arange(self._last - self._first), np.diff(bounds)).tolist()
-        return words
+        return [number for number, text in enumerate(self._texts) for _ in range(text.start, text.stop)]
 
 
 class PlainEncoding:
@@ -150,15 +152,10 @@ class PlainEncodings(Sequence[PlainEncoding]):
     lists of all at once."""
 
     def __init__(self, encoded: EncodedTexts, around: tuple[int, int] | None, quoted: QuotedTokens) -> None:
-        """`around` are the tokens before and after each text."""
+        """`around` are the tokens before and after each text, and in `encoded`."""
         self._encoded, self._around, self._quoted = encoded, around, quoted
         self._padding: dict[str, Any] = {}
-        edges = zip(encoded.bounds, encoded.bounds[1:], strict=False)
-        if around is None:
-            self._ids = [encoded.ids[first:last] for first, last in edges]
-        else:
-            before, after = around
-            self._ids = [[before, *encoded.ids[first:last], after] for first, last in edges]
+        self._ids = self._rows(encoded.ids)
         self.lengths = list(map(len, self._ids))
 
     def __len__(self) -> int:
@@ -192,7 +189,15 @@ class PlainEncodings(Sequence[PlainEncoding]):
                 return [[0] * length for length in self.lengths]
             if name == "attention_mask":
                 return [[1] * length for length in self.lengths]
+            if name == "offsets":
+                return self._rows(self._encoded.offsets)
         return [getattr(each, name) for each in self]
+
+    def _rows(self, values: list[Any]) -> list[list[Any]]:
+        """Returns those of `values`, one for each token of all texts, that are each text's."""
+        more = int(self._around is not None)
+        edges = zip(self._encoded.firsts, self._encoded.lasts, strict=True)
+        return [values[first - more : last + more] for first, last in edges]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)

@@ -34,14 +34,11 @@ class PlainText:
             end = begin + len(word)
         return begins
 
-    def origins(self) -> tuple[np.ndarray, np.ndarray]:
+    def origins(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns for each character of `normal` the position of the first character of the text that it comes from,
-        and the position after the last one."""
+        and the position after the last one; None where each comes from the character at its own position."""
         spans = nfkc_spans(self._text) if self.normal != self._text else None
-        if spans is None:
-            positions = np.arange(len(self.normal) + 1)
-            return positions[:-1], positions[1:]
-        return np.array(spans[0], np.int64), np.array(spans[1], np.int64)
+        return None if spans is None else (np.array(spans[0], np.int64), np.array(spans[1], np.int64))
 
 
 class SegmentedText:
@@ -84,11 +81,12 @@ class SegmentedText:
         starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for segment, text in zip(self._segments, self._texts, strict=True):
             places = np.array(segment.positions, np.int64)
-            if text is None:
+            if text is None or (origins := text.origins()) is None:
+                places = places[: len(places) if text is None else len(text.normal)]
                 starts.append(places)
                 stops.append(places + 1)
             else:
-                firsts, lasts = text.origins()
+                firsts, lasts = origins
                 starts.append(places[firsts])
                 stops.append(places[lasts - 1] + 1)
         return np.concatenate(starts), np.concatenate(stops)

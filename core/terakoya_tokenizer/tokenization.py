@@ -179,8 +179,7 @@ class BertJapaneseTokenizerFast(PreTrainedTokenizerFast):
             data = {key: [getattr(each, name) for each in encodings] for key, name in wanted.items() if name}
         if return_length:
             data["length"] = list(map(len, data["input_ids"]))
-        for ids in data["input_ids"]:
-            self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
+        self._eventual_warn_about_too_long_sequence(max(data["input_ids"], key=len), max_length, verbose)
         return BatchEncoding(data, encodings, tensor_type=return_tensors)
 
     def _wants(self, name: str, asked: bool | None) -> bool:

@@ -16,14 +16,23 @@ LINE_END = f"{MARK}\n"
 """The entry among the words at the end of a line."""
 
 
+def span(start: int, stop: int) -> int:
+    """Returns the place of the characters from `start` to the one before `stop` as one number, for arrays of them.
+    Adding `span(n, n)` moves it by n."""
+    return start << 32 | stop
+
+
 class WordCache:
     """The pieces of each word, computed once and stored in flat arrays.
 
     A web corpus has an unlimited number of words: beyond `max_words` entries the cache is cleared.
     """
 
-    def __init__(self, pieces: Callable[[str], Pieces], dtype: np.dtype, *, max_words: int = 1_000_000) -> None:
-        self._pieces, self._dtype, self._max_words = pieces, dtype, max_words
+    def __init__(
+        self, pieces: Callable[[str], Pieces], dtype: np.dtype, *, slots: int = 0, max_words: int = 1_000_000
+    ) -> None:
+        """`pieces` splits a word; a `LINE_END` has `slots` tokens, which the caller fills."""
+        self._pieces, self._dtype, self._slots, self._max_words = pieces, dtype, slots, max_words
         self._clear()
 
     def __len__(self) -> int:
@@ -42,12 +51,12 @@ class WordCache:
         """Returns where `words` are in the cache; those that are new are added."""
         if len(self._rows) > self._max_words:
             self._clear()
-        return FoundWords(self._table, np.fromiter(map(self._rows.__getitem__, words), np.int32, len(words)))
+        return FoundWords(self._table, np.fromiter(map(self._rows.__getitem__, words), np.intp, len(words)))
 
     def _clear(self) -> None:
         self._table = _Table()
         self._rows = _Rows(self._add)
-        self._rows[LINE_END] = self._table.add(([], [], []), characters=0)
+        self._rows[LINE_END] = self._table.add(([0] * self._slots,) * 3, characters=0)
 
     def _add(self, word: str) -> int:
         """Adds a word and returns its row."""
@@ -75,16 +84,17 @@ class FoundWords:
         """Returns the ids of the tokens (T,)."""
         return self._values(self._table.ids)
 
-    def spans(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions in its word of each token's first character and after its last one (T,)."""
-        return self._values(self._table.starts), self._values(self._table.stops)
+    def spans(self) -> np.ndarray:
+        """Returns the `span` of each token in its word (T,)."""
+        return self._values(self._table.spans)
 
     def characters(self) -> np.ndarray:
         """Returns the number of characters of each word (W,), 0 for a line end."""
         return np.frombuffer(self._table.characters, np.int32)[self._rows]
 
     def _values(self, flat: array[int]) -> np.ndarray:
-        return np.frombuffer(flat, np.int32)[self._places] if len(self._places) else np.empty(0, np.int32)
+        values = np.frombuffer(flat, flat.typecode) if flat else np.empty(0, flat.typecode)
+        return values[self._places]
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
@@ -100,7 +110,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.lengths, self.characters, self.offsets = array("i"), array("i"), array("q")
-        self.ids, self.starts, self.stops = array("i"), array("i"), array("i")
+        self.ids, self.spans = array("i"), array("q")
 
     def add(self, pieces: Pieces, *, characters: int) -> int:
         """Adds a word and returns its row."""
@@ -109,8 +119,7 @@ class _Table:
         self.characters.append(characters)
         self.offsets.append(len(self.ids))
         self.ids.extend(ids)
-        self.starts.extend(starts)
-        self.stops.extend(stops)
+        self.spans.extend(map(span, starts, stops))
         return len(self.lengths) - 1
 
 

@@ -14,7 +14,7 @@ Pieces = tuple[list[int], list[int], list[int]]
 """Of the pieces of a word: their ids, the positions of their first characters in the word, and those after their last
 characters."""
 
-_PART = re.compile(r"\S+")
+_PART, _SPACE = re.compile(r"\S+"), re.compile(r"\s")
 
 
 class WordPiece:
@@ -34,8 +34,11 @@ class WordPiece:
     def pieces(self, word: str) -> Pieces:
         """Returns the pieces of a word, as `ids` does. An unknown word is one piece."""
         ids: list[int] = []
+        if word and not _SPACE.search(word):
+            ids, stops = self._part(word)
+            return ids, [0, *stops[:-1]], stops
         starts: list[int] = []
-        stops: list[int] = []
+        stops = []
         for part in _PART.finditer(word):
             begin, end = part.span()
             found, ends = self._part(part.group())
@@ -50,6 +53,8 @@ class WordPiece:
         length = len(word)
         if length > MAX_CHARACTERS:
             return [self._unknown], [length]
+        if (whole := self._first.get(word)) is not None:
+            return [whole], [length]
         ids: list[int] = []
         stops: list[int] = []
         start, pieces = 0, self._first
