@@ -144,7 +144,7 @@ class SpanEncoder:
     def encode(
         self, texts: Sequence[str], *, around: tuple[int, int] = (0, 0), added_tokens: bool = True
     ) -> EncodedTexts:
-        """Returns the tokens of `texts`, with the ids `around` each; without `added_tokens`, these are ordinary text."""
+        """Returns the tokens of `texts`, with the ids `around` each. Without `added_tokens`, these are plain text."""
         with self._lock:
             return self._encode(texts, around, added_tokens)
 

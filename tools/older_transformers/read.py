@@ -69,6 +69,10 @@ def compare(folder: Path) -> str:
     for name, ids in tokenizer(expected["texts"][0], expected["texts"][1]).items():
         if list(ids) != (wanted := expected["pair"].get(name)):
             return f"other {name} for a pair of texts: {ids} instead of {wanted}"
+    if "library_offsets" in expected:
+        offsets = tokenizer(expected["texts"], return_offsets_mapping=True)["offset_mapping"]
+        if [list(map(list, row)) for row in offsets] != expected["library_offsets"]:
+            return "other offsets"
     several = tokenizer(expected["texts"], padding=True, truncation=True, return_tensors="pt")
     length = int(tokenizer.model_max_length)
     if several["input_ids"].shape[1] > length:

@@ -105,6 +105,7 @@ def describe(
         "input": ids[5],
         "logits": _logits(architecture, model, head, ids[5]).tolist(),
         **(_spans(source, texts) if loaded.__class__.__name__ == "BertJapaneseTokenizer" else {}),
+        **({"library_offsets": _offsets(loaded, texts)} if loaded.is_fast else {}),
     }
 
 
@@ -120,6 +121,11 @@ def _spans(folder: Path, texts: Sequence[str]) -> Mapping[str, Any]:
     tokenizer = BertJapaneseTokenizerFast.from_pretrained(folder, trust_remote_code=False)
     encoded = tokenizer(list(texts), return_offsets_mapping=True)
     return {"offsets": encoded["offset_mapping"], "words": [encoded.word_ids(row) for row in range(len(texts))]}
+
+
+def _offsets(tokenizer: Any, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
+    offsets: list[list[tuple[int, int]]] = tokenizer(list(texts), return_offsets_mapping=True)["offset_mapping"]
+    return offsets
 
 
 def _save_again(folder: Path, out: Path) -> tuple[Path, Any]:

@@ -161,7 +161,7 @@ def _splitter(folder: Path) -> Splitter:
 def _parts(backend: Tokenizer, text: str) -> Iterator[str]:
     for line in text.split("\n"):
         normal = backend.normalizer.normalize_str(line) if backend.normalizer else line
-        if backend.pre_tokenizer is None or "Metaspace" in repr(backend.pre_tokenizer):
+        if any(name in repr(backend.pre_tokenizer) for name in ("None", "Metaspace", "MergedWithPrevious")):
             if backend.pre_tokenizer is not None:
                 normal = "".join(part for part, _ in backend.pre_tokenizer.pre_tokenize_str(normal))
             yield from _RUN.findall(normal)

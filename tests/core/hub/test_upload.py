@@ -333,7 +333,7 @@ def test_the_longest_input_of_a_roberta_is_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("settings", "said"), [
     ({"tokenizer_class": "BertJapaneseTokenizer", "mecab_kwargs": {"mecab_dic": "ipadic"}},
      "a BertJapaneseTokenizer over the words of mecab. It needs `pip install fugashi ipadic`. The package "
-     "`terakoya_tokenizer` reads it as a fast tokenizer, with offsets and the same ids."),
+     "`terakoya_tokenizer` reads it as a fast tokenizer, with offsets and the same ids: `pip install"),
     ({"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}, "a BertJapaneseTokenizer."),
     ({"tokenizer_class": "BertGenerationTokenizer"}, "It needs `pip install sentencepiece`."),
     ({"tokenizer_class": "PreTrainedTokenizerFast"}, "a PreTrainedTokenizerFast."),

@@ -78,8 +78,17 @@ def byte_level(folder: Path) -> Path:
     return folder
 
 
+def sentencepiece(folder: Path) -> Path:
+    """terakoya's own unigram model, in a tokenizer.json."""
+    corpus = folder.with_suffix(".txt")
+    corpus.write_text("\n\n".join(OLD + NEW[:3] + ["terakoya", "寺子屋"]), encoding="utf-8")
+    settings = {"type": "sentencepiece", "vocab_size": 58, "character_coverage": 1.0, "num_threads": 1}
+    train_tokenizer([corpus], folder, settings=settings, processes=1)
+    return folder
+
+
 SHAPES: dict[str, Callable[[Path], Path]] = {
-    "Tohoku": japanese_wordpiece, "llm-jp": unigram, "Qwen": byte_level,
+    "Tohoku": japanese_wordpiece, "llm-jp": unigram, "Qwen": byte_level, "SentencePiece": sentencepiece,
 }  # fmt: skip
 
 

@@ -28,6 +28,11 @@ from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
         ({"word_tokenizer_type": "jumanpp"}, "`pip install rhoknp` and the program jumanpp"),
         ({"tokenizer_class": "BertGenerationTokenizer"}, "`pip install sentencepiece`."),
         ({"tokenizer_class": "SentencePieceBackend"}, "`pip install sentencepiece`."),
+        (
+            {"tokenizer_class": "SentencePieceBackend", "auto_map": {}},
+            "`pip install sentencepiece`. Transformers 4 loads it with `trust_remote_code=True`, 5 without.",
+        ),
+        ({"word_tokenizer_type": "mecab"}, "`pip install ./core/terakoya_tokenizer` in a copy of terakoya's repository"),
     ],
 )
 def test_packages_of_each_kind_are_named(settings: dict[str, Any], words: str) -> None:

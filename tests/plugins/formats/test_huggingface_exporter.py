@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.contract.toy import make_tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.plugins import registry
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.formats import model_folder
 from terakoya_plugins.formats.huggingface import HuggingFace
 
@@ -140,12 +142,30 @@ TEXT = "昨日は雨が降った。 it's <s> 12"
 
 @pytest.mark.parametrize("special_tokens", ["gpt", "bert"])
 @pytest.mark.parametrize("name", ["bert", "modernbert", "llama"])
-def test_a_sentencepiece_export_is_one_that_transformers_4_knows(
+def test_a_sentencepiece_export_is_fast(
+    name: str, special_tokens: str, sentencepiece_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source = sentencepiece_folders[special_tokens]
+    before = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    HuggingFace().export({"": build(name, VOCABULARY)}, source, tmp_path / "out")
+    written = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    after = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True, trust_remote_code=False)
+    assert after.is_fast and after(TEXT)["input_ids"] == before(TEXT)["input_ids"]
+    assert len({len(row) for row in after([TEXT, "は"], padding=True)["input_ids"]}) == 1
+    encoded = after("ｶﾞｽ、雨が降った", return_offsets_mapping=True)
+    assert encoded["offset_mapping"][-1 - (special_tokens == "bert")] == (8, 9)
+    assert type(recognise_tokenizer(tmp_path / "out")).__name__ == "SentencePiece"
+
+
+@pytest.mark.parametrize("special_tokens", ["gpt", "bert"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama"])
+def test_a_sentencepiece_export_without_tokenizer_json_is_one_that_transformers_4_knows(
     name: str, special_tokens: str, sentencepiece_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     """`BertGenerationTokenizer` is in Transformers 4 and 5. None of 4's adds [CLS] and [SEP] to a model's own ids: the
     folder then has the code of one, which 4 runs with trust_remote_code and 5 does not need."""
-    source = sentencepiece_folders[special_tokens]
+    source = sentencepiece_folders[f"{special_tokens}, symbols"]
     before = AutoTokenizer.from_pretrained(source, local_files_only=True)
     HuggingFace().export({"": build(name, VOCABULARY)}, source, tmp_path / "out")
     written = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
@@ -164,15 +184,17 @@ def test_a_sentencepiece_export_is_one_that_transformers_4_knows(
 
 @pytest.fixture(scope="module")
 def sentencepiece_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """special_tokens -> a trained SentencePiece tokenizer."""
+    """special_tokens -> a trained SentencePiece tokenizer; one "with symbols" of the user has no tokenizer.json."""
     root = tmp_path_factory.mktemp("sentencepiece")
     (root / "corpus.txt").write_text("\n\n".join(["昨日は雨が降った。", "今日は晴れて、it's a sunny day 123。"] * 20))
     kind = registry().component("tokenizers", "sentencepiece")
-    for tokens in ("gpt", "bert"):
-        kind(vocab_size=60, special_tokens=tokens, hard_vocab_limit=False).train(
-            Corpus([root / "corpus.txt"]), root / tokens
+    folders = {}
+    for tokens, symbols in itertools.product(("gpt", "bert"), ((), ("雨",))):
+        folders[tokens + ", symbols" * len(symbols)] = folder = root / f"{tokens}{len(symbols)}"
+        kind(vocab_size=60, special_tokens=tokens, hard_vocab_limit=False, user_defined_symbols=symbols).train(
+            Corpus([root / "corpus.txt"]), folder
         )
-    return {tokens: root / tokens for tokens in ("gpt", "bert")}
+    return folders
 
 
 def test_names_of_transformers_5_become_those_that_4_knows(tmp_path: Path) -> None:

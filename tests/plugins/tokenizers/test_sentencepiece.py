@@ -177,16 +177,16 @@ def test_literals_are_counted_and_parsed_or_not(folders: Any) -> None:
 
 
 def test_tokens_that_strip_white_space_are_encoded_by_transformers(folders: Any, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folders("unigram"))
+    tokenizer = AutoTokenizer.from_pretrained(folders("bpe"))
     from tokenizers import AddedToken
 
     tokenizer.add_tokens([AddedToken("<tag>", lstrip=True, rstrip=True, special=True)])
     tokenizer.save_pretrained(tmp_path)
-    text = "寺と <tag> 子どもと<s>木"
+    text = "寺と <tag> 子どもと[SEP]木"
     encoded = own(tmp_path).encoder(tmp_path).encode([text, "木"])
     again = AutoTokenizer.from_pretrained(tmp_path)
     assert encoded.ids.tolist() == flat([again(line, add_special_tokens=False).input_ids for line in (text, "木")])
-    assert encoded.literals == {"<tag>": 1, "<s>": 1}
+    assert encoded.literals == {"<tag>": 1, "[SEP]": 1}
 
 
 # --------------------------------------------------------------------------------------------------------- folder
@@ -194,7 +194,7 @@ def test_tokens_that_strip_white_space_are_encoded_by_transformers(folders: Any,
 
 def test_the_folder_of_a_gpt_model(folders: Any) -> None:
     folder = folders("unigram")
-    names = ["terakoya.json", "tokenizer.model", "tokenizer.vocab", "tokenizer_config.json"]
+    names = ["terakoya.json", "tokenizer.json", "tokenizer.model", "tokenizer.vocab", "tokenizer_config.json"]
     assert sorted(file.name for file in folder.iterdir()) == names
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     assert len(tokenizer) == 1500 and tokenizer("木").input_ids == tokenizer("木", add_special_tokens=False).input_ids

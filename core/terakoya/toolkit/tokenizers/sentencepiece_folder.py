@@ -1,7 +1,8 @@
 """A SentencePiece model (https://github.com/google/sentencepiece) in a folder, read as Transformers reads it.
 
 Transformers' `SentencePieceBackend`, and the classes that do not change it, pass text to the model unchanged, so their
-ids are the model's own. Other classes (T5, Llama, Albert, ...) change text or ids and are not read here.
+ids are the model's own. So are those of a tokenizer.json that terakoya has written for the model. Other classes (T5,
+Llama, Albert, ...) change text or ids and are not read here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 CLASS = "SentencePieceBackend"
 FILES = {CLASS: "tokenizer.model", "BertGenerationTokenizer": "spiece.model", "SpeechT5Tokenizer": "spm_char.model"}
 """The classes of Transformers that return the model's own ids -> the file that each of them reads."""
+
+FAST_CLASS = "PreTrainedTokenizerFast"
+"""The class of a folder whose tokenizer.json has the model's ids: the record says that terakoya has written it."""
+KIND = "sentencepiece"
 
 _CONFIG = "tokenizer_config.json"
 _FOREIGN = ("tokenizer.json", "added_tokens.json", "special_tokens_map.json")
@@ -61,6 +66,11 @@ class SentencePieceFolder:
     named: Mapping[str, str]
     special: Mapping[str, int]
     plain: bool
+
+    @property
+    def has_json(self) -> bool:
+        """Whether Transformers reads a tokenizer.json with the model's ids."""
+        return self.config.get("tokenizer_class") == FAST_CLASS
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -108,11 +118,25 @@ def model_file(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
         content = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{config}: expected JSON, got something else: {error}") from error
-    if not isinstance(content, dict) or (name := FILES.get(str(content.get("tokenizer_class")))) is None:
+    if not isinstance(content, dict):
+        return None
+    name = FILES.get(str(content.get("tokenizer_class")))
+    if content.get("tokenizer_class") == FAST_CLASS and _is_recorded(folder):
+        name = FILES[CLASS]
+    if name is None:
         return None
     alters = not content.get("legacy", True) or content.get("normalize") or content.get("sp_model_kwargs")
     file = folder / name
     return (file, content) if not alters and file.is_file() else None
+
+
+def _is_recorded(folder: Path) -> bool:
+    """Returns whether terakoya has written the folder with the model's tokenizer.json."""
+    record = folder / components_tokenizer.RECORD
+    if not record.is_file() or not (folder / "tokenizer.json").is_file():
+        return False
+    content = json.loads(record.read_text(encoding="utf-8"))
+    return isinstance(content, dict) and content.get("type") == KIND
 
 
 def load_model(file: Path) -> SentencePieceProcessor:
@@ -164,10 +188,10 @@ def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
     else:
         named = {role: token for role in ROLES if (token := config.get(f"{role}_token")) is not None}
         usual = (
-            config.get("tokenizer_class") == CLASS
+            config.get("tokenizer_class") in (CLASS, FAST_CLASS)
             and _HARMLESS.issuperset(config)
             and all(isinstance(token, str) and has_piece(processor, token) for token in named.values())
-            and not any((folder / name).exists() for name in _FOREIGN)
+            and not any((folder / name).exists() for name in _FOREIGN[config["tokenizer_class"] == FAST_CLASS :])
         )
         if not usual:
             return _read_with_transformers(folder, file, config, processor)
@@ -188,14 +212,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return SentencePieceBackend(vocab_file=str(found[0]), special_tokens_pattern="none", **tokens)
 
 
-def config_of(named: Mapping[str, str], *, cls_sep: bool) -> dict[str, Any]:
+def config_of(named: Mapping[str, str], *, cls_sep: bool, fast: bool) -> dict[str, Any]:
     """Returns the tokenizer_config.json of a folder with the `named` tokens; with `cls_sep`, `tokenizer(text)` adds
-    [CLS] and [SEP]."""
-    config: dict[str, Any] = {
-        "tokenizer_class": CLASS,
-        "special_tokens_pattern": "cls_sep" if cls_sep else "none",
-        **{f"{role}_token": named.get(role) for role in ROLES},
-    }
+    [CLS] and [SEP]. `fast`: the folder has a tokenizer.json."""
+    config: dict[str, Any] = {"tokenizer_class": CLASS, "special_tokens_pattern": "cls_sep" if cls_sep else "none"}
+    if fast:
+        config = {"tokenizer_class": FAST_CLASS, "clean_up_tokenization_spaces": False}
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    config |= {f"{role}_token": named.get(role) for role in ROLES}
     if cls_sep:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return config

@@ -16,6 +16,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
 from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
+from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import Divergence
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds, word_start_flags
 
 
@@ -35,7 +36,11 @@ class SentencePieceEncoder:
         self._processor = folder.processor
         self._special = _any_of(folder.special)
         self._literal = re.compile(f"({self._special.pattern})")
-        self._silent = _any_of(filter(None, map(folder.processor.id_to_piece, folder.silent)) if parse else ())
+        self._differs: Divergence | None = None
+        if parse and folder.has_json:
+            self._differs = Divergence(folder.processor, lambda: self._load().backend_tokenizer)
+        named_runs = parse and not folder.has_json
+        self._silent = _any_of(filter(None, map(folder.processor.id_to_piece, folder.silent)) if named_runs else ())
 
     def encode(self, documents: Sequence[str], *, whole: bool = False, spans: bool = False) -> EncodedDocuments:
         """Implements `Encoder.encode` and `Tokenizer.keeps_line_ends`. MeCab, if it is used, reads single lines."""
@@ -58,18 +63,24 @@ class SentencePieceEncoder:
             plain = [*("" if index in split else line for index, line in enumerate(lines))]
             plain += itertools.chain.from_iterable(parts[::2] for parts in split.values())
         rows = self._ids(plain)
+        whole = set() if self._folder.plain else set(split)  # special tokens overlap, or strip white space around them
+        if odd := self._odd(plain, rows):
+            owners = [*range(len(lines)), *(index for index, parts in split.items() for _ in parts[::2])]
+            whole.update(owners[number] for number in odd)
+            plain = ["" if number in odd else text for number, text in enumerate(plain)]
+            rows = [row[:0] if number in odd else row for number, row in enumerate(rows)]
         if spans:
             flat = self._spans(plain, rows)
         else:
             flat = self._starts(plain, rows) if self._words is not None else np.empty(0, bool)
-        if not split:
+        if not split and not whole:
             return rows, flat
         facts = np.split(flat, np.cumsum([*map(len, rows[:-1])])) if spans or self._words is not None else []
         position = len(lines)
         for index, parts in split.items():
             texts = slice(position, position + len(parts[::2]))
             position = texts.stop
-            if self._folder.plain:
+            if index not in whole:
                 literals = [np.array([self._folder.special[part]], np.int32) for part in parts[1::2]]
                 rows[index] = np.concatenate([*_interleave(rows[texts], literals)])
                 if spans:
@@ -77,15 +88,20 @@ class SentencePieceEncoder:
                 elif facts:
                     one = np.ones(1, bool)
                     facts[index] = np.concatenate([*_interleave(facts[texts], [one] * len(literals))])
-            else:  # special tokens overlap, or strip white space around them
-                ids = self._load()(lines[index], add_special_tokens=False)["input_ids"]
-                rows[index] = np.array(ids, np.int32)
-                if spans:  # the text of each piece is not known, so the line counts as one word
-                    facts[index] = np.full((len(ids), 2), [0, len(lines[index])], np.int64)
-                elif facts:
-                    facts[index] = np.arange(len(rows[index])) == 0
+        for index in whole:
+            rows[index] = np.array(self._load()(lines[index], add_special_tokens=False)["input_ids"], np.int32)
+            if spans:  # the text of each piece is not known, so the line counts as one word
+                facts[index] = np.full((len(rows[index]), 2), [0, len(lines[index])], np.int64)
+            elif facts:
+                facts[index] = np.arange(len(rows[index])) == 0
         del rows[len(lines) :]
         return rows, np.concatenate(facts[: len(lines)]) if facts else flat
+
+    def _odd(self, texts: list[str], rows: list[np.ndarray]) -> set[int]:
+        """Returns the numbers of the texts whose ids by Transformers may not be `rows`."""
+        if self._differs is None:
+            return set()
+        return {number for number, (text, row) in enumerate(zip(texts, rows, strict=True)) if self._differs(text, row)}
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text. If special tokens are parsed, looks ids up by the pieces' names as Transformers

@@ -28,6 +28,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab, sentencepiece_folder
 from terakoya.toolkit.tokenizers.sentencepiece_folder import CLASS, FILES, ROLES
 from terakoya_plugins.tokenizers.sentencepiece.encoder import SentencePieceEncoder
+from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import NotConvertibleError, build_backend, round_scores
 from terakoya_plugins.tokenizers.sentencepiece.trainer import TrainingLines, train_model
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
@@ -190,7 +191,7 @@ class SentencePiece(Tokenizer):
             change=self._delimiter_function() if uses_delimiter else None,
             progress=progress,
         )
-        content = train_model(self._arguments(), lines)
+        content = round_scores(train_model(self._arguments(), lines))
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / FILES[CLASS]
         file.write_bytes(content)
@@ -344,14 +345,21 @@ class SentencePiece(Tokenizer):
         return f"{mecab.dictionary_options(folder)} {self.mecab_option}".strip()
 
     def _save(self, folder: Path, processor: SentencePieceProcessor, pieces: Mapping[str, str]) -> None:
-        """Writes all files of the folder but the model."""
+        """Writes all files of the folder but the model; a tokenizer.json, where it has the model's ids."""
         unused = set() if self.pretokenization_delimiter else {"dictionary", "mecab_option"}
         record = {
             "type": NAME,
             "settings": self.model_dump(mode="json", exclude={"special_tokens_in_text", *unused}),
             "versions": self._versions(),
         }
-        config = sentencepiece_folder.config_of(pieces, cls_sep=self.special_tokens == "bert")
+        cls_sep = self.special_tokens == "bert"
+        try:
+            backend = build_backend(processor.serialized_model_proto(), pieces, cls_sep=cls_sep)
+            backend.save(str(folder / "tokenizer.json"))
+        except NotConvertibleError as error:
+            backend = None
+            logger.warning("%s: no tokenizer.json, and so no offsets in Transformers: %s", folder, error)
+        config = sentencepiece_folder.config_of(pieces, cls_sep=cls_sep, fast=backend is not None)
         size = processor.get_piece_size()
         vocabulary = "".join(f"{processor.id_to_piece(id)}\t{processor.get_score(id):g}\n" for id in range(size))
         (folder / FILES[CLASS]).with_suffix(".vocab").write_text(vocabulary, encoding="utf-8", newline="\n")
