@@ -32,7 +32,10 @@ from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
             {"tokenizer_class": "SentencePieceBackend", "auto_map": {}},
             "`pip install sentencepiece`. Transformers 4 loads it with `trust_remote_code=True`, 5 without.",
         ),
-        ({"word_tokenizer_type": "mecab"}, "`pip install ./core/terakoya_tokenizer` in a copy of terakoya's repository"),
+        (
+            {"word_tokenizer_type": "mecab"},
+            "`pip install ./core/terakoya_tokenizer` in a copy of terakoya's repository",
+        ),
     ],
 )
 def test_packages_of_each_kind_are_named(settings: dict[str, Any], words: str) -> None:

@@ -23,9 +23,9 @@ def describe_tokenizer(settings: Mapping[str, Any]) -> str:
     needs = f" It needs `pip install {' '.join(packages)}`{further}." if packages else ""
     if "fugashi" in packages and settings.get("subword_tokenizer_type", "wordpiece") in ("wordpiece", "character"):
         needs += (
-            " The package `terakoya_tokenizer` reads it as a fast tokenizer, with offsets and the same ids: `pip install "
-            "./core/terakoya_tokenizer` in a copy of terakoya's repository, and `import terakoya_tokenizer; "
-            "terakoya_tokenizer.register()` before `AutoTokenizer`."
+            " The package `terakoya_tokenizer` reads it as a fast tokenizer, with offsets and the same ids: "
+            "`pip install ./core/terakoya_tokenizer` in a copy of terakoya's repository, and "
+            "`import terakoya_tokenizer; terakoya_tokenizer.register()` before `AutoTokenizer`."
         )
     if kind == "SentencePieceBackend" and "auto_map" in settings:
         needs += " Transformers 4 loads it with `trust_remote_code=True`, 5 without."
