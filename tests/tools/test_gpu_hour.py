@@ -4,88 +4,164 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-SLOW_STAGES = {"command", "facts", "graphs"}
-"""They start processes: `test_a_part_runs_as_a_command` does."""
-SAMPLE = {
-    ("A", "parity"),
-    ("A", "waits"),
-    ("A", "boundaries"),
-    ("A", "memory"),
-    ("A", "fused"),
-    ("B", "electra_small"),
-    ("B", "trainer"),
-}
+GPU = Path(__file__).resolve().parents[2] / "tools" / "gpu"
+sys.path[:0] = [str(GPU), str(GPU.with_name("bench"))]
+import stages  # noqa: E402
+
+STARTS_PROCESSES = {"facts", "command", "graphs"}
+RATES = {each.name for each in stages.STAGES if each.part != "A" and each.name != "profiles"}
+# torch's tracer looks at the gradients of activations, and silences the warning in another way than pytest
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 @pytest.fixture
-def hour(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    for folder in ("gpu", "bench"):
-        monkeypatch.syspath_prepend(str(TOOLS / folder))
-    yield importlib.import_module("hour")
+def hour() -> ModuleType:
+    return importlib.import_module("hour")
 
 
-def stages() -> list[Any]:
-    """The stages as parameters; what is not in the sample runs at night."""
-    names = {
-        "A": ("parity", "waits", "boundaries", "fp16", "memory", "fused"),
-        "B": ("bert_base", "trainer", "electra_small", "bert_large", "electra_base", "modernbert_base", "graphs"),
-        "C": ("gpt2_125m", "llama_1b", "llama_8b, 4 layers", "llama_8b, 8 layers"),
-    }
-    return [
-        pytest.param(part, name, marks=() if (part, name) in SAMPLE else (pytest.mark.nightly,))
-        for part, each in names.items()
-        for name in each
-    ]
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the stores, which all stages read."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(autouse=True)
+def no_graphs_left() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def measure(stage: Any, hour: ModuleType, work: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    """What the stage measures at toy size, in this process."""
+    out = tmp_path / "results" / "toy"
+    out.mkdir(parents=True)
+    hour.run_stage(stage, hour.Settings(out, work, True, apart=False))
+    found = [json.loads(line) for line in (out / "hour.jsonl").read_text().splitlines()]
+    measured = importlib.import_module("measured")
+    lines = measured.section(out.parent, "en").count(f"\n| {stage.part} | {stage.name} | ")
+    assert lines == len(measured.measurements(out / "hour.jsonl"))  # each case has a line in the page
+    assert found and not any(each.get("error") for each in found)
+    assert all(each["stage"] == stage.name and each["torch"] and each["device"] == "cpu" for each in found)
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "name"), stages())
+@pytest.mark.parametrize("stage", stages.STAGES, ids=lambda each: f"{each.part}-{each.name}")
 def test_a_stage_runs_at_toy_size(
-    part: str, name: str, hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Any, hour: ModuleType, work: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # the stage of the fused kernels sets it, for its own process
-    out = tmp_path / "results" / "toy"
-    out.mkdir(parents=True)
-    hour.run_stage(part, name, hour.Settings(out, tmp_path / "work", True))
-    found = [json.loads(line) for line in (out / "hour.jsonl").read_text().splitlines()]
-    page = importlib.import_module("measured").section(out.parent, "en")
-    assert page.count(f"\n| {part} | {name} | ") == len(found)  # each has a line in docs/explanation/measured.md
-    assert found and not any(each.get("error") for each in found)
-    assert all(each["stage"] == name and each["torch"] and each["device"] == "cpu" for each in found)
-    if name == "parity":  # the device is the CPU itself
-        exact = [each for each in found if each["precision"] == "fp32"]
-        assert len(exact) == 6 and all(each["gradient_error"] == 0.0 and each["same_bits_twice"] for each in exact)
-    if name == "fused":
-        blocks = [each for each in found if each["what"] == "block"]
-        assert [each["variant"] for each in blocks] == ["plain", *["fused"] * found[0]["right"]]
-        assert all(each["gradient_error"] < 0.02 and each["same_bits_twice"] for each in blocks)
-    if part == "B":
-        assert all(each["tokens_per_second"] > 0 for each in found if "tokens_per_second" in each)
+    if stage.name in STARTS_PROCESSES:
+        request.getfixturevalue("forks")
+    found = measure(stage, hour, work, tmp_path)
+    if stage.name in RATES:
+        seen = [each for each in found if "refused" not in each and "extrapolated" not in each]
+        assert all(each["tokens_per_second"] > 0 and 0 < each["product_share"] < 1 for each in seen)
+        assert {each["variant"] for each in found if "refused" in each} <= {"fp8"}
+    check = CHECKS.get(stage.name)
+    if check is not None:
+        check(found)
 
 
-def test_the_parameters_above_are_all_stages(hour: ModuleType) -> None:
-    named = {(each.values[0], each.values[1]) for each in stages()}
-    assert named | {("A", name) for name in SLOW_STAGES} == {
-        (part, name) for part, each in hour.parts().items() for name in each
-    }
+def check_command(found: list[dict[str, Any]]) -> None:
+    assert [each["what"] for each in found[:3]] == ["SIGTERM", "20 steps", "resumed"]
+    assert all(each["same_bits"] for each in found[2:])
+
+
+def check_parity(found: list[dict[str, Any]]) -> None:
+    exact = [each for each in found if each["precision"] == "fp32" and not each["compiled"]]
+    assert len(exact) == 6 and all(each["gradient_error"] == 0.0 for each in exact)  # the device is the CPU itself
+    assert sum(each["compiled"] for each in found) == 6
+    assert all(each["close"] and each["same_bits_twice"] for each in found)
+
+
+def check_waits(found: list[dict[str, Any]]) -> None:
+    assert {"adamw", "stable_adamw", "lion", "muon", "adafactor"} < {each["optimizer"] for each in found}
+
+
+def check_memory(found: list[dict[str, Any]]) -> None:
+    assert "out of memory" in found[-1]["advice"] and "terakoya estimate" in found[-1]["advice"]
+
+
+def check_precisions(found: list[dict[str, Any]]) -> None:
+    assert [each["precision"] for each in found if "last" in each] == [
+        "fp32", "tf32", "bf16", "bf16, not compiled", "fp16"
+    ]  # fmt: skip
+    assert "fp8" in found[-1]["refused"]
+
+
+def check_fused(found: list[dict[str, Any]]) -> None:
+    blocks = [each for each in found if each["what"] == "block"]
+    assert [each["variant"] for each in blocks] == ["plain", *["fused"] * found[0]["right"]]
+    assert all(each["gradient_error"] < 0.02 and each["same_bits_twice"] for each in blocks)
+
+
+def check_llama(found: list[dict[str, Any]]) -> None:
+    assert [each["layers"] for each in found] == [2, 2, 6, 6, 32, 32]
+    assert found[-1]["ours_over_this"] == pytest.approx(found[-2]["tokens_per_second"] / found[-1]["tokens_per_second"])
+
+
+CHECKS = {
+    "command": check_command, "graphs": check_command, "parity": check_parity, "waits": check_waits,
+    "memory": check_memory, "precisions": check_precisions, "fused": check_fused, "llama_8b": check_llama,
+}  # fmt: skip
 
 
 @pytest.mark.nightly
-def test_a_part_runs_as_a_command(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOLS / "gpu" / "hour.py"), "--part", "A", "--tiny", "--out", str(tmp_path)]
+@pytest.mark.parametrize("part", ["A", "B", "C"])
+def test_a_part_runs_as_a_command(part: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(GPU / "hour.py"), "--part", part, "--tiny", "--out", str(tmp_path)]
     done = subprocess.run([*command, "--minutes", "15"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert any("resumed" in line and "same_bits True" in line for line in done.stdout.splitlines())
-    cut = subprocess.run([*command, "--minutes", "0"], capture_output=True, text=True, check=False)
-    assert cut.returncode == 1 and "facts (no time left)" in cut.stderr
+    assert part == "A" or f"| {'GPT-2 124M' if part == 'C' else 'BERT-base'} | " in done.stdout
+
+
+def test_a_part_without_time_says_which_stages_are_missing(
+    hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--part", "A", "--tiny", "--out", str(tmp_path), "--minutes", "0"]
+    monkeypatch.setattr(sys, "argv", ["hour.py", *options])
+    assert hour.main() == 1
+    said = capsys.readouterr().err
+    assert all(f"{name} (no time left)" in said for name in stages.of_part("A"))
+
+
+def test_a_part_fits_its_minutes_and_leaves_what_a_stage_does_not_need_to_the_others(hour: ModuleType) -> None:
+    for part in "ABC":
+        assert sum(each.seconds for each in stages.of_part(part).values()) == 60 * 8.5
+    first, second, third = (replace(stages.STAGES[0], seconds=seconds) for seconds in (100.0, 50.0, 50.0))
+    assert hour.limit([first, second, third], 200.0) == 100.0
+    assert hour.limit([first, second, third], 400.0) == 200.0  # twice the minutes
+    assert hour.limit([second, third], 180.0) == 90.0  # the first took 20 of its 100 seconds
+    assert hour.limit([first, second, third], 120.0) == 100.0  # what comes first keeps its time
+    assert hour.limit([second, third], 20.0) == 20.0
+
+
+def test_a_stage_that_hangs_is_ended_with_its_processes(hour: ModuleType, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    program = f"sleep 60 & echo $! > {child}; wait"
+    assert hour.run_process(["sh", "-c", program], tmp_path / "log", 0.5) is None
+    process = Path(f"/proc/{child.read_text().strip()}")
+    end = time.monotonic() + 5
+    while process.exists() and "Z" not in (process / "stat").read_text().split()[2] and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not process.exists() or (process / "stat").read_text().split()[2] == "Z"
+    assert hour.run_process(["sh", "-c", "exit 3"], tmp_path / "log", 5.0) == 3
+
+
+def test_the_readme_has_a_line_for_each_stage() -> None:
+    text = (GPU / "README.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 4]
+    assert rows[1:] == [f"| {each.part} | `{each.name}` | {each.question} |" for each in stages.STAGES]
 
 
 def test_without_a_gpu_it_says_so(hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

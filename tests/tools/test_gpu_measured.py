@@ -37,7 +37,15 @@ def test_the_top_of_the_readme_says_whether_it_has_run_on_a_gpu(tools: ModuleTyp
 def test_measurements_become_a_table(tools: ModuleType, tmp_path: Path) -> None:
     assert all("|---" not in tools.section(tmp_path, language) for language in tools.WORDS)
     where = {"time": 1, "device": "NVIDIA Toy", "torch": "2.13.0"}
-    rate = {"part": "B", "stage": "bert_base", "preset": "bert_base", "rows": 4, "variant": "as shipped", **where}
+    rate = {
+        "part": "B",
+        "stage": "bert_base",
+        "preset": "bert_base",
+        "rows": 4,
+        "length": 512,
+        "variant": "as shipped",
+        **where,
+    }
     measurements = [
         {**rate, "tokens_per_second": 1000.0, "gigabytes": 0.5},
         {**rate, "tokens_per_second": 512_345.6, "gigabytes": 0.5},  # again: the last one counts
@@ -48,11 +56,49 @@ def test_measurements_become_a_table(tools: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "toy-2026-01-01" / tools.FILE).write_text(text)
     for language, words in tools.WORDS.items():
         lines = tools.section(tmp_path, language).splitlines()
-        assert lines[1] == words["some"] and lines[3] == "`toy-2026-01-01`: NVIDIA Toy, torch 2.13.0"
-        assert lines[7:-1] == [
-            "| B | bert_base | bert_base, rows 4, as shipped | tokens per second 512,346; gigabytes 0.5 |",
+        assert (
+            lines[1] == words["some"]
+            and words["goals"] in lines
+            and lines[3] == "`toy-2026-01-01`: NVIDIA Toy, torch 2.13.0"
+        )
+        assert [line for line in lines[:-1] if line.startswith(("| A |", "| B |"))] == [
+            "| B | bert_base | bert_base, rows 4, 512, as shipped | tokens per second 512,346; gigabytes 0.5 |",
             f"| A | waits | muon | **{words['failed']}**: a \\| b; waits True |",
         ]
+
+
+def rate(preset: str, variant: str, tokens_per_second: float, **further: object) -> dict[str, object]:
+    named = {"part": "B", "stage": preset, "preset": preset, "rows": 32, "length": 512, "variant": variant}
+    return {**named, "device": "NVIDIA H100 80GB HBM3", "tokens_per_second": tokens_per_second, **further}
+
+
+def test_the_goals_are_read_off_the_best_rate_the_ratio_and_the_share(tools: ModuleType, tmp_path: Path) -> None:
+    peer = "Trainer, compiled, same rows"
+    whole = {"layers": 32, "length": 4096}
+    measurements = [
+        rate("bert_base", "as shipped", 600_000.0, product_share=0.5),
+        rate("bert_base", peer, 250_000.0, product_share=0.2, ours_over_this=2.4),
+        rate("bert_base", "as shipped", 660_000.0, product_share=0.55, rows=96),
+        rate("bert_base", "Trainer, not compiled, same rows", 900_000.0, ours_over_this=0.7),
+        rate("llama_8b", "as shipped", 40_000.0, layers=4),
+        rate("llama_8b", "as shipped", 9_000.0, extrapolated=True, product_share=0.6, **whole),
+        rate("llama_8b", peer, 6_000.0, extrapolated=True, ours_over_this=1.5, **whole),
+        {"part": "A", "stage": "memory", "preset": "bert_base", "rows": 32, "held_gigabytes": 9.0},
+    ]
+    file = tmp_path / tools.FILE
+
+    def lines() -> dict[str, str]:
+        file.write_text("".join(json.dumps(each) + "\n" for each in measurements))
+        return {line.split(" | ")[0]: line for line in tools.goals(file, "en")}
+
+    found = lines()
+    assert found["| BERT-base"] == "| BERT-base | 660,000 | 96 x 512, as shipped | 640,000 | 2.40 x | 55% |"
+    assert found["| BERT-large"] == "| BERT-large | | | 210,000 | | |"
+    assert found["| Llama-8B, 4096"] == (
+        "| Llama-8B, 4096 | 9,000 | 32 x 4096, as shipped, extrapolated |  | 1.50 x | 60% |"
+    )
+    measurements.append(rate("llama_8b", "as shipped", 8_000.0, product_share=0.5, **whole))
+    assert lines()["| Llama-8B, 4096"] == "| Llama-8B, 4096 | 8,000 | 32 x 4096, as shipped |  | 1.50 x | 50% |"
 
 
 def test_a_page_without_its_markers_is_refused(tools: ModuleType) -> None:

@@ -3,41 +3,42 @@
     python tools/gpu/hour.py --part A --minutes 8.5 --out RESULTS
 
 Part A asks whether it runs and is right, part B measures encoders, part C decoders; each ends within the minutes given.
-Every stage is a process of its own with a limit of its own. Each measurement is a line of RESULTS/hour.jsonl, written
-as soon as it is there, so that a run that is cut off keeps what it has. `--tiny` runs the same code at toy size on a
-CPU. tools/gpu/README.md says how to take all of it to a machine without a network.
+Every stage is a process of its own with a limit of its own; `stages.py` is the table of them. Each measurement is a
+line of RESULTS/hour.jsonl, written as soon as it is there, so that a run that is cut off keeps what it has. `--tiny`
+runs the same code at toy size on a CPU. tools/gpu/README.md says how to take all of it to a machine without a network.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one card: `Trainer` would divide rows among all
+if "--tiny" in sys.argv:  # a CPU computes the fused kernels in Triton's interpreter, which is chosen at its import
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import measured
 import torch
 import transformers
 from settings import ROOT, Measurement, Settings, Stage
+from stages import of_part
 
-FILE = "hour.jsonl"
-WORST_START = 20.0
+LEAST = 20.0
 """Seconds that a stage needs at least: no other one is started when fewer are left."""
-
-
-def parts() -> Mapping[str, Mapping[str, Stage]]:
-    """Returns the stages of each part, in their order."""
-    import correctness
-    import rates
-
-    return {"A": correctness.STAGES, "B": rates.ENCODERS, "C": rates.DECODERS}
+WIDEST = 60
+"""Characters of a text in the printed table."""
 
 
 def main() -> int:
@@ -47,13 +48,14 @@ def main() -> int:
         print("hour.py: no CUDA device here; --tiny tests the script on a CPU", file=sys.stderr)
         return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.stage is not None:
-        settings = Settings(arguments.out, arguments.work, arguments.tiny, arguments.corpus, arguments.tokenizer)
-        run_stage(arguments.part, arguments.stage, settings)
-        return 0
-    with tempfile.TemporaryDirectory() as work:
-        failed = run_part(arguments, Path(work))
-    print_table(arguments.out / FILE, arguments.part)
+    with contextlib.ExitStack() as held:
+        work = arguments.work or Path(held.enter_context(tempfile.TemporaryDirectory()))
+        if arguments.stage is not None:
+            settings = Settings(arguments.out, work, arguments.tiny, arguments.store, arguments.seconds)
+            run_stage(of_part(arguments.part)[arguments.stage], settings)
+            return 0
+        failed = run_part(arguments, work)
+    print_table(arguments.out / measured.FILE, arguments.part)
     if failed:
         print(f"failed or cut off: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
@@ -62,32 +64,50 @@ def main() -> int:
 def run_part(arguments: argparse.Namespace, work: Path) -> list[str]:
     """Runs the stages of a part one after another; returns the names of those that did not end well."""
     end = time.monotonic() + 60 * arguments.minutes
-    failed = []
-    for name, stage in parts()[arguments.part].items():
+    failed, remaining = [], list(of_part(arguments.part).values())
+    while remaining:
         left = end - time.monotonic()
-        if left < WORST_START:
+        seconds = left if arguments.tiny else limit(remaining, left)  # a stage's own is for a GPU
+        name = remaining.pop(0).name
+        if left < LEAST:
             failed.append(f"{name} (no time left)")
             continue
-        command = [sys.executable, __file__, *sys.argv[1:], "--stage", name, "--work", str(work)]
+        options = ["--stage", name, "--work", str(work), "--seconds", f"{seconds:.1f}"]
         start = time.monotonic()
-        limit = left if arguments.tiny else min(stage.seconds, left)  # a stage's own is for a GPU
-        with (arguments.out / f"{arguments.part}-{name}.log").open("w") as log:
-            try:
-                code = subprocess.run(
-                    command, stdout=log, stderr=subprocess.STDOUT, timeout=limit, check=False
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = -1
-        print(f"{name}: {'ended' if not code else f'exit code {code}'} after {time.monotonic() - start:.0f} s")
-        if code:
+        log = arguments.out / f"{arguments.part}-{name}.log"
+        code = run_process([sys.executable, __file__, *sys.argv[1:], *options], log, seconds)
+        said = {0: "ended", None: "cut off"}.get(code, f"exit code {code}")
+        print(f"{name}: {said} after {time.monotonic() - start:.0f} of {seconds:.0f} s", flush=True)
+        if code != 0:
             failed.append(name)
     return failed
 
 
-def run_stage(part: str, name: str, settings: Settings) -> None:
+def limit(stages: Sequence[Stage], left: float) -> float:
+    """Returns how long the first of `stages` may take, where `left` seconds are left for all: its own seconds, and its
+    share of what nobody needs."""
+    return min(left, stages[0].seconds * max(1.0, left / sum(each.seconds for each in stages)))
+
+
+def run_process(command: Sequence[str], log: Path, seconds: float) -> int | None:
+    """Runs a stage, which prints into `log`; returns its exit code, or None where it was ended, with its processes,
+    after so many seconds."""
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+
+
+def run_stage(stage: Stage, settings: Settings) -> None:
     """Runs one stage in this process and keeps each of its measurements."""
-    for measurement in parts()[part][name].run(settings):
-        keep(settings.out / FILE, {"part": part, "stage": name, **measurement})
+    for measurement in stage.run(settings):
+        documents = "random ids" if settings.store is None else settings.store.name
+        place = {"part": stage.part, "stage": stage.name, "documents": documents}
+        keep(settings.out / measured.FILE, {**place, **measurement})
 
 
 def keep(file: Path, measurement: Measurement) -> None:
@@ -98,30 +118,40 @@ def keep(file: Path, measurement: Measurement) -> None:
         lines.flush()
 
 
-def where() -> dict[str, str]:
+@cache
+def where() -> Mapping[str, str]:
     """Returns the device, the versions and the commit."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    packed, ask = ROOT / "commit", ["git", "rev-parse", "--short", "HEAD"]  # of a pack, of a clone
+    commit = (
+        packed.read_text() if packed.exists() else subprocess.run(ask, cwd=ROOT, capture_output=True).stdout.decode()
+    )
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "commit": os.environ.get("TERAKOYA_COMMIT", commit.stdout.strip()),
+        "commit": commit.strip(),
     }
 
 
 def print_table(file: Path, part: str) -> None:
-    """Prints the measurements of `part`, a line each."""
-    hidden = {"part", "stage", "time", *where()}
-    for line in file.read_text().splitlines() if file.exists() else []:
-        measurement = json.loads(line)
-        if measurement["part"] != part:
-            continue
-        shown = {key: value for key, value in measurement.items() if key not in hidden}
-        text = "  ".join(
-            f"{key} {value:,.6g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
-        )
-        print(f"{measurement['stage']:12} {text}")
+    """Prints the measurements of `part`, a line each, and beside rates of training the goals."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    for measurement in map(json.loads, lines):
+        if measurement["part"] == part:
+            print(f"{measurement['stage']:16} {shown(measurement)}")
+    if file.exists() and part != "A":
+        print("", *measured.goals(file, "en"), sep="\n")
+
+
+def shown(measurement: Measurement) -> str:
+    """Returns what the `measurement` says of itself, in a line."""
+    hidden = {"part", "stage", "documents", "time", *where()}
+    texts = {key: value for key, value in measurement.items() if key not in hidden}
+    return "  ".join(
+        f"{key} {value:,.6g}" if isinstance(value, float) else f"{key} {' '.join(str(value).split())[:WIDEST]}"
+        for key, value in texts.items()
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -129,11 +159,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=["A", "B", "C"], required=True)
     parser.add_argument("--minutes", type=float, default=8.5, help="when the part ends at the latest")
     parser.add_argument("--out", type=Path, required=True, help="the folder for results and logs")
-    parser.add_argument("--corpus", type=Path, help="jsonl[.gz] with a field text; without it, random ids")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, for the corpus")
+    packed = ROOT / "store" if (ROOT / "store" / "store.json").exists() else None
+    parser.add_argument("--store", type=Path, default=packed, help="a token store; without one, random ids")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU: a test of this script")
     parser.add_argument("--stage", help="run this stage alone, in this process")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -7,7 +7,8 @@ between the markers of both pages is made from them alone; a test compares it wi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,49 @@ RESULTS = ROOT / "tools" / "gpu" / "results"
 FILE = "hour.jsonl"
 BEGIN, END = "<!-- gpu: begin; tools/gpu/measured.py writes this section -->", "<!-- gpu: end -->"
 
-WHERE = ("device", "python", "torch", "transformers", "commit")
-"""What a measurement says of the machine."""
+WHERE = ("device", "python", "torch", "transformers", "commit", "documents")
+"""What a measurement says of where it was taken, and of the store."""
 CASE = (
-    "what", "command", "shape", "preset", "optimizer", "kernel", "room", "precision", "attention", "rows", "variant",
-    "compiled",
+    "what", "command", "shape", "preset", "layers", "extrapolated", "optimizer", "kernel", "room", "precision",
+    "attention", "rows", "micro_steps", "length", "variant", "compiled",
 )  # fmt: skip
 """What a measurement says of itself; everything else is what was seen. The last one of equal ones counts."""
 HIDDEN = {"part", "stage", "time", "said", *WHERE, *CASE}
+
+RATIO_GOAL = 2.0
+"""How often our rate is to be that of Transformers' compiled `Trainer` on the same rows."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Tokens a second that a model is to reach: on an H100, on an H200.
+
+    Attributes:
+        at: what of a measurement's case is meant beside the preset.
+    """
+
+    name: str
+    preset: str
+    h100: float | None
+    h200: float | None
+    at: Mapping[str, Any] = field(default_factory=dict)
+
+    def on(self, device: str) -> float | None:
+        """Returns the goal for a `device`, by its name; None where there is none."""
+        return self.h100 if "H100" in device else self.h200 if "H200" in device else None
+
+
+GOALS = (
+    Goal("BERT-base", "bert_base", 640_000, 700_000),
+    Goal("BERT-large", "bert_large", 210_000, 225_000),
+    Goal("ELECTRA-small", "electra_small", 1_500_000, 1_500_000),
+    Goal("ELECTRA-base", "electra_base", 450_000, 450_000),
+    Goal("ModernBERT-base", "modernbert_base", None, None),
+    Goal("GPT-2 124M", "gpt2_125m", 500_000, 560_000),
+    Goal("Llama-1B", "llama_1b", None, None),
+    Goal("Llama-8B, 4096", "llama_8b", None, 10_500, {"layers": 32}),
+)
+"""What a card is measured for. Those without a number are beside the `Trainer` only."""
 
 WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
@@ -34,6 +70,9 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "some": "On GPUs, by [tools/gpu](../../tools/gpu/README.md); a folder of `tools/gpu/results` each:",
         "head": "| part | stage | case | seen |",
         "failed": "failed",
+        "goals": "| | tokens/s, best | as | goal | beside `Trainer`, compiled, same rows (goal: 2 x) | share of the "
+        "card's own products |",
+        "extrapolated": "extrapolated",
     },
     "ja": {
         "none": "**GPU での測定はまだありません。** "
@@ -45,6 +84,9 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "`tools/gpu/results` のフォルダごとに載せます。",
         "head": "| 部 | 段階 | 条件 | 結果 |",
         "failed": "失敗",
+        "goals": "| | トークン毎秒(最良) | 条件 | 目標 | 同じ行を学習するコンパイル済み `Trainer` との比(目標 2 倍) | "
+        "このカードの行列積に対する割合 |",
+        "extrapolated": "外挿",
     },
 }  # fmt: skip
 
@@ -65,7 +107,7 @@ def section(results: Path, language: str) -> str:
     words, files = WORDS[language], result_files(results)
     lines = [BEGIN, words["some"] if files else words["none"]]
     for file in files:
-        lines += ["", *_table(file, words)]
+        lines += ["", *_table(file, language)]
     return "\n".join([*lines, END])
 
 
@@ -81,18 +123,67 @@ def replaced(page: str, written: str) -> str:
     return before + written + rest.partition(END)[2]
 
 
-def _table(file: Path, words: Mapping[str, str]) -> Iterator[str]:
-    """Yields the lines of one card's table."""
+def goals(file: Path, language: str) -> Iterator[str]:
+    """Yields the lines of the table of GOALS, as far as `file` has measurements for them."""
+    words, found = WORDS[language], measurements(file)
+    yield words["goals"]
+    yield "|---|---|---|---|---|---|"
+    for goal in GOALS:
+        wanted = {"preset": goal.preset, **goal.at}
+        cases = [each for each in found if all(each.get(key) == value for key, value in wanted.items())]
+        rates = [each for each in cases if "tokens_per_second" in each]
+        ratios = [each["ours_over_this"] for each in rates if _is_peer(each) and "ours_over_this" in each]
+        ours = [each for each in rates if not each["variant"].startswith("Trainer")]
+        measured = [each for each in ours if not each.get("extrapolated")] or ours  # what was seen, where it was
+        if not measured:
+            yield f"| {goal.name} | | | {_number(goal.on(_device(found)))} | | |"
+            continue
+        best = max(measured, key=lambda each: each["tokens_per_second"])
+        case = [f"{best['rows']} x {best['length']}", best["variant"]]
+        case += [words["extrapolated"]] * bool(best.get("extrapolated"))
+        ratio, share = (f"{ratios[-1]:.2f} x" if ratios else ""), best.get("product_share")
+        cells = (
+            goal.name, _number(best["tokens_per_second"]), ", ".join(case), _number(goal.on(best["device"])), ratio,
+            "" if share is None else f"{share:.0%}",
+        )  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def _is_peer(measurement: Mapping[str, Any]) -> bool:
+    """Whether it is one of the peer that goals compare with."""
+    return bool(measurement["variant"] == "Trainer, compiled, same rows")
+
+
+def _device(found: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the device of the first of the measurements."""
+    return str(next((each["device"] for each in found if "device" in each), ""))
+
+
+def _number(value: float | None) -> str:
+    """Returns the number as it is written; empty for None."""
+    return "" if value is None else f"{value:,.0f}"
+
+
+def measurements(file: Path) -> list[Mapping[str, Any]]:
+    """Returns the measurements of `file`, of those of an equal case the last one."""
     found: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         measurement = json.loads(line)
         found[tuple(str(measurement.get(key)) for key in ("part", "stage", *CASE))] = measurement
-    machines = dict.fromkeys(", ".join(_machine(each)) for each in found.values())
+    return list(found.values())
+
+
+def _table(file: Path, language: str) -> Iterator[str]:
+    """Yields the lines of one card: the goals, then everything that was measured."""
+    words, found = WORDS[language], measurements(file)
+    machines = dict.fromkeys(", ".join(_machine(each)) for each in found)
     yield f"`{file.parent.name}`: {'; '.join(machines)}"
+    yield ""
+    yield from goals(file, language)
     yield ""
     yield words["head"]
     yield "|---|---|---|---|"
-    for each in found.values():
+    for each in found:
         case = ", ".join(_value(key, each[key]) for key in CASE if each.get(key) is not None)
         cells = (each["part"], each["stage"], case, "; ".join(_seen(each, words)))
         yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -1,189 +1,205 @@
-"""Parts B and C: tokens a second and memory of encoders and decoders, beside Transformers' `Trainer`."""
+"""Parts B and C: the rates of encoders and decoders, beside Transformers' `Trainer` and beside the card's products."""
 
 from __future__ import annotations
 
 import statistics
-import time
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from settings import Measurement, Settings, Stage, preset
+from contestants import Ours, Peer
+from kernel_times import product_ceiling
+from settings import Case, Measurement, Settings
+from turns_at_device import Contestant, Outcome, alone, take_turns
 
-WARM_UP, WINDOWS, WINDOW = 8, 3, 20
-"""Steps before the first window, windows, and steps of each."""
-PROFILED = 3
-TOP_KERNELS = 20
+from terakoya.errors import UserError
 
+SHIPPED = "as shipped"
+PEER = "Trainer, compiled, same rows"
+WARM_SHARE = 0.75
+"""The share of a stage's time in which both sides must have warmed up."""
+PROFILED, TOP_KERNELS = 3, 20
 
-class WindowClock:
-    """A clock for `ours.run`: the seconds of each window of steps, waiting for the device at its borders only."""
-
-    def __init__(self, *, tiny: bool) -> None:
-        self.warm_up, self.window = (1, 1) if tiny else (WARM_UP, WINDOW)
-        self.steps = self.warm_up + WINDOWS * self.window
-        self.ended = 0
-        self.borders: list[float] = []
-
-    def step_ended(self) -> None:
-        """Notes a border's time."""
-        self.ended += 1
-        if self.ended >= self.warm_up and (self.ended - self.warm_up) % self.window == 0:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            self.borders.append(time.perf_counter())
-
-    def rates(self, tokens: Sequence[int]) -> list[float]:
-        """Returns the tokens a second of each window; `tokens` are those of each step."""
-        counts = [sum(tokens[start : start + self.window]) for start in range(self.warm_up, self.steps, self.window)]
-        seconds = [after - before for before, after in zip(self.borders, self.borders[1:], strict=False)]
-        return [count / each for count, each in zip(counts, seconds, strict=True)]
+LLAMA_LAYERS = 32
+DEPTHS = (2, 6)
+"""Layers of Llama-8B that are measured to extrapolate all of them: both sides of the deeper one fit 80 GB at once."""
 
 
-def rate(
-    settings: Settings,
-    name: str,
-    rows: int,
-    label: str,
-    *,
-    attention: str = "auto",
-    compile: str = "auto",
-    cuda_graphs: bool = False,
-    **architecture: Any,
-) -> Measurement:
-    """Returns the rate of the preset `name` with `rows` rows in a micro-step. A toy has no graphs."""
-    import ours
+def beside_trainer(settings: Settings, *, case: Case) -> Iterator[Measurement]:
+    """Yields the case as it is shipped and the compiled `Trainer` on the same rows, which take turns."""
+    sides = {SHIPPED: our_side(settings, case), PEER: trainer_side(settings, case)}
+    yield from compared(settings, case, sides)
 
-    raw = {**preset(name, settings, rows=rows, **architecture), "attention": attention, "compile": compile}
-    raw["cuda_graphs"] = cuda_graphs and not settings.tiny
-    clock = WindowClock(tiny=settings.tiny)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    facts = {"preset": name, "rows": rows, "variant": label, "length": raw["data"]["sequence_length"]}
-    try:
-        tokens, _ = ours.run(raw, clock.steps, clock)  # type: ignore[arg-type]
-    except Exception as raised:  # noqa: BLE001 - what fails is a measurement, too, and the others follow
-        return {**facts, "error": f"{type(raised).__name__}: {raised}"[:300]}
-    rates = clock.rates(tokens)
-    held = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+def documents(settings: Settings, *, case: Case) -> Iterator[Measurement]:
+    """Yields the case beside two further `Trainer`s: on our rows, not compiled, and on their documents, padded."""
+    sides: dict[str, Contestant] = {
+        SHIPPED: our_side(settings, case),
+        "Trainer, not compiled, same rows": trainer_side(settings, case, is_compiled=False),
+        "Trainer, compiled, same documents padded": trainer_side(settings, case, form="documents"),
+    }
+    yield from compared(settings, case, sides)
+
+
+def variants(settings: Settings, *, cases: Sequence[tuple[str, Case]]) -> Iterator[Measurement]:
+    """Yields our rate of each case, with what it is called, in this process. A toy is not compiled, which takes minutes
+    of a test, and has no CUDA graphs."""
+    product_ceiling(settings)
+    for label, case in cases:
+        if settings.tiny:
+            case = replace(case, further={**case.further, "compile": "off", "cuda_graphs": False})
+        yield measurement(settings, case, label, alone(our_side(settings, case)))
+
+
+def llama_8b(settings: Settings, *, case: Case) -> Iterator[Measurement]:
+    """Yields some layers of Llama-8B beside `Trainer`, and what follows for all: each layer takes the same time."""
+    found: dict[str, list[Measurement]] = {SHIPPED: [], PEER: []}
+    share = replace(settings, seconds=settings.seconds / len(DEPTHS))
+    for depth in DEPTHS:
+        of_depth = replace(case, architecture={**case.architecture, "num_hidden_layers": depth})
+        sides = {SHIPPED: our_side(share, of_depth), PEER: trainer_side(share, of_depth)}
+        for each in compared(share, of_depth, sides):
+            yield {**each, "layers": depth}
+            found[each["variant"]].append(each)
+    first: Measurement = {}
+    for label, depths in found.items():
+        if any("tokens_per_second" not in each for each in depths):
+            continue
+        rate = 1 / extrapolated([1 / each["tokens_per_second"] for each in depths])
+        flops = extrapolated([each["flops_per_token"] for each in depths])
+        each = {
+            **named(case, label, settings), "layers": LLAMA_LAYERS, "extrapolated": True, "tokens_per_second": rate,
+            **of_products(settings, rate, flops),
+        }  # fmt: skip
+        first, each = first or each, with_ratio(each, first)
+        yield each
+
+
+def extrapolated(values: Sequence[float]) -> float:
+    """Returns what all layers take, from `values` at the two DEPTHS."""
+    layer = (values[1] - values[0]) / (DEPTHS[1] - DEPTHS[0])
+    return values[0] + layer * (LLAMA_LAYERS - DEPTHS[0])
+
+
+def whole_llama_8b(settings: Settings, *, case: Case) -> Iterator[Measurement]:
+    """Yields the rate of all layers of Llama-8B where the memory of this card holds them, else how much they need."""
+    from terakoya.config.parameters import Parameters
+    from terakoya.estimation.estimate import estimate
+
+    parameters = Parameters.from_dict(case.parameters(settings), source=case.preset)
+    needed = estimate(parameters, device=None if settings.tiny else "H200", processes=1).memory.peak
+    free = float("inf") if settings.tiny else torch.cuda.mem_get_info()[0]
+    if needed > free:
+        yield {**named(case, SHIPPED, settings), "needed_gigabytes": needed / 1e9, "free_gigabytes": free / 1e9}
+        return
+    yield {**measurement(settings, case, SHIPPED, alone(our_side(settings, case))), "layers": LLAMA_LAYERS}
+
+
+def our_side(settings: Settings, case: Case) -> Ours:
+    """Returns our side of the case."""
+    work = Path(tempfile.mkdtemp(dir=settings.work))
+    return Ours(case.parameters(settings), work, 1 if settings.tiny else case.window)
+
+
+def trainer_side(settings: Settings, case: Case, **further: Any) -> Peer:
+    """Returns the other side of the case; `further` are fields of `Peer`."""
+    return Peer(case.parameters(settings), 1 if settings.tiny else case.window, on_cpu=settings.tiny, **further)
+
+
+def compared(settings: Settings, case: Case, sides: Mapping[str, Contestant]) -> Iterator[Measurement]:
+    """Yields a measurement of each side, the first of which is ours; of the others also how often ours is as fast."""
+    product_ceiling(settings)  # before another process is at the device
+    first: Measurement = {}
+    for label, outcome in take_turns(sides, apart=settings.apart, warm_seconds=WARM_SHARE * settings.seconds):
+        if "flops_per_token" in first:  # the same work
+            outcome = replace(outcome, facts={**outcome.facts, "flops_per_token": first["flops_per_token"]})
+        each = with_ratio(measurement(settings, case, label, outcome), first)
+        first = first or each
+        yield each
+
+
+def with_ratio(measurement: Measurement, ours: Measurement) -> Measurement:
+    """Returns the `measurement` with how often the rate of `ours` is its own, where both are known."""
+    if not {"tokens_per_second"} <= ours.keys() & measurement.keys():
+        return measurement
+    return {**measurement, "ours_over_this": ours["tokens_per_second"] / measurement["tokens_per_second"]}
+
+
+def measurement(settings: Settings, case: Case, label: str, outcome: Outcome) -> Measurement:
+    """Returns what an outcome says: tokens a second, their products beside this card's, and all facts of the run."""
+    facts = dict(outcome.facts)
+    if outcome.error:
+        kind = "refused" if outcome.error.startswith(UserError.__name__) else "error"  # a run that says what it needs
+        return {**named(case, label, settings), kind: outcome.error}
+    counts = facts.pop("tokens")
+    rates = [count / seconds for count, seconds in zip(counts, outcome.seconds, strict=True)]
+    rate = statistics.median(rates)
+    products = of_products(settings, rate, facts["flops_per_token"]) if "flops_per_token" in facts else {}
     return {
-        **facts, "tokens_per_second": statistics.median(rates), "spread": (max(rates) - min(rates)) / min(rates),
-        "gigabytes": held / 1e9,
+        **named(case, label, settings), "tokens_per_second": rate, **products,
+        "spread": (max(rates) - min(rates)) / min(rates), **facts,
     }  # fmt: skip
 
 
-def encoder(settings: Settings, *, name: str, sizes: Sequence[int]) -> Iterator[Measurement]:
-    """The preset as it is shipped first, so that a run that is cut off has it; then without attention dropout."""
-    exact = {"attention_probs_dropout_prob": 0.0}
-    for number, rows in enumerate(sizes):
-        if number == 0:
-            yield rate(settings, name, rows, "as shipped")
-            yield rate(settings, name, rows, "as shipped, not compiled", compile="off")
-            yield rate(settings, name, rows, "no attention dropout, sdpa", attention="sdpa", **exact)
-        yield rate(settings, name, rows, "no attention dropout", **exact)
-    yield from profile(settings, name, sizes[0], exact)
+def of_products(settings: Settings, rate: float, flops: float) -> Measurement:
+    """Returns the useful operations a second of a `rate`, and their share of what this card's products reach."""
+    tflops = rate * flops / 1e12
+    return {"tflops": tflops, "product_share": tflops / product_ceiling(settings)}
 
 
-def small(settings: Settings, *, name: str, sizes: Sequence[int]) -> Iterator[Measurement]:
-    """The preset compiled whole, with CUDA graphs and without: the fewer rows, the more the host holds the GPU up."""
-    whole = "off" if settings.tiny else "whole"  # compilation takes minutes of a test
-    for rows in sizes:
-        yield rate(settings, name, rows, "CUDA graphs", compile=whole, cuda_graphs=True)
-        yield rate(settings, name, rows, "compiled whole", compile=whole)
-
-
-def decoder(settings: Settings, *, name: str, sizes: Sequence[int], **architecture: Any) -> Iterator[Measurement]:
-    """The preset as it is shipped, with rows of each of the `sizes`."""
-    for rows in sizes:
-        yield rate(settings, name, rows, "as shipped" if not architecture else f"with {architecture}", **architecture)
-    yield rate(settings, name, sizes[0], "sdpa", attention="sdpa", **architecture)
-    yield rate(settings, name, sizes[0], "not compiled", compile="off", **architecture)
-    yield from profile(settings, name, sizes[0], architecture)
-
-
-def peer(settings: Settings, *, rows: int) -> Iterator[Measurement]:
-    """Transformers' `Trainer` on the same model: joined blocks and padded documents, eager and compiled."""
-    import lines
-    import peer as trainer
-    import turns
-
-    raw = preset("bert_base", settings, rows=rows, attention_probs_dropout_prob=0.0)
-    length = raw["data"]["sequence_length"]
-    data = lines.drawn(
-        settings.work / "peer-tokenizer", count=200 if settings.tiny else 20_000, mean_length=length // 2,
-        sequence_length=length, vocabulary_size=1000 if settings.tiny else 32_768,
-    )  # fmt: skip
-    framed = data.framed()
-    steps, warm_up = (2, 1) if settings.tiny else (40, 8)
-    run = partial(
-        trainer.train, 0, raw, data.vocabulary, data.tokenizer_folder, steps=steps, warm_up=warm_up, bf16=True,
-        use_cpu=settings.tiny,
-    )  # fmt: skip
-    for compiled in (False, True)[: 1 if settings.tiny else 2]:
-        for label, sequences in (("joined blocks", trainer.blocks(framed, length)), ("padded documents", framed)):
-            facts = {"preset": "bert_base", "rows": rows, "variant": f"Trainer, {label}", "compiled": compiled}
-            try:
-                turn: turns.Turn = run(sequences=sequences, torch_compile=compiled)
-            except Exception as raised:  # noqa: BLE001 - see `rate`
-                yield {**facts, "error": f"{type(raised).__name__}: {raised}"[:300]}
-                continue
-            yield {**facts, "tokens_per_second": turn.rate("wall")}
+def named(case: Case, label: str, settings: Settings) -> Measurement:
+    """Returns which case a measurement is of."""
+    raw = case.parameters(settings)
+    rows, micro_steps = raw["micro_batch_size"], raw["batch_size"]["-1"] // raw["micro_batch_size"]
+    return {
+        "preset": case.preset, "rows": rows, "micro_steps": micro_steps, "length": raw["data"]["sequence_length"],
+        "variant": label,
+    }  # fmt: skip
 
 
 class ProfileClock:
     """A clock for `ours.run` that profiles the last steps but one."""
 
-    def __init__(self) -> None:
-        self.steps, self.ended = WARM_UP + PROFILED + 1, 0
+    def __init__(self, *, warm_up: int) -> None:
+        self.warm_up, self.ended = warm_up, 0
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profiler = torch.profiler.profile(activities=activities)
 
+    @property
+    def steps(self) -> int:
+        """Steps to take."""
+        return self.warm_up + PROFILED + 1
+
     def step_ended(self) -> None:
         """Begins and ends the profile."""
         self.ended += 1
-        if self.ended == WARM_UP:
+        if self.ended == self.warm_up:
             self.profiler.__enter__()
-        elif self.ended == WARM_UP + PROFILED:
+        elif self.ended == self.warm_up + PROFILED:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.profiler.__exit__(None, None, None)
 
 
-def profile(settings: Settings, name: str, rows: int, architecture: Mapping[str, Any]) -> Iterator[Measurement]:
-    """The kernels of some steps: a table in a file, and their number and time a step."""
+def profiles(settings: Settings, *, cases: Sequence[Case]) -> Iterator[Measurement]:
+    """Yields the number and time of the kernels of a step of each case; a file has a table of the slowest."""
     import ours
 
-    clock = ProfileClock()
-    ours.run(preset(name, settings, rows=rows, **architecture), clock.steps, clock)  # type: ignore[arg-type]
-    averages = clock.profiler.key_averages()
-    by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    file = Path(settings.out) / f"profile-{name}.txt"
-    file.write_text(averages.table(sort_by=by, row_limit=TOP_KERNELS, max_name_column_width=80))
-    kernels = [each for each in averages if each.self_device_time_total > 0] or list(averages)
-    count, microseconds = sum(k.count for k in kernels), sum(k.self_device_time_total for k in kernels)
-    yield {
-        "preset": name, "rows": rows, "variant": "profile", "kernels_per_step": count / PROFILED,
-        "device_milliseconds_per_step": microseconds / 1000 / PROFILED,
-    }  # fmt: skip
-
-
-ENCODERS: Mapping[str, Stage] = {
-    "bert_base": Stage(partial(encoder, name="bert_base", sizes=(32, 64, 96)), 120.0),
-    "trainer": Stage(partial(peer, rows=32), 150.0),
-    "electra_small": Stage(partial(encoder, name="electra_small", sizes=(128, 512)), 80.0),
-    "graphs": Stage(partial(small, name="electra_small", sizes=(32, 128, 512)), 110.0),
-    "bert_large": Stage(partial(encoder, name="bert_large", sizes=(16, 32)), 110.0),
-    "electra_base": Stage(partial(encoder, name="electra_base", sizes=(32, 64)), 90.0),
-    "modernbert_base": Stage(partial(decoder, name="modernbert_base", sizes=(32,)), 60.0),
-}
-DECODERS: Mapping[str, Stage] = {
-    "gpt2_125m": Stage(partial(decoder, name="gpt2_125m", sizes=(16, 32, 64)), 120.0),
-    "llama_1b": Stage(partial(decoder, name="llama_1b", sizes=(2, 4)), 120.0),
-    "llama_8b, 4 layers": Stage(partial(decoder, name="llama_8b", sizes=(2, 4), num_hidden_layers=4), 100.0),
-    "llama_8b, 8 layers": Stage(partial(decoder, name="llama_8b", sizes=(2,), num_hidden_layers=8), 100.0),
-}
+    for case in cases:
+        clock = ProfileClock(warm_up=1 if settings.tiny else 8)
+        ours.run(case.parameters(settings), clock.steps, clock)
+        averages = clock.profiler.key_averages()
+        by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        file = settings.out / f"profile-{case.preset}.txt"
+        file.write_text(averages.table(sort_by=by, row_limit=TOP_KERNELS, max_name_column_width=80))
+        kernels = [each for each in averages if each.self_device_time_total > 0] or list(averages)
+        count, microseconds = sum(k.count for k in kernels), sum(k.self_device_time_total for k in kernels)
+        yield {
+            **named(case, "profile", settings), "kernels_per_step": count / PROFILED,
+            "device_milliseconds_per_step": microseconds / 1000 / PROFILED,
+        }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,17 @@ class Settings:
         out: the folder for everything that is kept.
         work: a folder for what is not.
         tiny: toy sizes on a CPU, which test the script.
-        corpus, tokenizer: text to train on, and its tokenizer; None for random ids.
+        store: a token store to train on; None for random ids.
+        seconds: how long the stage may take.
+        apart: whether contestants train in processes of their own.
     """
 
     out: Path
     work: Path
     tiny: bool
-    corpus: Path | None = None
-    tokenizer: Path | None = None
+    store: Path | None = None
+    seconds: float = 600.0
+    apart: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -46,12 +49,17 @@ class Stage:
     """A measurement in a process of its own.
 
     Attributes:
+        part: A, B or C.
+        question: what it answers.
+        seconds: how long it may take in a part of 8.5 minutes.
         run: yields the measurements one by one; each is kept at once.
-        seconds: when the process is ended, if it has not ended before.
     """
 
-    run: Callable[[Settings], Iterator[Measurement]]
+    part: str
+    name: str
+    question: str
     seconds: float
+    run: Callable[[Settings], Iterator[Measurement]]
 
 
 TINY_SIZES: Mapping[str, Any] = {
@@ -60,45 +68,75 @@ TINY_SIZES: Mapping[str, Any] = {
     "d_ff": 64, "num_layers": 2, "num_heads": 2,
 }  # fmt: skip
 """What replaces a preset's own sizes in a toy."""
+TOKENS = 5_000_000
+"""Of a store of random ids, about."""
+TINY_ROWS, TINY_LENGTH, TINY_VOCABULARY = 4, 64, 1000
 
 
-def preset(name: str, settings: Settings, *, rows: int, **architecture: Any) -> dict[str, Any]:
-    """Returns the run of the preset `name` with `rows` rows in one micro-step and changes of its `architecture`, on the
-    settings' data, without validation and checkpoints; as a toy where the settings say so."""
-    raw: dict[str, Any] = json.loads((ROOT / "parameters" / f"{name}.json").read_text())
-    length = 64 if settings.tiny else raw["data"]["sequence_length"]
-    sizes = {key: value for key, value in TINY_SIZES.items() if settings.tiny and key in raw["architecture"]}
-    if settings.tiny and "generator_size" in raw["objective"]:
-        raw["objective"]["generator_size"] = "1/2"  # a third of the toy's width is no whole number
-    return {
-        "data": {"train": [str(store(settings, length))], "sequence_length": length},
-        "architecture": {**raw["architecture"], **sizes, **architecture},
-        "objective": raw["objective"],
-        "optimizer": raw["optimizer"],
-        "schedule": {"type": "constant"},
-        "batch_size": {"-1": 4 if settings.tiny else rows},
-        "max_steps": 1,
-        "precision": "bf16",
-        "checkpoint": {"model": "never", "save_steps": 1_000_000},
-        "logging_steps": 1_000_000,
-        "trackers": [],
-        **({"activation_checkpointing": raw["activation_checkpointing"]} if "activation_checkpointing" in raw else {}),
-    }
+@dataclass(frozen=True)
+class Case:
+    """A preset as it is measured: its architecture, objective and optimizer, without validation and checkpoints.
+
+    Attributes:
+        rows: rows of a micro-step.
+        micro_steps: micro-steps of an optimizer step.
+        length: the sequence length; None is the preset's.
+        window: optimizer steps between two readings of the clock.
+        vocabulary: pieces of the vocabulary; ids are random where it is not the usual one.
+        architecture, objective, further: what differs from the preset; `further` are keys of the run.
+    """
+
+    preset: str
+    rows: int
+    micro_steps: int = 1
+    length: int | None = None
+    window: int = 20
+    vocabulary: int = VOCABULARY_SIZE
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameters(self, settings: Settings) -> dict[str, Any]:
+        """Returns the parameters of the run on the settings' data; those of a toy where the settings say so."""
+        raw: dict[str, Any] = json.loads((ROOT / "parameters" / f"{self.preset}.json").read_text())
+        length = TINY_LENGTH if settings.tiny else self.length or raw["data"]["sequence_length"]
+        sizes = {} if self.length is None else {"max_position_embeddings": length}
+        if settings.tiny:
+            sizes = {key: value for key, value in TINY_SIZES.items() if key in raw["architecture"]}
+            if "generator_size" in raw["objective"]:
+                raw["objective"]["generator_size"] = "1/2"  # a third of the toy's width is no whole number
+        rows = TINY_ROWS if settings.tiny else self.rows
+        kept = {key: raw[key] for key in ("optimizer", "activation_checkpointing", "max_grad_norm") if key in raw}
+        return {
+            **kept,
+            "data": {"train": [str(store(settings, length, self.vocabulary))], "sequence_length": length},
+            "architecture": {**raw["architecture"], **sizes, **self.architecture},
+            "objective": {**raw["objective"], **self.objective},
+            "schedule": {"type": "constant"},
+            "batch_size": {"-1": rows * self.micro_steps},
+            "micro_batch_size": rows,
+            "max_steps": 1,
+            "precision": "bf16",
+            "checkpoint": {"model": "never", "save_steps": 1_000_000},
+            "logging_steps": 1_000_000,
+            "trackers": [],
+            **self.further,
+        }
 
 
-def store(settings: Settings, length: int) -> Path:
-    """Returns a token store whose documents fit rows of `length`; it is made once for each length."""
+def store(settings: Settings, length: int, vocabulary: int = VOCABULARY_SIZE) -> Path:
+    """Returns the settings' token store; where there is none, or for another `vocabulary` than the usual one, a store
+    of random ids with the lengths of an encyclopaedia's articles, cut to rows of `length`, which is made once."""
     import lines
 
-    folder = settings.work / f"store-{length}"
-    if folder.exists():
-        return folder
-    count = 200 if settings.tiny else 20_000
-    if settings.corpus is not None and settings.tokenizer is not None:
-        data = lines.read(settings.corpus, settings.tokenizer, count=count, sequence_length=length, whole=True)
-    else:
+    if settings.store is not None and vocabulary == VOCABULARY_SIZE:
+        return settings.store
+    vocabulary = TINY_VOCABULARY if settings.tiny else vocabulary
+    folder = settings.work / f"store-{length}-{vocabulary}"
+    if not folder.exists():
         data = lines.drawn(
-            settings.work / f"tokenizer-{length}", count=count, mean_length=length // 2, sequence_length=length,
-            vocabulary_size=1000 if settings.tiny else VOCABULARY_SIZE,
+            settings.work / f"tokenizer-{length}-{vocabulary}", mean_length=length // 2,
+            count=200 if settings.tiny else 2 * TOKENS // length, sequence_length=length, vocabulary_size=vocabulary,
         )  # fmt: skip
-    return data.store(folder).folder
+        data.store(folder)
+    return folder
