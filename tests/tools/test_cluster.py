@@ -347,6 +347,43 @@ def test_the_batch_of_a_lost_host_is_redistributed_and_the_host_may_come_back(
         assert toy.losses(out)[step] == pytest.approx((loss, norm), rel=1e-5), step
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_first_host_may_be_lost_where_hosts_rendezvous_elsewhere(
+    cluster: Cluster, store: Path, slow: Path, tmp_path: Path
+) -> None:
+    """a03 has the rendezvous and trains nothing; a01, the first host, is killed, and comes back."""
+    slow.write_text(SLOW.replace("world_size == 3", "world_size == 2"))
+    out = tmp_path / "run"
+    settings = settings_of(store, on_lost_node="redistribute", batch_size={"a01": 9, "a02": 7})
+    words = ("--rendezvous", "a03:29400", "--submit")
+    refused = HostsLaunch(cluster, settings, out, *words, hosts=HOSTS[:2]).finish(code=2)
+    assert "cannot reach the rendezvous a03:29400" in " ".join(refused.split())
+    command = (
+        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {sys.executable} -m terakoya.launch.rendezvous_store 29400"
+    )
+    meeting = subprocess.Popen([cluster.ssh, "a03", command], stdout=subprocess.PIPE, text=True)
+    assert meeting.stdout is not None and "find each other on port 29400" in meeting.stdout.readline()
+    with meeting.stdout:
+        run = HostsLaunch(cluster, settings, out, *words, plugin=slow, hosts=HOSTS[:2])
+        run.until_step(8)
+        cluster.on("a01", f"kill -9 $(cat {out}.launch/node-0.pid) $(pgrep -P $(cat {out}.launch/node-0.pid))")
+        run.until(lambda: worlds(out)[-1] == ["1"], seconds=180)
+        assert any('they share the global batch of 16: {"a02": 16}' in line for _, line in run.lines), run.text()
+        resumed = max(toy.records(out, "resume"))
+        run.until_step(resumed + 2)
+        back = subprocess.Popen([cluster.ssh, "a01", f"bash {out}.launch/node-0.sh"], stdout=subprocess.DEVNULL)
+        run.until(lambda: worlds(out)[-1] == ["0", "1"], seconds=180)
+        run.finish()
+        assert back.wait(timeout=60) == 0
+        meeting.terminate()
+        meeting.wait(timeout=30)
+    toy.train({**settings, "batch_size": {"-1": 16}, "on_lost_node": "stop"}, tmp_path / "alone")
+    ours = toy.losses(out)
+    for step, (loss, norm) in toy.losses(tmp_path / "alone").items():
+        assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
+
+
 def worlds(out: Path) -> list[list[str]]:
     """Returns the node ranks of each start of a run."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -227,6 +228,23 @@ def test_a_plan_lists_one_command_a_host_and_what_losing_a_host_means(store: Pat
     assert "--nnodes 1:2 " in plan.plan.files["node-1.sh"] and "--max-restarts 3" in plan.plan.files["node-1.sh"]
     assert "node 0: a01, 1 process, 9 rows a step" in plan.plan.notes[0]
     assert "the others continue, unless it is a01" in plan.plan.notes[2]
+
+
+def test_hosts_may_rendezvous_elsewhere(store: Path, tmp_path: Path) -> None:
+    settings = {"hosts": "a01,a02", "rendezvous": "login:29400"}
+    table = {"0": 9, "1": 7}
+    changes: dict[str, object] = {"batch_size": table, "on_lost_node": "redistribute"}
+    plan = planned("hosts", store, tmp_path / "run", settings, **changes)
+    for script in plan.plan.files.values():
+        assert "--rdzv-endpoint login:29400" in script and "is_host=0," in script
+    assert plan.plan.notes[2].endswith("after losing a host the others continue")
+    names = [
+        re.findall(r"--rdzv-id (\S+)", each.plan.files["node-0.sh"] + each.plan.files["node-1.sh"])
+        for each in (plan, planned("hosts", store, tmp_path / "run", settings, **changes))
+    ]
+    assert names[0][0] == names[0][1] != names[1][0]  # one for all hosts, and another for the next start
+    with pytest.raises(UserError, match=r"rendezvous: login:29400: .* needs max_restarts"):
+        planned("hosts", store, tmp_path / "run", settings, batch_size=table)
 
 
 def test_a_table_for_other_hosts_is_refused_with_a_matching_one(store: Path, tmp_path: Path) -> None:

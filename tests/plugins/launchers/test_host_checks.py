@@ -75,7 +75,7 @@ def problems(answers: list[Answer]) -> list[str]:
 
 def table_text(answers: list[Answer], port: int) -> str:
     text = io.StringIO()
-    Console(file=text, width=200).print(results_table(answers, first=answers[0].host, port=port))
+    Console(file=text, width=200).print(results_table(answers, f"{answers[0].host}:{port}"))
     return text.getvalue()
 
 

@@ -66,6 +66,16 @@ def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert run_on_hosts(remotes(tmp_path, a01="exit 76", a02="exit 2"), continue_after_failure=True) == 2
 
 
+def test_the_first_host_may_be_lost_where_they_meet_elsewhere(tmp_path: Path) -> None:
+    def code(*codes: int) -> int:
+        remotes = [
+            RemoteCommand(f"a0{number}", f"sleep 0.{number}; exit {each}", "true") for number, each in enumerate(codes)
+        ]
+        return run_on_hosts(remotes, continue_after_failure=True, first_is_needed=False)
+
+    assert code(137, 0) == 0 and code(137, 75) == 75 and code(137, 2) == 2 and code(0, 137) == 0
+
+
 def test_a_host_that_has_saved_is_not_reported_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         assert (

@@ -34,13 +34,12 @@ def address(name: str) -> str:
     return name.rpartition("@")[2]
 
 
-def results_table(answers: Sequence[Answer], *, first: str, port: int) -> Table:
-    """Returns a table of the facts."""
+def results_table(answers: Sequence[Answer], meeting: str, *, is_first: bool = True) -> Table:
+    """Returns a table of the facts. `meeting` is the host and port where all meet, and `is_first` whether that is the
+    first host's own."""
     from rich.table import Table
 
-    table = Table(
-        "host", "python", "terakoya", "torch", "clock", "cores", "GPUs", "network", "files", f"{first}:{port}"
-    )
+    table = Table("host", "python", "terakoya", "torch", "clock", "cores", "GPUs", "network", "files", meeting)
     for answer in answers:
         facts = answer.facts
         if facts is None:
@@ -49,8 +48,8 @@ def results_table(answers: Sequence[Answer], *, first: str, port: int) -> Table:
         versions = facts["versions"]
         network = f"{facts['interface']} {facts['address']}" if facts["interface"] else "-"
         files = "seen" if not facts["missing"] else "missing"
-        reached = "free" if answer is answers[0] else "reached"
-        if answer is answers[0] and len(answers) == 1:
+        reached = "free" if answer is answers[0] and is_first else "reached"
+        if answer is answers[0] and len(answers) == 1 and is_first:
             reached = "-"
         elif facts.get("port") is not None:
             reached = "taken"
@@ -73,12 +72,14 @@ def raise_on_problems(answers: Sequence[Answer]) -> None:
         raise UserError("\n".join(lines))
 
 
-def find_problems(answer: Answer, first: Answer, processes: int, *, shared: Path, proof: Path, port: int) -> None:
+def find_problems(
+    answer: Answer, first: Answer, processes: int, *, shared: Path, proof: Path, port: int | None
+) -> None:
     """Adds to `answer` what is wrong with its host, which will run `processes`, beside the `first` one.
 
     Args:
         shared: a folder that all hosts should see, in which `proof` is a file.
-        port: the port of the first host that the others should reach.
+        port: the port of the first host that the others should reach; None where they meet elsewhere.
     """
     if answer.facts is None:
         answer.problems.append(str(answer.error))
@@ -98,7 +99,7 @@ def find_problems(answer: Answer, first: Answer, processes: int, *, shared: Path
             answer.problems.append(f"has no {path}: all hosts must mount the file system that it is on")
     if facts["gpus"] and processes > facts["gpus"]:
         answer.problems.append(f"has {facts['gpus']} GPUs for {processes} processes; give each process one")
-    if facts["call"] is not None:
+    if facts["call"] is not None and port is not None:
         answer.problems.append(
             f"cannot reach port {port} of {first.host} ({facts['call']}); check firewalls, and the output of "
             f"`getent hosts {address(first.host)}` there"

@@ -62,7 +62,7 @@ def check_in_job(launcher: Launcher, job: Job, folder: Path) -> None:
         first.problems.append(f"port {port}: {first.facts['port']}; submit again: another job has another port")
     for answer in answers:
         find_problems(answer, first, processes, shared=here, proof=proof, port=port)
-    log.console().print(results_table(answers, first=first.host, port=port))
+    log.console().print(results_table(answers, f"{first.host}:{port}"))
     raise_on_problems(answers)
 
 

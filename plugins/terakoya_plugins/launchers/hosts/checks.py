@@ -44,6 +44,7 @@ class HostRequest:
         setup: lines of bash that run first.
         port: the port of the first host that the others should reach.
         interface: the network interface to use; None for the one with the route to the others.
+        rendezvous: the host and port that all should reach, where that is not `port` of the first host.
     """
 
     names: Sequence[str]
@@ -55,6 +56,7 @@ class HostRequest:
     data_folders: Sequence[Path] = ()
     setup: Sequence[str] = ()
     interface: str | None = None
+    rendezvous: str | None = None
 
 
 def check_hosts(request: HostRequest) -> list[Answer]:
@@ -65,7 +67,9 @@ def check_hosts(request: HostRequest) -> list[Answer]:
     addresses = [address(name) for name in request.names]
     query = {"paths": paths, "names": addresses, "interface": request.interface}
     try:
-        if len(addresses) == 1:
+        if request.rendezvous is not None:
+            answers = _query_all(request, query, addresses)
+        elif len(addresses) == 1:
             answers = [_query(request, 0, query)]
         else:
             with _query_first(request, {**query, "peer": addresses[1]}, callers=len(addresses) - 1) as first:
@@ -75,7 +79,8 @@ def check_hosts(request: HostRequest) -> list[Answer]:
     finally:
         proof.unlink()
     for answer, processes in zip(answers, request.processes, strict=True):
-        find_problems(answer, answers[0], processes, shared=request.shared, proof=proof, port=request.port)
+        port = request.port if request.rendezvous is None else None
+        find_problems(answer, answers[0], processes, shared=request.shared, proof=proof, port=port)
     return answers
 
 
@@ -107,6 +112,22 @@ def _query(request: HostRequest, index: int, query: Mapping[str, Any]) -> Answer
         return answer
     _read(answer, request, result.stdout, result.stderr, result.returncode)
     return answer
+
+
+def _query_all(request: HostRequest, query: Mapping[str, Any], addresses: Sequence[str]) -> list[Answer]:
+    """Returns the answers of all hosts, each of which calls the rendezvous."""
+    assert request.rendezvous is not None
+    host, _, port = request.rendezvous.rpartition(":")
+    peer = None if len(addresses) == 1 else addresses[1]
+    first = _query(request, 0, {**query, "peer": peer, "call": [host, int(port)]})
+    answers = [first, *_query_others(request, {**query, "peer": addresses[0], "call": [host, int(port)]})]
+    for answer in answers:
+        if answer.facts is not None and answer.facts["call"] is not None:
+            answer.problems.append(
+                f"cannot reach the rendezvous {request.rendezvous} ({answer.facts['call']}); start it there: python -m "
+                f"terakoya.launch.rendezvous_store {port}"
+            )
+    return answers
 
 
 def _query_others(request: HostRequest, query: Mapping[str, Any]) -> list[Answer]:

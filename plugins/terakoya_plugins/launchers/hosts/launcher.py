@@ -6,12 +6,13 @@ processes start again from the last checkpoint after one is lost.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr
 
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
@@ -49,12 +50,17 @@ class Hosts(Launcher):
     """The network interface between the processes, such as eth0. Default: the one with the route to the other hosts."""
     port: Annotated[int, Field(ge=1, le=65535)] = 29500
     """A free port of the first host that the other hosts can reach."""
+    rendezvous: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}$")] | None = None
+    """Where hosts find each other, such as login:29400, so that the first host may be lost like any other; null is the
+    first host. There runs `python -m terakoya.launch.rendezvous_store 29400`. Needs `max_restarts`."""
     max_restarts: NonNegativeInt | None = None
     """How often all processes restart after one is lost. Default: 3 if `on_lost_node` is redistribute, else 0."""
     setup: tuple[str, ...] = ()
     """Lines of bash to run first on each host: modules, an environment."""
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
     """The command to which a host and the command to run there are appended."""
+
+    _start_id: str = PrivateAttr(default_factory=lambda: secrets.token_hex(4))
 
     def nodes(self) -> int:
         """Returns the number of `hosts`."""
@@ -66,6 +72,11 @@ class Hosts(Launcher):
         Raises:
             UserError: the list of hosts cannot be read, or does not match `batch_size`.
         """
+        if self.rendezvous is not None and not self._restarts(job):
+            raise UserError(
+                f"launch hosts: rendezvous: {self.rendezvous}: hosts look for each other there after a loss: needs "
+                'max_restarts, or "on_lost_node": "redistribute" in the parameters'
+            )
         hosts = read_hosts(self.hosts)
         rows = _rows(job, hosts)
         counts = self._counts(hosts)
@@ -102,10 +113,11 @@ class Hosts(Launcher):
         answers = checks.check_hosts(
             checks.HostRequest(
                 names, self._counts(hosts), ssh=self.ssh, folder=job.folder, shared=folder, port=self.port,
-                data_folders=job.data_folders, setup=self.setup, interface=self.interface,
+                data_folders=job.data_folders, setup=self.setup, interface=self.interface, rendezvous=self.rendezvous,
             )
         )  # fmt: skip
-        log.console().print(results_table(answers, first=hosts[0].address, port=self.port))
+        meeting = self.rendezvous or f"{hosts[0].address}:{self.port}"
+        log.console().print(results_table(answers, meeting, is_first=self.rendezvous is None))
         raise_on_problems(answers)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
@@ -120,6 +132,7 @@ class Hosts(Launcher):
                 for rank, (host, command) in enumerate(zip(hosts, plan.commands, strict=True))
             ],
             continue_after_failure=job.on_lost_node == "redistribute",
+            first_is_needed=self.rendezvous is None,
         )
 
     def _counts(self, hosts: Sequence[Host]) -> list[int]:
@@ -134,7 +147,8 @@ class Hosts(Launcher):
         restarts = self._restarts(job)
         note = f"after losing a process all restart from the last checkpoint, up to {restarts} times"
         if job.on_lost_node == "redistribute":
-            return f"{note}; after losing a host the others continue, unless it is {hosts[0].name}, the rendezvous host"
+            but = f", unless it is {hosts[0].name}, the rendezvous host" if self.rendezvous is None else ""
+            return f"{note}; after losing a host the others continue{but}"
         return f"{note}; losing a host ends the run, and the same command resumes it"
 
     def _script(self, job: Job, folder: Path, hosts: Sequence[Host], counts: Sequence[int], rank: int) -> str:
@@ -178,8 +192,12 @@ class Hosts(Launcher):
             if job.on_lost_node == "redistribute":
                 nodes = f"1:{nodes}"
             join_timeout = max(MIN_JOIN_SECONDS, job.timeout_seconds)
-            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{self.port}", "--rdzv-id", job.name]
-            rendezvous += ["--rdzv-conf", f"is_host={int(rank == 0)},join_timeout={join_timeout}"]
+            endpoint = self.rendezvous or f"{first}:{self.port}"
+            # a store that outlives the run remembers that it has ended
+            name = job.name if self.rendezvous is None else f"{job.name}-{self._start_id}"
+            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", name]
+            is_host = int(rank == 0 and self.rendezvous is None)
+            rendezvous += ["--rdzv-conf", f"is_host={is_host},join_timeout={join_timeout}"]
             rendezvous += ["--local-addr", hosts[rank].address, "--max-restarts", str(self._restarts(job))]
         return [
             "python",

@@ -39,7 +39,11 @@ class RemoteCommand:
 
 
 def run_on_hosts(
-    remotes: Sequence[RemoteCommand], *, continue_after_failure: bool = False, grace_seconds: float = GRACE_SECONDS
+    remotes: Sequence[RemoteCommand],
+    *,
+    continue_after_failure: bool = False,
+    first_is_needed: bool = True,
+    grace_seconds: float = GRACE_SECONDS,
 ) -> int:
     """Runs all commands together and prints each line after `[HOST]`; returns the first failure's exit code, else 0. A
     failure that came of the loss of another host counts only where there is no other.
@@ -48,6 +52,8 @@ def run_on_hosts(
     After one host fails, the others have `grace_seconds` to notice it and then receive a stop request. With
     `continue_after_failure` a failed host is only logged, and the exit code is that of the first host, where the others
     rendezvous; where that host failed, too, it is that of one that has failed on what a user has to mend, if any.
+    Without `first_is_needed` they rendezvous elsewhere: the exit code is 0 if any host ended with 0, else that of the
+    last one that failed.
     """
     running = [
         start_child(  # a host whose connection ends with this process saves and ends
@@ -73,7 +79,8 @@ def run_on_hosts(
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM)  # nohup: SIGHUP
     }
     try:
-        return _wait(remotes, running, interrupted, None if continue_after_failure else grace_seconds)
+        grace = None if continue_after_failure else grace_seconds
+        return _wait(remotes, running, interrupted, grace, first_is_needed=first_is_needed)
     finally:
         for reader, process in zip(readers, running, strict=True):
             if process.poll() is None:
@@ -91,6 +98,8 @@ def _wait(
     running: Sequence[subprocess.Popen[str]],
     interrupted: threading.Event,
     grace_seconds: float | None,
+    *,
+    first_is_needed: bool,
 ) -> int:
     """Waits for all; returns the exit code. With `grace_seconds` None the others continue after a failure."""
     failed: list[int] = []  # in the order of failing
@@ -123,8 +132,9 @@ def _wait(
         time.sleep(0.1)
     codes = [int(running[index].returncode) for index in failed]
     if grace_seconds is None:
-        first = int(running[0].returncode)
-        return next((code for code in codes if code in LASTING_EXIT_CODES), first) if first else 0
+        returned = [int(process.returncode) for process in running]
+        decides = returned[0] if first_is_needed else 0 if 0 in returned else codes[-1]
+        return next((code for code in codes if code in LASTING_EXIT_CODES), decides) if decides else 0
     return next((code for code in codes if code != RankLostError.exit_code), codes[0] if codes else 0)
 
 
