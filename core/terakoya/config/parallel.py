@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from terakoya.config.deepspeed import OFFLOADS, find_offload_problems, offload_device
+from terakoya.config.nccl import Nccl
 from terakoya.config.settings import Settings
 from terakoya.errors import UserError
 from terakoya.json_settings import read_settings
@@ -51,6 +52,8 @@ class Parallel(Settings):
     ring attention cannot keep documents apart; use `sp_size`. Unit: processes."""
     timeout_seconds: PositiveInt = 600
     """How long a process waits for the others before the run fails. Unit: seconds."""
+    nccl: Nccl = Nccl()
+    """What NCCL and torch's watchdog of it print, keep and wait for."""
 
     @property
     def replica_size(self) -> int:

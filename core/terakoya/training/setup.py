@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from terakoya.atomic_files import write_text
 from terakoya.components import Objective
 from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import Stopped, UserError
 from terakoya.log import translated
@@ -105,6 +107,8 @@ def train_in_this_process(
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
     stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+    for name, value in parameters.parallel.nccl.variables(out).items():
+        os.environ.setdefault(name, value)  # read when processes connect
     context = connect(
         launch,
         deepspeed=parameters.parallel.engine == "deepspeed",
@@ -118,6 +122,8 @@ def train_in_this_process(
                 run_folder.hold(out, context),
                 mirroring(mirror_to, out, context, keep=keep, start_over=start_over) as mirror,
             ):
+                if parameters.parallel.nccl.flight_recorder:
+                    (out / nccl.FOLDER).mkdir(exist_ok=True)
                 return _train(
                     parameters, out, stores, context, start_time, allow_change, start_over, stop, advice, mirror
                 )
