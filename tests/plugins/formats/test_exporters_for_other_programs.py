@@ -1,6 +1,7 @@
 """Exports for ONNX Runtime, llama.cpp and sentence-transformers.
 
-What needs one of these programs is skipped where it is not installed; `make nightly` runs it where it is.
+What needs one of these programs is skipped where it is not installed; `make nightly` runs it in an environment that has
+them (tests/tools/test_real_programs.py).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_exports import make_model, train_tokenizer
-from transformers import AutoTokenizer
+from tiny_exports import TEXT, make_model, train_tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from terakoya.contract import toy
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import other_programs
-from terakoya_plugins.formats.gguf import vocabulary, weights
+from terakoya_plugins.formats.gguf import families, vocabulary, weights
 from terakoya_plugins.formats.gguf.exporter import GgufExporter
 from terakoya_plugins.formats.onnx import OnnxExporter
 from terakoya_plugins.formats.sentence_transformers import SentenceTransformersExporter
@@ -29,6 +31,12 @@ from terakoya_plugins.formats.sentence_transformers import SentenceTransformersE
 def needs(*modules: str) -> pytest.MarkDecorator:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")
+
+
+def change(model: PreTrainedModel) -> None:
+    """Gives `model` other embeddings; a number that is added to all of them would be gone after a norm."""
+    weight = next(model.parameters())
+    weight.data.add_(torch.randn_like(weight))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +98,7 @@ def test_sentence_transformers_refuses_what_continues_texts(tmp_path: Path) -> N
 @needs("sentence_transformers")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-@pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert"])
 def test_sentence_transformers_gives_the_pooled_hidden_states(name: str, pooling: Any, tmp_path: Path) -> None:
     source = train_tokenizer(tmp_path / "tokenizer", "mecab_wordpiece", vocab_size=100)
     model = make_model(name, "masked", source, "mecab_wordpiece")
@@ -118,7 +126,8 @@ def test_sentence_transformers_gives_the_pooled_hidden_states(name: str, pooling
     [
         ("bert", "masked"), ("bert", "pretraining"), ("electra", "discriminator"), ("roberta", "masked"),
         ("deberta", "masked"), ("deberta_v2", "masked"), ("modernbert", "masked"), ("t5", "seq2seq"),
-        ("gpt2", "causal"), ("gptj", "causal"), ("llama", "causal"), ("qwen3", "causal"),
+        ("eurobert", "masked"), ("gpt2", "causal"), ("gptj", "causal"), ("llama", "causal"), ("qwen3", "causal"),
+        ("modernbert_decoder", "causal"), ("mistral", "causal"), ("olmo2", "causal"), ("gemma3_text", "causal"),
     ],
 )  # fmt: skip
 def test_onnx_runtime_computes_every_family(name: str, head: Any, tmp_path: Path) -> None:
@@ -130,13 +139,21 @@ def test_onnx_runtime_computes_every_family(name: str, head: Any, tmp_path: Path
     files = {file.name for file in (tmp_path / "out").glob("*.onnx")}
     assert files == ({"encoder_model.onnx", "decoder_model.onnx"} if name == "t5" else {"model.onnx"})
     assert "onnxruntime" in (tmp_path / "out" / "README.md").read_text()
-    with torch.no_grad():
-        next(model.parameters()).add_(1.0)
+    change(model)
     with pytest.raises(UserError, match="differ from the model's"):
         exporter.compare({"": model}, source, tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------------------------- GGUF
+
+
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 4}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 24}
+YARN_OTHERWISE: dict[str, Any] = {**YARN, "attention_factor": 0.8, "beta_fast": 8.0, "beta_slow": 0.5}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "factor": 4, "original_max_position_embeddings": 24, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -148,6 +165,10 @@ def test_onnx_runtime_computes_every_family(name: str, head: Any, tmp_path: Path
         ("gpt2", "causal", {"activation_function": "relu"}, "does not have relu"),
         ("qwen3", "causal", {"use_sliding_window": True}, "a sliding window"),
         ("qwen3", "causal", {"attention_bias": True}, "biases"),
+        ("qwen3", "causal", {"rope_scaling": LLAMA3}, "qwen3 does not have rotary positions of type llama3"),
+        ("gemma3_text", "causal", {"rope_scaling": YARN}, "gemma3 does not have rotary positions of type yarn"),
+        ("gemma3_text", "causal", {"query_pre_attn_scalar": 4}, "query_pre_attn_scalar 4, only 8"),
+        ("mistral", "causal", {"sliding_window": 95}, "llama does not have a sliding window"),
     ],
 )
 def test_a_model_that_llama_cpp_computes_otherwise_is_refused(
@@ -155,7 +176,7 @@ def test_a_model_that_llama_cpp_computes_otherwise_is_refused(
 ) -> None:
     model = make_model(name, head, toy.make_tokenizer(tmp_path / "tokenizer"), "huggingface", **further)
     with pytest.raises(UserError, match=message):
-        weights.check_model(model)
+        families.check_model(model)
 
 
 def test_rows_are_interleaved_as_rotary_pairs() -> None:
@@ -196,6 +217,72 @@ def test_a_sentencepiece_model_that_llama_cpp_splits_otherwise_is_refused(
         GgufExporter().export({"": model}, source, tmp_path / "out")
 
 
+def train_split_bpe(folder: Path, pattern: str, *, normalize: bool = False, ignore_merges: bool = False) -> Path:
+    """A byte-level BPE whose words `pattern` splits, as the tokenizers of Qwen and Llama 3 are saved."""
+    backend = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    backend.decoder = decoders.ByteLevel()
+    if normalize:
+        backend.normalizer = normalizers.NFC()
+    backend.train_from_iterator(
+        [TEXT * 3],
+        trainers.BpeTrainer(
+            vocab_size=300,
+            special_tokens=["<|endoftext|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "settings", "name"),
+    [
+        (vocabulary.QWEN, {}, "qwen2"), (vocabulary.LLAMA3, {"ignore_merges": True}, "llama-bpe"),
+        (vocabulary.LLAMA3, {}, "dbrx"), (vocabulary.GPT2, {}, "gpt-2"),
+        (vocabulary.QWEN, {"ignore_merges": True}, None), (r"\s+", {}, None),
+    ],
+)  # fmt: skip
+def test_a_pattern_gets_the_name_that_llama_cpp_gives_it(
+    pattern: str, settings: dict[str, bool], name: str | None, tmp_path: Path
+) -> None:
+    folder = train_split_bpe(tmp_path, pattern, **settings)
+    assert vocabulary.find_pattern(json.loads((folder / "tokenizer.json").read_text())) == name
+
+
+def test_a_space_before_the_text_has_no_name_in_llama_cpp(tmp_path: Path) -> None:
+    folder = train_tokenizer(tmp_path / "tokenizer", "byte_bpe", vocab_size=300, add_prefix_space=True)
+    assert vocabulary.find_pattern(json.loads((folder / "tokenizer.json").read_text())) is None
+
+
+@needs("gguf")
+@pytest.mark.slow
+def test_a_byte_level_tokenizer_that_normalises_is_refused_unless_texts_are_normalised_before(tmp_path: Path) -> None:
+    source = train_split_bpe(tmp_path / "tokenizer", vocabulary.QWEN, normalize=True)
+    model = make_model("qwen3", "causal", source, "huggingface")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="does not normalise text for byte-level BPE, and this tokenizer has NFC"):
+        GgufExporter().export({"": model}, source, tmp_path / "out")
+    GgufExporter(allow_unnormalized=True).export({"": model}, source, tmp_path / "out")
+    assert 'unicodedata.normalize("NFC", text)`.' in (tmp_path / "out" / "README.md").read_text()
+
+
+def compare_with_llama_cpp(model: PreTrainedModel, source: Path, out: Path, **settings: Any) -> None:
+    """Exports `model`, compares, and sees a changed model refused."""
+    out.mkdir()
+    exporter = GgufExporter(**settings)
+    exporter.export({"": model}, source, out)
+    sentences = exporter.compare({"": model}, source, out)
+    assert "6 of 6 texts" in sentences[0] and "logits" in sentences[1]
+    change(model)
+    with pytest.raises(UserError, match="differ from the model's"):
+        exporter.compare({"": model}, source, out)
+
+
 @pytest.mark.nightly
 @needs("gguf", "llama_cpp")
 @pytest.mark.filterwarnings("ignore")
@@ -207,16 +294,47 @@ def test_a_sentencepiece_model_that_llama_cpp_splits_otherwise_is_refused(
         ("sentencepiece", {**SENTENCEPIECE, **PLAIN, "model_type": "bpe", "byte_fallback": True}),
     ],
 )
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen3", "olmo2", "gemma3_text"])
 def test_llama_cpp_gives_the_ids_and_logits(name: str, type: str, settings: dict[str, Any], tmp_path: Path) -> None:
     source = train_tokenizer(tmp_path / "tokenizer", type, **settings)
-    model = make_model(name, "causal", source, type)
-    (tmp_path / "out").mkdir()
-    exporter = GgufExporter()
-    exporter.export({"": model}, source, tmp_path / "out")
-    sentences = exporter.compare({"": model}, source, tmp_path / "out")
-    assert "6 of 6 texts" in sentences[0] and "logits" in sentences[1]
-    with torch.no_grad():
-        next(model.parameters()).add_(1.0)
-    with pytest.raises(UserError, match="differ from the model's"):
-        exporter.compare({"": model}, source, tmp_path / "out")
+    compare_with_llama_cpp(make_causal(name, source, type), source, tmp_path / "out")
+
+
+@pytest.mark.nightly
+@needs("gguf", "llama_cpp")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [
+        *((name, scaling) for name in ("llama", "mistral") for scaling in (LINEAR, YARN, YARN_OTHERWISE, LLAMA3)),
+        *((name, scaling) for name in ("qwen3", "olmo2") for scaling in (LINEAR, YARN, YARN_OTHERWISE)),
+        ("gemma3_text", LINEAR),
+    ],
+)
+def test_llama_cpp_scales_rotary_positions(name: str, scaling: dict[str, Any], tmp_path: Path) -> None:
+    source = train_tokenizer(tmp_path / "tokenizer", "byte_bpe", vocab_size=300)
+    compare_with_llama_cpp(make_causal(name, source, "byte_bpe", rope_scaling=scaling), source, tmp_path / "out")
+
+
+@pytest.mark.nightly
+@needs("gguf", "llama_cpp")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("pattern", "settings"),
+    [
+        (vocabulary.QWEN, {}), (vocabulary.QWEN, {"normalize": True}), (vocabulary.LLAMA3, {"ignore_merges": True}),
+        (vocabulary.LLAMA3, {}),
+    ],
+)  # fmt: skip
+def test_llama_cpp_splits_by_the_patterns_of_qwen_and_llama_3(
+    pattern: str, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    source = train_split_bpe(tmp_path / "tokenizer", pattern, **settings)
+    model = make_causal("llama", source, "huggingface")
+    compare_with_llama_cpp(model, source, tmp_path / "out", allow_unnormalized=settings.get("normalize", False))
+
+
+def make_causal(name: str, source: Path, type: str, **further: Any) -> PreTrainedModel:
+    """A tiny causal model that llama.cpp has; Mistral's without a window, which it does not have."""
+    windows = {"sliding_window": None} if name == "mistral" else {}
+    return make_model(name, "causal", source, type, **windows, **further)

@@ -4,7 +4,8 @@ The package `gguf` of llama.cpp's authors has the writer, the names of the tenso
 converts Transformers folders is in no package. So the conversion is here, for the families that terakoya trains and
 llama.cpp knows:
 
-- `weights`: the settings and tensors of a GPT-2, a Llama or a Qwen3.
+- `families`: which models these are, and what of a model llama.cpp does not have.
+- `weights`: their settings and tensors.
 - `vocabulary`: the tokenizer, for SentencePiece and byte-level BPE.
 - `exporter`: the exporter `gguf`.
 - `llama_cpp`: runs the file in llama.cpp, where llama-cpp-python is installed, and compares.

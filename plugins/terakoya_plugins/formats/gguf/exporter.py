@@ -30,12 +30,12 @@ All numbers are float32. Smaller files: `llama-quantize model.gguf model-q8_0.gg
 """
 NORMALIZE = """
 
-llama.cpp does not normalise texts for this tokenizer: do it before, with `unicodedata.normalize("NFKC", text)`, and
-without repeated spaces."""
+llama.cpp does not normalise texts for this tokenizer: do it before, {how}."""
 
 
 class GgufExporter(Exporter):
-    """A GPT-2, Llama or Qwen3 for llama.cpp, in float32; `llama-quantize` makes smaller files of it."""
+    """A GPT-2, Llama, Mistral, Qwen3, OLMo 2 or Gemma 3 for llama.cpp, in float32, of which `llama-quantize` makes
+    smaller files."""
 
     for_transformers = False
 
@@ -56,15 +56,15 @@ class GgufExporter(Exporter):
         """
         import gguf
 
-        from terakoya_plugins.formats.gguf import vocabulary, weights
+        from terakoya_plugins.formats.gguf import families, vocabulary, weights
 
         if len(models) != 1:
             raise UserError(f"format gguf: expected one model, got {', '.join(sorted(models))}; choose one with --only")
         model = next(iter(models.values()))
-        weights.check_model(model)
-        writer = gguf.GGUFWriter(out / FILE, model.config.model_type)
+        families.check_model(model)
+        writer = gguf.GGUFWriter(out / FILE, families.NAMES[model.config.model_type])
         weights.write_settings(writer, model)
-        vocabulary.write_vocabulary(
+        how = vocabulary.write_vocabulary(
             writer, tokenizer_folder, model.config.vocab_size, allow_unnormalized=self.allow_unnormalized
         )
         for name, weight in weights.tensors(model):
@@ -76,7 +76,7 @@ class GgufExporter(Exporter):
         text = README.format(
             name=type(model).__name__,
             length=model.config.max_position_embeddings,
-            normalize=NORMALIZE if self.allow_unnormalized else "",
+            normalize=NORMALIZE.format(how=how) if how else "",
         )
         (out / "README.md").write_text(text, encoding="utf-8")
 
@@ -88,5 +88,5 @@ class GgufExporter(Exporter):
         from terakoya_plugins.formats.gguf import llama_cpp
 
         (model,) = models.values()
-        same = not self.allow_unnormalized
-        return llama_cpp.compare(out / FILE, model, load_tokenizer(tokenizer_folder), same_ids=same)
+        tokenizer = load_tokenizer(tokenizer_folder)
+        return llama_cpp.compare(out / FILE, model, tokenizer, normalize=self.allow_unnormalized)

@@ -18,19 +18,28 @@ if TYPE_CHECKING:
 FLOAT32 = 0
 """GGML's number of float32, for the kept keys and values, which are float16 otherwise."""
 GELU_TOLERANCE = 1e-3
-"""The limit for GPT-2, whose GELU llama.cpp's code for CPUs reads from a table of float16: logits move by some 3e-4."""
+"""The limit for GPT-2 and Gemma 3, whose GELU llama.cpp's code for CPUs reads from a table of float16: logits move by
+some 3e-4."""
 TABLE_TOLERANCE = 1e-5
 """The limit for the better half of the tokens where the model computes GELU from the same table."""
+GELU_LAYERS = {"gpt2": "act", "gemma3_text": "act_fn"}
+"""The families with GELU, and the attribute that holds it."""
 LENGTH = 64
 """Tokens of a text that are compared."""
 
 
-def compare(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, same_ids: bool) -> list[str]:
+def compare(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, normalize: bool) -> list[str]:
     """Returns what was compared, a sentence each.
 
+    Args:
+        normalize: whether both get normalised texts, as llama.cpp does not normalise them as the tokenizer does; what
+            is left of differences between ids is then counted and no error.
+
     Raises:
-        UserError: other ids, if `same_ids`, or other logits.
+        UserError: other ids, unless `normalize`, or other logits.
     """
+    import unicodedata
+
     import numpy as np
     import torch
     from llama_cpp import Llama
@@ -42,6 +51,8 @@ def compare(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     )  # fmt: skip
     others, logits, inputs = [], [], []
     for text in other_programs.TEXTS:
+        if normalize:
+            text = " ".join(unicodedata.normalize("NFKC", text).split())
         ids = [int(number) for number in tokenizer(text)["input_ids"]]
         if program.tokenize(text.encode(), add_bos=True, special=True) != ids:
             others.append(text)
@@ -50,7 +61,7 @@ def compare(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
         program.eval(inputs[-1])
         logits.append(np.array(program.scores[: len(inputs[-1])]))
     program.close()
-    if others and same_ids:
+    if others and not normalize:
         raise UserError(f"llama.cpp: other ids than the tokenizer's for {others[0]!r}; nothing was written")
 
     def compare_logits(name: str, choose: Callable[[NDArray[Any]], NDArray[Any]], tolerance: float) -> str:
@@ -62,7 +73,7 @@ def compare(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
     same = len(inputs) - len(others)
     sentences = [translated(f"compared with llama.cpp: the ids of {same} of {len(inputs)} texts are the same")]
-    if model.config.model_type != "gpt2":
+    if model.config.model_type not in GELU_LAYERS:
         return [*sentences, compare_logits("logits", np.argsort, other_programs.TOLERANCE)]
     sentences.append(compare_logits("logits, with its GELU in float16,", np.argsort, GELU_TOLERANCE))
     use_tabled_gelu(model)
@@ -71,8 +82,8 @@ def compare(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     return sentences
 
 
-def use_tabled_gelu(model: Any) -> None:
-    """Makes a GPT-2 compute its GELU as llama.cpp does on a CPU: from a table of float16 between -10 and 10."""
+def use_tabled_gelu(model: PreTrainedModel) -> None:
+    """Makes `model` compute its GELU as llama.cpp does on a CPU: from a table of float16 between -10 and 10."""
     from torch import nn
     from torch.nn import functional
 
@@ -81,6 +92,7 @@ def use_tabled_gelu(model: Any) -> None:
             exact = functional.gelu(hidden.half().float(), approximate="tanh").half().float()
             return exact.where(hidden.abs() < 10, hidden.clamp(min=0))
 
-    if model.config.model_type == "gpt2":
-        for block in model.transformer.h:
-            block.mlp.act = TabledGelu()
+    name = GELU_LAYERS[model.config.model_type]
+    for module in list(model.modules()):
+        if hasattr(module, name):
+            setattr(module, name, TabledGelu())

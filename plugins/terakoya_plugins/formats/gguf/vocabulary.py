@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The pattern of `ByteLevel` itself."""
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN, LLAMA3 = (WORDS.replace("DIGITS", digits) for digits in (r"\p{N}", r"\p{N}{1,3}"))
+PATTERNS: Mapping[tuple[str | None, bool], str] = {
+    (GPT2, False): "gpt-2",
+    (QWEN, False): "qwen2",
+    (LLAMA3, True): "llama-bpe",
+    (LLAMA3, False): "dbrx",
+}
+"""Pattern by which words are split, and whether a word that is a piece needs no merges -> llama.cpp's name of both."""
 
 
-def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnormalized: bool) -> None:
+def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnormalized: bool) -> str:
     """Writes the tokenizer in `folder` with `size` ids, those of the model.
+
+    Returns how to normalise texts before, where llama.cpp does not do it, else "".
 
     Raises:
         UserError: llama.cpp would give other ids: MeCab's words, other rules for splitting, normalisation that it does
@@ -28,15 +44,16 @@ def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnor
     found = sentencepiece_folder.model_file(folder)
     tokenizer = sentencepiece_folder.load_tokenizer(folder) if found else load_tokenizer(folder)
     if found is not None:
-        _write_sentencepiece(writer, found[0], tokenizer, size, allow_unnormalized)
+        normalize = _write_sentencepiece(writer, found[0], tokenizer, size, allow_unnormalized)
     elif (folder / "tokenizer.json").is_file():
-        _write_byte_level(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), tokenizer, size)
+        normalize = _write_byte_level(writer, tokenizer, size, allow_unnormalized=allow_unnormalized)
     else:
         raise UserError(
             f"format gguf: llama.cpp has no {type(tokenizer).__name__}, which needs a morphological analyser; train "
             "the model with --type byte_bpe or --type sentencepiece, or use --format onnx"
         )
     _write_roles(writer, tokenizer)
+    return normalize
 
 
 def _write_roles(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -54,34 +71,65 @@ def _write_roles(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None
     writer.add_add_eos_token(bool(last))
 
 
-def _write_byte_level(writer: GGUFWriter, content: Any, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Writes the byte-level BPE of a tokenizer.json with GPT-2's pattern."""
+def _write_byte_level(
+    writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int, *, allow_unnormalized: bool
+) -> str:
+    """Writes a byte-level BPE whose pattern llama.cpp has, as Transformers loads it: a class such as Qwen2Tokenizer
+    brings a pattern of its own, whatever tokenizer.json says."""
     from gguf import TokenType
 
-    before = content.get("pre_tokenizer") or {}
-    is_gpt2 = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
-    if content["model"]["type"] != "BPE" or content.get("normalizer") or not is_gpt2:
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    name = find_pattern(content)
+    if content["model"]["type"] != "BPE" or name is None:
         raise UserError(
-            "format gguf: of tokenizer.json, byte-level BPE with GPT-2's pattern can be written, without normalisation "
-            "and without a space before the text; this is another one"
+            "format gguf: of tokenizer.json, byte-level BPE with the pattern of GPT-2, of Qwen or of Llama 3 can be "
+            "written, without a space before the text; this is another one"
+        )
+    normalizer = (content["normalizer"] or {}).get("type")
+    if normalizer not in (None, "NFC") or (normalizer and not allow_unnormalized):
+        raise UserError(
+            f"format gguf: llama.cpp does not normalise text for byte-level BPE, and this tokenizer has {normalizer}; "
+            "for NFC, --allow-unnormalized true writes the file, and you normalise texts before"
         )
     pieces = {number: piece for piece, number in tokenizer.get_vocab().items()}
-    special = {each["id"] for each in content["added_tokens"]}
-    types = [
-        TokenType.CONTROL if number in special else TokenType.NORMAL if number in pieces else TokenType.UNUSED
-        for number in range(size)
-    ]
+    added = {each["id"]: each["special"] for each in content["added_tokens"]}
+
+    def find_type(number: int) -> TokenType:
+        if number in added:
+            return TokenType.CONTROL if added[number] else TokenType.USER_DEFINED
+        return TokenType.NORMAL if number in pieces else TokenType.UNUSED
+
     merges = [each if isinstance(each, str) else " ".join(each) for each in content["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(name)
     writer.add_token_list([pieces.get(number, f"[unused {number}]") for number in range(size)])
-    writer.add_token_types(types)
+    writer.add_token_types([find_type(number) for number in range(size)])
     writer.add_token_merges(merges)
+    return 'with `unicodedata.normalize("NFC", text)`' if normalizer else ""
+
+
+def find_pattern(content: Mapping[str, Any]) -> str | None:
+    """Returns llama.cpp's name for the pattern by which a tokenizer.json splits words; None where it has none."""
+    before = content["pre_tokenizer"] or {}
+    *splits, last = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
+    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    patterns = [each["pattern"].get("Regex") for each in splits if each["type"] == "Split" and _keeps_all(each)]
+    if last.get("use_regex", True):
+        patterns.append(GPT2)
+    if len(patterns) != 1 or len(splits) > 1:
+        return None
+    return PATTERNS.get((patterns[0], bool(content["model"].get("ignore_merges"))))
+
+
+def _keeps_all(split: Mapping[str, Any]) -> bool:
+    """Whether each match is a word, and what is between two matches another one."""
+    return split["behavior"] == "Isolated" and not split["invert"]
 
 
 def _write_sentencepiece(
     writer: GGUFWriter, file: Path, tokenizer: PreTrainedTokenizerBase, size: int, allow_unnormalized: bool
-) -> None:
+) -> str:
     """Writes the SentencePiece model `file`: unigram models as T5's, BPE with bytes as Llama's."""
     from gguf import TokenType
     from sentencepiece import sentencepiece_model_pb2
@@ -124,3 +172,6 @@ def _write_sentencepiece(
     writer.add_remove_extra_whitespaces(rules.remove_extra_whitespaces)
     if kind == "unigram" and rules.precompiled_charsmap:
         writer.add_precompiled_charsmap(rules.precompiled_charsmap)
+    return (
+        'with `unicodedata.normalize("NFKC", text)`, and without repeated spaces' if kind == "bpe" and changes else ""
+    )
