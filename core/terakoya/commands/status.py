@@ -106,6 +106,7 @@ def details(status: RunStatus) -> Table:
 
     from terakoya.log import plural, translated
     from terakoya.runs.status import format_duration
+    from terakoya.training.screen import bits_per_character
 
     grid = Table(box=None, show_header=False, pad_edge=False)
     grid.add_column(style="dim", no_wrap=True)
@@ -121,6 +122,7 @@ def details(status: RunStatus) -> Table:
     add("step", _progress(status))
     add("phase", status.phase)
     add("loss", _loss(status))
+    add("bits/character", _number(bits_per_character(status.values), "{:.4f}"))
     add("learning rate", _number(status.values.get("learning_rate"), "{:.3g}"))
     add("gradient norm", _number(status.values.get("grad_norm"), "{:.3g}"))
     add(
@@ -158,7 +160,7 @@ def details(status: RunStatus) -> Table:
     return grid
 
 
-DROPPED = ("restarts", "change", "tokens/s", "checkpoint", "validation loss", "remaining", "loss")
+DROPPED = ("restarts", "change", "tokens/s", "checkpoint", "bits/character", "validation loss", "remaining", "loss")
 """The columns of several runs that a narrow terminal does without, in this order."""
 
 
@@ -171,6 +173,7 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
     from terakoya.folder_kinds import distinct_names
     from terakoya.log import translated, visible
     from terakoya.runs.status import format_duration
+    from terakoya.training.screen import bits_per_character
 
     cells: dict[str, list[str]] = {"run": [address_of(status.folder) for status in statuses]}
     cells["state"] = [translated(status.state) for status in statuses]
@@ -185,6 +188,9 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
         "  ".join(f"{check.values['loss']:.4f}" for check in status.validations if "loss" in check.values)
         for status in statuses
     ]
+    bits = [[bits_per_character(check.values) for check in status.validations] for status in statuses]
+    if any(number is not None for numbers in bits for number in numbers):
+        cells["bits/character"] = ["  ".join(_number(each, "{:.4f}") or "-" for each in numbers) for numbers in bits]
     cells["checkpoint"] = [
         f"{saved.step:,}, {translated(f'{format_duration(saved.age)} ago')}" if (saved := status.checkpoint) else ""
         for status in statuses
@@ -199,7 +205,7 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
         cells["run"] = list(distinct_names([status.folder for status in statuses]))
     for name in DROPPED:
         if total() > width:
-            del cells[name]
+            cells.pop(name, None)
     grid = Table(box=None, header_style="bold", pad_edge=False)
     for name in cells:
         grid.add_column(translated(name), no_wrap=True, overflow="ignore")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from terakoya.training import gpu_state
 from terakoya.training.run import Run
-from terakoya.training.screen import StepView, duration, step_cells
+from terakoya.training.screen import StepView, bits_per_character, duration, step_cells
 
 LARGE_EXCESS = 10.0
 """The share of which the log says no more than that it is larger: the other ranks have hardly worked."""
@@ -45,8 +45,10 @@ def view_step(run: Run, values: Mapping[str, float], *, remaining_rows: float, p
         name = run.context.heartbeat.name(int(values["slowest_rank"]))
         slowest = f"slowest {name} {describe_excess(values['slowest_rank_excess'])}"
     gpu = gpu_state.describe(values)
+    number = bits_per_character(values)
+    bits = "" if number is None else f"{number:.4f} bits/character"
     line = (
-        f"{first}  loss {values['loss']:.4f}  "
+        f"{first}  loss {values['loss']:.4f}{bits and f'  {bits}'}  "
         f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
         f"remaining {duration(remaining)}  next save at {next_save:,}{slowest and f'  {slowest}'}"
         f"{gpu and f'  {gpu}'}"

@@ -19,7 +19,7 @@ GAP = "  "
 HEADER_EVERY = 20
 """Rows between two headers, so that one is always in sight."""
 SMALLEST_BAR, LARGEST_BAR = 8, 40
-FIRST_DROPPED = ("mfu", "tflops", "gradient norm", "samples/s", "tokens/s", "learning rate")
+FIRST_DROPPED = ("mfu", "tflops", "bits/character", "gradient norm", "samples/s", "tokens/s", "learning rate")
 """The columns that a narrow terminal does without, in this order, once the named losses are gone; `step` and `loss`
 always stay."""
 ALWAYS = ("step", "loss")
@@ -83,7 +83,8 @@ class StepTable:
 
 
 def step_cells(values: Mapping[str, float], *, step: str) -> dict[str, str]:
-    """Returns the cells of a logged step: `step`, the loss, each named loss that differs from it, rates."""
+    """Returns the cells of a logged step: `step`, the loss, each named loss that differs from it, its bits for each
+    character of text where they are known, rates."""
     loss = values["loss"]
     formats = {
         "learning_rate": ("learning rate", "{:.2e}"), "grad_norm": ("gradient norm", "{:.3f}"),
@@ -93,10 +94,18 @@ def step_cells(values: Mapping[str, float], *, step: str) -> dict[str, str]:
     for name, value in values.items():
         if name.endswith("_loss") and value != loss:
             cells[name.removesuffix("_loss").replace("_", " ")] = f"{value:.4f}"
+    if (bits := bits_per_character(values)) is not None:
+        cells["bits/character"] = f"{bits:.4f}"
     for name, (title, form) in formats.items():
         if name in values:
             cells[title] = form.format(values[name])
     return cells
+
+
+def bits_per_character(values: Mapping[str, float]) -> float | None:
+    """Returns the loss in bits for each character of text, of masked tokens in a model that fills them in; None where
+    the size of the text is not known."""
+    return next((value for name, value in values.items() if name.endswith("bits_per_character")), None)
 
 
 def progress_bar(share: float, parts: Sequence[str], width: int) -> str:

@@ -53,6 +53,16 @@ def test_one_run_is_printed_as_lines(runs: tuple[Path, Path], capsys: pytest.Cap
     assert facts["last record"].strip() == "5 min ago"
 
 
+def test_bits_per_character_stand_beside_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = {"kind": "step", "step": 4, "loss": 3.0, "masked_bits_per_character": 2.125, "masked_bits_per_byte": 0.75}
+    check = {**step, "kind": "validation", "store": "wiki", "masked_bits_per_character": 2.5}
+    bits, other = run_folder(tmp_path / "bits", step, check), run_folder(tmp_path / "other", {**step, "loss": 2.0})
+    facts = dict(line.split("  ", 1) for line in status_output(str(bits), capsys=capsys).splitlines())
+    assert facts["bits/character"].strip() == "2.1250"
+    header, *rows = status_output(str(bits), str(other), capsys=capsys).splitlines()
+    assert "bits/character" in header and "2.5000" in rows[0] and "2.5000" not in rows[1]
+
+
 def test_one_of_a_thing_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = [{"kind": "step", "step": step, "loss": 3.0 - step / 10} for step in (1, 2, 3, 4)]
     warnings = [{"kind": "warning", "text": str(number)} for number in range(5)]

@@ -244,6 +244,35 @@ def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
     assert len(shown) <= 13 and (shown[0], shown[-1]) == ("0", "390")
 
 
+def test_bits_are_drawn_for_each_character_and_byte(tmp_path: Path) -> None:
+    """Of steps and of validations, with the controls of losses and under a title in words."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "parameters.json").write_text("{}")
+    bits = [("bits", 4.0), ("masked_bits", 2.0)]
+    values = {
+        f"{name}_per_{unit}": value / size for name, value in bits for unit, size in (("character", 1), ("byte", 3))
+    }
+    both = ({"kind": "step"}, {"kind": "validation", "store": "work/a.val"})
+    records = [
+        {
+            **kind,
+            "step": step,
+            "tokens": step,
+            "time": NOW,
+            "loss": 3.0,
+            **{n: each / step for n, each in values.items()},
+        }
+        for step in (1, 2, 4)
+        for kind in both
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    page = render_page(read_reports([folder]), created="today")
+    for title in ("bits per character", "bits per byte", "masked bits per character", "masked bits per byte"):
+        figure = page[page.index(f'<figure class="losses"><h3>{title}</h3>') :].partition("</figure>")[0]
+        assert figure.count("<polyline") == 2, "the run and its validation"
+
+
 def test_a_chart_says_which_dashes_belong_to_which_store(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", learning_rate=0.1)
     assert "<figcaption" not in render_page(read_reports([run], now=NOW + 100), created="today"), "there is one store"

@@ -128,8 +128,9 @@ def test_bits_follow_from_the_mean_loss_and_the_text_of_a_token() -> None:
 def test_a_run_and_its_evaluation_report_bits(tmp_path: Path, tokenizer: Path) -> None:
     stores = [prepare(tmp_path / str(seed), texts(seed, 60), tokenizer) for seed in (1, 2)]
     settings = toy.parameters(stores[0].folder, stores[1].folder, max_steps=2)
-    toy.train(settings, tmp_path / "run")
+    output = toy.train(settings, tmp_path / "run")
     validation = toy.records(tmp_path / "run", "validation")[2]
+    assert f"  {toy.records(tmp_path / 'run')[2]['masked_bits_per_character']:.4f} bits/character  " in output
     evaluated = evaluate(tmp_path / "run", stores=[stores[1].folder]).results[str(stores[1].folder)]
     for record, store in chain(
         ((each, stores[0]) for each in toy.records(tmp_path / "run").values()),

@@ -57,6 +57,14 @@ def test_rows_are_aligned_and_drop_columns_not_letters(width: int) -> None:
     assert len({cell_len(line) for line in lines[-10:]}) == 1, "right-aligned: rows of one length"
 
 
+@pytest.mark.parametrize("name", ["bits_per_character", "masked_bits_per_character"])
+def test_bits_per_character_are_a_column_where_they_are_known(name: str) -> None:
+    cells = step_cells({**VALUES, name: 3.21987, name.replace("character", "byte"): 1.1}, step="1")
+    assert cells["bits/character"] == "3.2199" and "bits/character" not in step_cells(VALUES, step="1")
+    assert list(cells).index("bits/character") == list(cells).index("learning rate") - 1
+    assert not any("1.1" in text for text in cells.values()), "bytes are in metrics.jsonl"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_bar_keeps_what_matters_and_whole_words(width: int) -> None:
     parts = ("12,345/1,000,000", "117:05:12 left", "next save at 15,000", "slowest gpu-node-17 rank 3 +21%")

@@ -200,6 +200,30 @@ def test_loss_and_gradients_equal_those_of_transformers_on_separate_documents(ba
         assert (mine.grad - theirs.grad).norm() / (theirs.grad.norm() + 1e-12) < 1e-4, name
 
 
+def test_replaced_tokens_are_scored_without_sentinels_and_end_tokens() -> None:
+    """What bits per character are made of, against the log-probabilities of plain Transformers."""
+    rows, objective = make_rows([[30, 12, 20], [64]], special=0.1), SpanCorruption()
+    torch.manual_seed(0)
+    module = objective.build(MODEL, VOCABULARY).eval()
+    attention.use(module, "sdpa")
+    batch = objective.collate(rows, VOCABULARY)
+    with torch.no_grad():
+        sums = module({name: torch.from_numpy(array) for name, array in batch.arrays.items()})
+    reference = T5ForConditionalGeneration(MODEL.config(VOCABULARY)).eval()
+    reference.load_state_dict(module.model.state_dict())
+    total, replaced = 0.0, 0
+    for _, source, _, labels in documents(rows, batch):
+        with torch.no_grad():
+            logits = reference(input_ids=torch.tensor([source]), labels=torch.tensor([labels])).logits[0]
+        scores = -logits.log_softmax(-1)[range(len(labels)), labels]
+        text = [place for place, label in enumerate(labels) if label not in SENTINELS and label != SEP]
+        total, replaced = total + float(scores[text].sum()), replaced + len(text)
+    assert batch.counts["replaced"] == replaced < batch.counts["targets"]
+    assert float(sums["replaced_loss"]) == pytest.approx(total, rel=1e-5)
+    assert objective.terms()["replaced_loss"].bits == "masked_bits"
+    assert "replaced_loss" not in module.train()({n: torch.from_numpy(each) for n, each in batch.arrays.items()})
+
+
 @pytest.mark.parametrize("which", ["document_ids", "decoder_document_ids"])
 def test_a_missing_mask_changes_the_loss(which: str) -> None:
     """A mask of the encoder and of cross attention, or of the decoder."""

@@ -46,8 +46,13 @@ class SpanCorruption(Objective):
         return Layout(kind=self.layout, framing="encoder_decoder")
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """`span_loss` and `target_accuracy` over the decoder's target tokens, including sentinels and end tokens."""
-        return {"span_loss": LossTerm("targets", 1.0), "target_accuracy": LossTerm("targets")}
+        """`span_loss` and `target_accuracy` over the decoder's target tokens, including sentinels and end tokens;
+        `replaced_loss` over those that are text, in evaluation alone."""
+        return {
+            "span_loss": LossTerm("targets", 1.0),
+            "target_accuracy": LossTerm("targets"),
+            "replaced_loss": LossTerm("replaced", bits="masked_bits"),
+        }
 
     def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
         """Raises UserError where a row may need more sentinels than there are."""
@@ -87,7 +92,7 @@ class SpanCorruption(Objective):
 
         In `input_ids` (B, T) the replaced tokens are removed and padding follows at the end. Adds `decoder_input_ids`,
         `decoder_document_ids` and `labels`, -100 at padding, (B, S), where S is as large as the batch needs, a multiple
-        of 8. Counts: targets, tokens.
+        of 8. Counts: targets; replaced, those of them that are text; tokens.
         """
         from terakoya_plugins.objectives.span_corruption.rows import corrupt
 
@@ -103,8 +108,10 @@ class SpanCorruption(Objective):
             pad=vocabulary.pad,
             end=end,
         )
+        targets = arrays["labels"][arrays["labels"] >= 0]
         counts = {
-            "targets": int(np.count_nonzero(arrays["labels"] >= 0)),
+            "targets": len(targets),
+            "replaced": int(np.count_nonzero(~vocabulary.is_special[targets])),
             "tokens": int(np.count_nonzero(rows.document_ids >= 0)),
         }
         return Batch(arrays=arrays, counts=counts)
@@ -114,7 +121,7 @@ class SpanCorruption(Objective):
         from terakoya_plugins.objectives.span_corruption.module import SpanCorruptionModule
 
         check_head("span_corruption", architecture, "seq2seq")
-        return SpanCorruptionModule(architecture, architecture.build(vocabulary, "seq2seq"))
+        return SpanCorruptionModule(architecture, architecture.build(vocabulary, "seq2seq"), vocabulary.special)
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
         """One model, in the folder itself."""
