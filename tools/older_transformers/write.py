@@ -2,13 +2,13 @@
 
 python tools/older_transformers/write.py FOLDER
 
-`read.py` reads them with another version of Transformers. FOLDER/ARCHITECTURE.HEAD.TOKENIZER is one export, and
-`expected.json` beside its files holds texts, their ids and a text's logits.
+`read.py` reads them with another version of Transformers. FOLDER/ARCHITECTURE.HEAD.TOKENIZER is one export, or with
+scaled rotary positions FOLDER/ARCHITECTURE+SCALING.HEAD.TOKENIZER; `expected.json` beside its files holds texts, their
+ids and a text's logits.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,6 +62,16 @@ ONE_BASE: Mapping[str, Mapping[str, float]] = {
     "modernbert_decoder": {"global_rope_theta": 70.0, "local_rope_theta": 70.0},
 }
 """The families whose layers all have one base in Transformers 4."""
+SCALINGS: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
+    "llama3": {
+        "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 24, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}  # fmt: skip
+"""Rotary positions of families that have `rope_scaling`, each written with one tokenizer, `SCALED_TOKENIZER`."""
+SCALED_TOKENIZER = "byte_bpe_padded"
 
 
 def main(out: Path) -> None:
@@ -72,19 +82,31 @@ def main(out: Path) -> None:
     }
     for name in ("byte_bpe", "mecab_wordpiece"):
         tokenizers[f"{name}_saved"] = _save_again(tokenizers[name][0], out / "tokenizers" / f"{name}_saved")
-    exporter = create_component("exporters", "huggingface", {}, where="format huggingface")
     for architecture in registry().names("architectures"):
         component = registry().component("architectures", architecture)
         given = {**SIZES, **BASES, **ONE_BASE.get(architecture, {})}
-        built = component(**{name: value for name, value in given.items() if name in component.model_fields})
-        for head, (name, (source, kind)) in itertools.product(sorted(built.heads), tokenizers.items()):
-            if kind.encoder(source).vocabulary.pad is None and head not in ("causal", "seq2seq"):
-                continue  # terakoya refuses to train an encoder with such a tokenizer
-            folder = out / f"{architecture}.{head}.{name}"
-            model = _build(built, kind.encoder(source).vocabulary, head)
-            expected = describe(source, kind, built, model, head, TEXTS)
-            exporter.export({"": model}, source, folder)
-            (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False), encoding="utf-8")
+        sizes = {name: value for name, value in given.items() if name in component.model_fields}
+        for name, (source, kind) in tokenizers.items():
+            _write_exports(f"{architecture}.{{head}}.{name}", component(**sizes), source, kind, out)
+        if "rope_scaling" in component.model_fields:
+            source, kind = tokenizers[SCALED_TOKENIZER]
+            for name, scaling in SCALINGS.items():
+                scaled = component(**sizes, rope_scaling=scaling)
+                _write_exports(f"{architecture}+{name}.{{head}}.{SCALED_TOKENIZER}", scaled, source, kind, out)
+
+
+def _write_exports(name: str, architecture: Architecture, source: Path, kind: Any, out: Path) -> None:
+    """Writes an export of each head of `architecture` that can be trained with the tokenizer `kind` of `source`."""
+    exporter = create_component("exporters", "huggingface", {}, where="format huggingface")
+    vocabulary = kind.encoder(source).vocabulary
+    for head in sorted(architecture.heads):
+        if vocabulary.pad is None and head not in ("causal", "seq2seq"):
+            continue  # terakoya refuses to train an encoder with such a tokenizer
+        folder = out / name.format(head=head)
+        model = _build(architecture, vocabulary, head)
+        expected = describe(source, kind, architecture, model, head, TEXTS)
+        exporter.export({"": model}, source, folder)
+        (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False), encoding="utf-8")
 
 
 def describe(
@@ -101,12 +123,24 @@ def describe(
         "texts": texts,
         "ids": ids,
         "plain": [encoder.encode([text]).ids.tolist() for text in texts],
+        "auto": _auto_class(type(model)),
         "class": type(model).__name__,
         "input": ids[5],
         "logits": _logits(architecture, model, head, ids[5]).tolist(),
         **(_spans(source, texts) if loaded.__class__.__name__ == "BertJapaneseTokenizer" else {}),
         **({"library_offsets": _offsets(loaded, texts)} if loaded.is_fast else {}),
     }
+
+
+def _auto_class(kind: type) -> str:
+    """Returns the name of the class by which people load a model of the class `kind`."""
+    ends = {
+        "ForMaskedLM": "AutoModelForMaskedLM", "ForCausalLM": "AutoModelForCausalLM",
+        "LMHeadModel": "AutoModelForCausalLM", "ForPreTraining": "AutoModelForPreTraining",
+        "ForTokenClassification": "AutoModelForTokenClassification",
+        "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    }  # fmt: skip
+    return next((auto for end, auto in ends.items() if kind.__name__.endswith(end)), "AutoModel")
 
 
 def _train(kind: str, settings: Mapping[str, Any], folder: Path) -> tuple[Path, Any]:
