@@ -21,6 +21,7 @@ import terakoya
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "real_input" / "programs"
+EXPORTERS = "tests/plugins/formats/test_exporters_for_other_programs.py"
 SENTENCES = (
     ("山田花子は京都へ行った。", "山田/姓 花子/名 は 京都/地 へ 行っ た 。"),
     ("雨の東京都で鈴木が待つ。", "雨 の 東京/地 都/地 で 鈴木/姓 が 待つ 。"),
@@ -128,6 +129,10 @@ def test_a_toy_serves_in_the_programs_that_are_installed(
         assert f"{name}: ok" in said or f"{name}: skipped" in said
     assert len([line for line in said.splitlines() if " spans are the text between their offsets" in line]) == 2
 
+    assert run.main([str(corpus), str(out), "--minutes", "0", "--recipe", "bert_ja", "--names", str(names)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\nok ") == 1 and "pre-trained" in said and "random weights" in said
+
     monkeypatch.setattr(sys, "argv", ["shares.py", str(out / "bert" / "run")])
     runpy.run_path(str(TOOL.parent / "shares.py"), run_name="__main__")
     assert "bert/store | 64 | 100.00 % |" in capsys.readouterr().out
@@ -141,17 +146,35 @@ def test_a_toy_serves_in_the_programs_that_are_installed(
     assert report["bert"] == "ok" and report["gpt"].startswith("logits differ by")
 
 
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which run.py makes its environments: pip compiles llama.cpp once for all tests."""
+    return tmp_path_factory.mktemp("programs") / "out"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_exporters_are_tested_where_the_programs_are(out: Path) -> None:
+    """What is skipped elsewhere runs here: every family, and the tokenizers that llama.cpp has."""
+    python = load("run").make_programs(out)
+    command = [python, "-m", "pytest", "-q", "-rs", "-m", "", "-p", "no:cacheprovider", EXPORTERS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-3000:]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_the_toy_serves_in_environments_of_their_own(tmp_path: Path) -> None:
-    """Makes environments with pip, which compiles llama.cpp."""
+def test_the_toy_serves_in_environments_of_their_own(out: Path, tmp_path: Path) -> None:
+    """Makes environments with pip."""
     names = write_names(tmp_path / "names")
     command = [sys.executable, TOOL / "run.py", ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"]
     done = subprocess.run(
-        [*command, tmp_path / "out", "--minutes", "0", "--names", names, "--transformers", "4.57.6"],
+        [*command, out, "--minutes", "0", "--names", names, "--transformers", "4.57.6"],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "skipped" not in done.stdout
-    for name in ("ONNX Runtime", "sentence-transformers", "llama.cpp"):
-        assert f"{name}: ok" in done.stdout
+    for name, times in (("ONNX Runtime", 1), ("sentence-transformers", 3), ("llama.cpp", 1), ("Optimum", 1)):
+        assert done.stdout.count(f"{name}: ok") == times

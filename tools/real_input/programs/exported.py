@@ -1,10 +1,11 @@
-"""Compares exports for ONNX Runtime, sentence-transformers and llama.cpp with plain Transformers.
+"""Compares exports for ONNX Runtime, sentence-transformers, llama.cpp and Optimum with plain Transformers.
 
-python tools/real_input/programs/exported.py OUT
+python tools/real_input/programs/exported.py OUT [PROGRAM ...]
 
-`OUT/texts.json` has the texts. Each program is used by its own interface, as its users do; the reference is the model
-and tokenizer that Transformers loads from OUT/models/bert and OUT/models/gpt. Prints a line for each comparison and
-ends with 1 if one fails; a program that is not installed is skipped and named.
+PROGRAM is one of `PROGRAMS`; without any, all are tried. `OUT/texts.json` has the texts. Each program is used by its
+own interface, as its users do; the reference is the model and tokenizer that Transformers loads from OUT/models/bert
+and OUT/models/gpt. Prints a line for each comparison and ends with 1 if one fails; a program that is not installed is
+skipped and named.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FLOAT32 = 0
 def load(folder: Path, kind: Any) -> tuple[Any, Any]:
     """Returns tokenizer and model of `folder` as plain Transformers loads them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return tokenizer, kind.from_pretrained(folder, trust_remote_code=False, dtype=torch.float32).eval()
+    return tokenizer, kind.from_pretrained(folder, trust_remote_code=False).float().eval()
 
 
 def difference(got: Any, expected: Any) -> float:
@@ -66,6 +67,37 @@ def compare_onnx(out: Path, texts: Sequence[str]) -> tuple[bool, str]:
         found[name] = difference(logits[real], expected[real])
     said = ", ".join(f"{name} {value:.1e}" for name, value in found.items())
     return max(found.values()) <= TOLERANCE, f"logits of {len(texts)} texts: {said}"
+
+
+def compare_optimum(out: Path, texts: Sequence[str]) -> tuple[bool, str]:
+    """Logits of Optimum's classes, which read the same ONNX files by their names, and what both models answer."""
+    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForMaskedLM
+
+    given, found = list(texts), {}
+    tokenizer, model = load(out / "models" / "bert", transformers.AutoModelForMaskedLM)
+    theirs = ORTModelForMaskedLM.from_pretrained(out / "bert" / "onnx")
+    found["bert"] = compare_batch(tokenizer, model, theirs, given)
+    tokenizer, model = load(out / "models" / "gpt", transformers.AutoModelForCausalLM)
+    theirs = ORTModelForCausalLM.from_pretrained(out / "gpt" / "onnx", use_cache=False, use_io_binding=False)
+    found["gpt"] = compare_batch(tokenizer, model, theirs, given)
+    answers = 0
+    for text in BEGINNINGS:
+        start = tokenizer(text, return_tensors="pt")
+        ids = [each.generate(**start, max_new_tokens=NEW_TOKENS, do_sample=False).tolist() for each in (model, theirs)]
+        answers += ids[0] == ids[1]
+    said = ", ".join(f"{name} {value:.1e}" for name, value in found.items())
+    right = max(found.values()) <= TOLERANCE and answers == len(BEGINNINGS)
+    return right, (
+        f"logits of {len(texts)} texts: {said}; {answers} of {len(BEGINNINGS)} answers of {NEW_TOKENS} tokens"
+    )
+
+
+def compare_batch(tokenizer: Any, model: Any, other: Any, texts: list[str]) -> float:
+    """The largest difference of the logits of `other` from those of `model`, at the tokens of a padded batch."""
+    given = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    real = given["attention_mask"].bool()
+    with torch.no_grad():
+        return difference(other(**given).logits[real], model(**given).logits[real])
 
 
 def compare_sentence_transformers(out: Path, texts: Sequence[str]) -> tuple[bool, str]:
@@ -138,16 +170,18 @@ PROGRAMS: Mapping[str, tuple[Sequence[str], Callable[[Path, Sequence[str]], tupl
     "ONNX Runtime": (("onnx", "onnxscript", "onnxruntime"), compare_onnx),
     "sentence-transformers": (("sentence_transformers",), compare_sentence_transformers),
     "llama.cpp": (("gguf", "llama_cpp"), compare_llama_cpp),
+    "Optimum": (("optimum",), compare_optimum),
 }
 """Name -> the modules that it needs, the comparison: whether it is right, and what was seen."""
 
 
-def main(out: Path) -> int:
-    """Returns 1 if an output is another one, else 0."""
+def main(out: Path, names: Sequence[str]) -> int:
+    """Returns 1 if an output of the programs `names` is another one, else 0."""
     transformers.logging.set_verbosity_error()
     texts = json.loads((out / "texts.json").read_text(encoding="utf-8"))
     results = []
-    for name, (modules, compare) in PROGRAMS.items():
+    for name in names or PROGRAMS:
+        modules, compare = PROGRAMS[name]
         if missing := [each for each in modules if importlib.util.find_spec(each) is None]:
             print(f"{name}: skipped, {', '.join(missing)} not installed", flush=True)
             continue
@@ -158,4 +192,4 @@ def main(out: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -34,6 +34,7 @@ class Recipe:
         tokenizer: its settings.
         toy: those that replace some of them in a toy.
         parameters: the parameter file without data and steps.
+        steps: how many steps training takes; None leaves it to the minutes that it is given.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Recipe:
     tokenizer: Mapping[str, Any]
     toy: Mapping[str, Any]
     parameters: Mapping[str, Any]
+    steps: int | None = None
 
 
 BERT = Recipe(
@@ -71,6 +73,27 @@ GPT = Recipe(
         "optimizer": {"type": "adamw", "learning_rate": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
     },
 )  # fmt: skip
+BERT_JA = Recipe(
+    "bert_ja",
+    "masked",
+    "mecab_wordpiece",
+    {"vocab_size": 8000, "limit_alphabet": 3000},
+    {"vocab_size": 500, "limit_alphabet": 200},
+    {
+        "architecture": {
+            "type": "modernbert", "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6,
+            "intermediate_size": 512, "max_position_embeddings": 128, "local_attention": 16,
+        },
+        "objective": {
+            "type": "masked_lm", "mlm_probability": {"start": 0.3, "end": 0.15}, "whole_word_mask": True,
+            "layout": "packed",
+        },
+        "optimizer": {"type": "muon", "learning_rate": 5e-3, "weight_decay": 0.1},
+        "max_grad_norm": 1.0,
+    },
+    steps=1500,
+)  # fmt: skip
+"""What parameters/bert_ja.json takes to a size for one GPU, at the size of docs/explanation/recipes.md."""
 TINY: Mapping[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
 
 
@@ -78,7 +101,7 @@ def train(recipe: Recipe, corpus: Path, out: Path, *, minutes: float) -> None:
     """Makes OUT/NAME/tokenizer, store, store.val and run, and OUT/models/NAME; what is there already stays.
 
     Args:
-        minutes: how long training takes; 0 makes a toy of a few steps.
+        minutes: how long training takes, if the recipe does not say; 0 makes a toy of a few steps.
     """
     models, out = out / "models", out / recipe.name
     out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +114,7 @@ def train(recipe: Recipe, corpus: Path, out: Path, *, minutes: float) -> None:
     for name, further in (("store", []), ("store.val", ["--held-out"])):
         made = [corpus, *source, *further, "--tokenizer", out / "tokenizer", "--processes", "1"]
         _make(out / name, "prepare", *made)
-    steps = _count_steps(recipe, out, minutes) if minutes else 4
+    steps = (recipe.steps or _count_steps(recipe, out, minutes)) if minutes else 4
     _make(out / "run", "train", _write_parameters(recipe, out, "run", steps, is_toy=not minutes), "--processes", "1")
     _make(models / recipe.name, "export", out / "run")
 

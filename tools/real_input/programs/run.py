@@ -1,11 +1,13 @@
 """Do models trained here serve in other people's programs? Trains a BERT and a GPT on a corpus, and tries each.
 
     python tools/real_input/programs/run.py CORPUS OUT --minutes 20 --names UD_JAPANESE_GSD
+    python tools/real_input/programs/run.py CORPUS OUT --recipe bert_ja --names UD_JAPANESE_GSD
 
 Trains, exports, and reads the exports in environments that it makes below OUT with pip: older versions of Transformers,
 sentence-transformers, ONNX Runtime, llama.cpp (which pip compiles). With `--here` it makes none: what is installed here
-is tried, and the rest is named. What is finished in OUT stays. README.md beside the folder has what it printed. Ends
-with 1 if an output differs.
+is tried, and the rest is named. With `--recipe bert_ja` it trains one encoder by that preset's recipe, and only finds
+names with it. What is finished in OUT stays. README.md beside the folder has what it printed. Ends with 1 if an output
+differs.
 """
 
 from __future__ import annotations
@@ -30,10 +32,17 @@ import table  # noqa: E402
 
 from environments import make_environment  # noqa: E402
 
+HERE_NAME = "Transformers of terakoya"
 TEXTS = 100
 """Held-out lines that other programs read."""
 PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "gguf", "sentence-transformers", "llama-cpp-python")
 """What pip installs for ONNX Runtime, llama.cpp and sentence-transformers."""
+ON_TRANSFORMERS_4 = (
+    ("Optimum", ("optimum-onnx[onnxruntime]", *table.FURTHER)),
+    ("sentence-transformers", ("transformers==4.57.6", "sentence-transformers<6", *table.FURTHER)),
+    ("sentence-transformers", ("transformers==4.45.2", "sentence-transformers==3.4.1", *table.FURTHER)),
+)
+"""Programs that run on Transformers 4, and what pip installs for them: they read what the environment above wrote."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ def train(corpus: Path, out: Path, minutes: float) -> None:
 
 def find_checks(out: Path, versions: Sequence[str], names: Path | None, *, here: bool) -> list[Check]:
     """Returns what is tried, and makes the environments for it."""
-    pythons: dict[str, str | Path] = {"Transformers of terakoya": sys.executable}
+    pythons: dict[str, str | Path] = {HERE_NAME: sys.executable}
     environments = out / "environments"
     for version in [] if here else versions:
         pythons[f"Transformers {version}"] = table.make_transformers(environments / version, version)
@@ -79,13 +88,32 @@ def find_checks(out: Path, versions: Sequence[str], names: Path | None, *, here:
             Check(f"{name}: ids and logits", python, [TOOLS / "older_transformers" / "read.py", out / "models"])
         )
         checks.append(Check(f"{name}: answers", python, [HERE / "answers.py", out]))
-    other = sys.executable if here else make_environment(environments / "programs", PROGRAMS, with_terakoya=True)
-    checks.append(Check("other programs", other, [HERE / "exported.py", out]))
+    other = sys.executable if here else make_programs(out)
+    programs = ("ONNX Runtime", "sentence-transformers", "llama.cpp")
+    checks.append(Check("other programs", other, [HERE / "exported.py", out, *programs]))
+    for number, (program, packages) in enumerate(() if here else ON_TRANSFORMERS_4):
+        python = make_environment(environments / f"older-{number}", packages)
+        checks.append(
+            Check(
+                f"{program} on Transformers 4: {packages[0]}, {packages[1]}",
+                python,
+                [HERE / "exported.py", out, program],
+            )
+        )
     if names is not None:
-        train, test = (next(names.glob(f"*-{part}.conllu*")) for part in ("dev", "test"))
-        arguments: list[str | Path] = [HERE / "entities.py", out / "models" / "bert", "--train", train, "--test", test]
-        checks += [Check(f"{name}: names", python, arguments) for name, python in list(pythons.items())[:2]]
+        checks += [find_names(out / "models" / "bert", names, name, python) for name, python in [*pythons.items()][:2]]
     return checks
+
+
+def make_programs(out: Path) -> Path:
+    """Returns the Python of the environment with terakoya and the programs that its exporters write for."""
+    return make_environment(out / "environments" / "programs", PROGRAMS, with_terakoya=True)
+
+
+def find_names(model: Path, names: Path, name: str, python: str | Path) -> Check:
+    """Returns the check that tunes `model` to find names; `names` has the files of UD Japanese GSD."""
+    train, test = (next(names.glob(f"*-{part}.conllu*")) for part in ("dev", "test"))
+    return Check(f"{name}: names", python, [HERE / "entities.py", model, "--train", train, "--test", test])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,11 +124,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=20, help="of training, for both models together; 0 is a toy")
     parser.add_argument("--names", type=Path, help="a folder with *-dev.conllu and *-test.conllu (.gz), for names")
     parser.add_argument("--transformers", nargs="*", default=["4.57.6", "4.45.2"], help="older versions to try")
+    parser.add_argument("--recipe", choices=["bert_ja"], help="train one encoder by this recipe, for names alone")
     parser.add_argument("--here", action="store_true", help="make no environments; try what is installed here")
     options = parser.parse_args(arguments)
     out = options.out.resolve()
-    train(options.corpus.resolve(), out, options.minutes)
-    checks = find_checks(out, options.transformers, options.names, here=options.here)
+    if options.recipe:
+        if options.names is None:
+            parser.error("--recipe finds names: give --names")
+        models.train(models.BERT_JA, options.corpus.resolve(), out, minutes=options.minutes)
+        checks = [find_names(out / "models" / models.BERT_JA.name, options.names, HERE_NAME, sys.executable)]
+    else:
+        train(options.corpus.resolve(), out, options.minutes)
+        checks = find_checks(out, options.transformers, options.names, here=options.here)
     results = {check.name: check.run() for check in checks}
     print("\n" + "\n".join(f"{'ok   ' if right else 'WRONG'} {name}" for name, right in results.items()))
     return 0 if all(results.values()) else 1
