@@ -90,6 +90,17 @@ def test_families_export_it_for_both_transformers(name: str, tmp_path: Path) -> 
             assert not torch.equal(read, plain(input_ids=ids).logits)
 
 
+def test_linear_scaling_of_olmo_2_is_written_as_transformers_4_accepts_it(tmp_path: Path) -> None:
+    """Its config there takes two keys and no other; Transformers 5 reads the same frequencies."""
+    built = architecture("olmo2", rope_scaling={"rope_type": "linear", "factor": 4.0})
+    model = built.build(VOCABULARY, "causal")
+    model_folder.write(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["rope_scaling"] == {"type": "linear", "factor": 4.0}
+    read = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(read.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
+
+
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [

@@ -53,11 +53,10 @@ def _add_former_rotary_keys(file: Path) -> None:
     named = {"rope_theta": rotary, whole: rotary.get("full_attention"), local: rotary.get("sliding_attention")}
     former = {name: each["rope_theta"] for name, each in named.items() if each and "rope_theta" in each}
     scaling = {key: value for key, value in rotary.get("full_attention", rotary).items() if key != "rope_theta"}
-    kind = scaling.get("rope_type", "default")
-    if kind == "linear":  # OLMo 2 of Transformers 4 accepts these two keys alone
-        former["rope_scaling"] = {"type": kind, "factor": scaling["factor"]}
-    elif kind != "default":
+    if scaling.get("rope_type", "default") != "default":
         former["rope_scaling"] = scaling
+    if config.get("model_type") == "olmo2" and scaling.get("rope_type") == "linear":
+        former["rope_scaling"] = {"type": "linear", "factor": scaling["factor"]}  # Transformers 4 accepts no other keys
     if former:
         text = json.dumps({**config, **former}, indent=2, sort_keys=True, ensure_ascii=False)
         file.write_text(text + "\n", encoding="utf-8")
