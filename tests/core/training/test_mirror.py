@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import fsspec
 import pytest
@@ -24,6 +24,7 @@ from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems
 from terakoya.training.checkpoint import mirror as mirror_module
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.checkpoint.mirror import Mirror
+from terakoya.training.distributed.context import DistributedContext
 
 
 @pytest.fixture(scope="module")
@@ -438,6 +439,30 @@ def test_out_and_work_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         resolve_out("work/run", "here")
     with pytest.raises(UserError, match="expected a work folder of this machine, got an address"):
         resolve_out("s3://bucket/run", "s3://bucket/work")
+
+
+def test_ranks_that_wait_for_a_long_fetch_meet_meanwhile(memory: ObjectFolder, tmp_path: Path) -> None:
+    """No rank waits in one exchange for as long as the fetch takes."""
+    met: list[bool] = []
+    mirror = Mirror(memory, tmp_path, keep=1)
+
+    class Context:
+        is_main = True
+
+        def broadcast(self, value: bool) -> bool:
+            met.append(value)
+            return value
+
+        def run_on_main(self, action: str, work: Callable[[], Any]) -> Any:
+            return work()
+
+    def fetch() -> Mirror:
+        wait_for(lambda: len(met) > 5)
+        return mirror
+
+    context = cast(DistributedContext, Context())
+    assert mirror_module._run_while_others_wait(context, memory.address, fetch) is mirror
+    assert met[-1] and not any(met[:5])
 
 
 def test_threads_of_a_mirror_are_not_left(memory: ObjectFolder, tmp_path: Path) -> None:
