@@ -20,6 +20,7 @@ from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, Su
 from terakoya.components.objective import Batch, LossTerm, Objective
 from terakoya.components.optimization import Optimizer, Schedule
 from terakoya.components.progress import Progress
+from terakoya.components.tensor_shard import TensorShard
 from terakoya.components.tokenizer import EncodedDocuments, Encoder, Tokenizer
 from terakoya.components.tracker import Tracker, TrackerRun
 from terakoya.components.vocabulary import Vocabulary
@@ -53,6 +54,7 @@ __all__ = [
     "Schedule",
     "SubmittedJob",
     "TensorPartition",
+    "TensorShard",
     "Tokenizer",
     "Tracker",
     "TrackerRun",

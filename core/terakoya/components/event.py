@@ -6,7 +6,8 @@ component, which the parameter JSON names: `"events": {"early_stopping": {"patie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,9 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from terakoya.components.run import Run, StepReport
+    from terakoya.components.tensor_shard import TensorShard
 
 Validations = Mapping[str, Mapping[str, float]]
 """The numbers of one validation: for each validation store its metrics by name; under "" those of event plugins."""
+
+
+class SavedTensors(Mapping[str, "Tensor"]):
+    """Tensors that an event plugin has in a checkpoint, by name: whole, on the CPU, each read when it is asked for."""
+
+    @abstractmethod
+    def at(self, shard: TensorShard) -> Tensor:
+        """Returns the elements at the place of `shard` in the tensor of its name, as a tensor like `shard.value`, on
+        the CPU. Other elements are not read where they are in other files."""
 
 
 class EventListener:
@@ -57,9 +68,14 @@ class EventListener:
         0 alone; they are written or copied before the next step."""
         return {}
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restores, on every rank, what `tensors` returned on rank 0: on the CPU, each read when it is asked for.
-        Called after `load`, and not at all for a checkpoint without such tensors, which the run tells."""
+    def shards(self) -> Sequence[TensorShard]:
+        """Returns such tensors of which each process has a part, for example one value for each element of
+        `Run.weight_shards`. Called on every rank: together they return each element of a tensor once."""
+        return ()
+
+    def load_tensors(self, tensors: SavedTensors) -> None:
+        """Restores, on every rank, what `tensors` and `shards` returned, on however many ranks. Called after `load`,
+        and not at all for a checkpoint without such tensors, which the run tells."""
 
 
 class EventPlugin(Component):
@@ -76,8 +92,8 @@ class EventPlugin(Component):
         """Raises UserError where these settings do not fit the `parameters` of the run. Looks at nothing else."""
 
     def count_bytes(self, trained: int) -> int:
-        """Returns the bytes that its listener keeps next to `trained` float32 weights, on the device of rank 0 and in
-        each checkpoint (`EventListener.tensors`)."""
+        """Returns the bytes that its listener keeps for `trained` float32 weights: for all of them in each checkpoint,
+        and on the device for those that rank 0 keeps, all or its part."""
         return 0
 
     def start(self, run: Run) -> EventListener:

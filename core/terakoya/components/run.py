@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from terakoya.components.architecture import Architecture
 from terakoya.components.objective import Objective
 from terakoya.components.progress import Length, Progress
+from terakoya.components.tensor_shard import TensorShard
 from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -97,6 +98,10 @@ class Run(Protocol):
     def device(self) -> torch.device: ...
     def progress(self) -> Progress: ...
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]: ...
+
+    def weight_shards(self) -> Sequence[TensorShard]:
+        """Returns the trained float32 weights, each element on one of all ranks: on rank 0 where every rank has whole
+        weights, else on each rank its part. Steps change the values in place."""
 
     def request_save(self) -> None:
         """Requests a checkpoint; any rank may. All ranks save after the same step: after this one where the request

@@ -143,7 +143,7 @@ def estimate(
     speed, used_mfu = _speed(loaded.precision, target, mfu, tflops)
     hours = flops / (processes * speed * 1e12) / 3600 if flops is not None and speed else None
     kept = loaded.checkpoint.keep + 1
-    state = sizes.saved_bytes + optimizer_bytes + event_bytes(loaded, sizes)
+    state = sizes.saved_bytes + optimizer_bytes + event_bytes(loaded, sizes.trained)
     checkpoint = {"state": state, "model": sizes.model_bytes}
     return Estimate(
         sizes, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage,
@@ -179,7 +179,8 @@ def measure(
         documents_per_row=documents_per_row,
     )  # fmt: skip
     windows = memory_per_process(simulation.windows, sharding, sizes)
-    beside = event_bytes(parameters, sizes)
+    shards = sharding.processes if fully_sharded or parallel.zero_stage else 1
+    beside = event_bytes(parameters, -(-sizes.trained // shards))
     if beside:
         windows = {name: {**parts, "event plugins": beside} for name, parts in windows.items()}
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
@@ -202,9 +203,9 @@ def measure(
     return Memory(parts, moment, moments, offloaded, interpreter, read_ahead), simulation.optimizer_bytes, tuple(notes)
 
 
-def event_bytes(parameters: Parameters, sizes: ModelSizes) -> int:
-    """Returns the bytes that event plugins keep on rank 0, such as an average of the weights."""
-    return sum(plugin.count_bytes(sizes.trained) for plugin in parameters.events.values() if plugin is not None)
+def event_bytes(parameters: Parameters, trained: int) -> int:
+    """Returns the bytes that event plugins keep for `trained` weights, such as an average of them."""
+    return sum(plugin.count_bytes(trained) for plugin in parameters.events.values() if plugin is not None)
 
 
 def first_rank_batch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from terakoya.components import Architecture, Objective
+from terakoya.components import Architecture, Objective, TensorShard
 from terakoya.components.progress import Length, Progress
 from terakoya.components.vocabulary import Vocabulary
 
@@ -37,6 +37,7 @@ class Run:
         validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
         tokenizer_folder: a Transformers folder with the tokenizer of the stores.
         holds_whole_model: whether this process holds every weight of `module`.
+        weight_shards: see `components.run`.
         run_log: where `write`, `print` and the like go.
         save_requested: whether an event on this rank has requested a checkpoint that is not begun yet.
         end_requested: why an event on this rank has requested the end of the run.
@@ -60,6 +61,7 @@ class Run:
     validation_losses: tuple[tuple[int, float], ...] = ()
     tokenizer_folder: Path = Path()
     holds_whole_model: bool = True
+    weight_shards: Callable[[], Sequence[TensorShard]] = field(default=tuple, repr=False)
     run_log: RunLog | None = field(default=None, repr=False)
     save_requested: bool = False
     end_requested: str | None = None

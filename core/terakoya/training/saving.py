@@ -18,7 +18,6 @@ from typing import Any, Self
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
-from terakoya.training.checkpoint import event_tensors as event_tensors_files
 from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.checkpoint.restoring import StartFacts, restore_module
 from terakoya.training.checkpoint.snapshot import Snapshot
@@ -105,7 +104,7 @@ class Saver:
 
         Args:
             facts: values of the manifest, apart from its files.
-            event_tensors: those of the event plugins, on rank 0.
+            event_tensors: what this process has of those of the event plugins.
             keep_before: a step to which the run may go back; see `checkpoint.prune`.
 
         Returns:
@@ -143,13 +142,9 @@ class Saver:
                 started_from=facts["started_from"],
             )
 
-            def write_all(folder: Path) -> None:
-                write_folders(folder)
-                event_tensors_files.write(folder, event_tensors)
-
             self.is_writing = True
             try:
-                return self._result(partial(write, engine, write_models=write_all))
+                return self._result(partial(write, engine, event_tensors=event_tensors, write_models=write_folders))
             finally:
                 self.is_writing = False
         self.snapshot.take(engine)
@@ -158,11 +153,7 @@ class Saver:
         if with_model and run.context.is_main:
             write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
 
-        def write_all_copies(folder: Path) -> None:
-            write_copies(folder)
-            event_tensors_files.write(folder, copies)
-
-        self.pending = self.thread.submit(write, self.snapshot, write_models=write_all_copies)
+        self.pending = self.thread.submit(write, self.snapshot, event_tensors=copies, write_models=write_copies)
         return None
 
     def _saves_model(self) -> bool:

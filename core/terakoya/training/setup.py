@@ -321,7 +321,8 @@ def build_trainer(
     engine = engines.build(parameters, module, vocabulary, context, micro_steps, micro_batch_size, fused_kernels=fused)
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
-        tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module, run_log=run_log,
+        tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module,
+        weight_shards=engine.weight_shards, run_log=run_log,
     )  # fmt: skip
     for phase in plan.phases:
         phase.check_schedule(run.progress())

@@ -21,7 +21,7 @@ from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
-from terakoya.training.checkpoint.event_tensors import EventTensors
+from terakoya.training.checkpoint import event_tensors
 from terakoya.training.device_copies import CopyAhead
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
@@ -463,17 +463,12 @@ class Trainer:
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
                 "rollbacks": [each.to_json() for each in self.skipped.rollbacks],
             },
-            event_tensors=self._event_tensors() if self.run.rank == 0 else {},
+            event_tensors=event_tensors.collect(self.listeners, self.run.rank),
             keep_before=self.health.first_open_step() - 2 if self.health.rolls_back else None,
         )
         self.save_seconds = time.perf_counter() - start
         self._report_saved(saved)
         self.step_log.leave_out(time.perf_counter() - start)
-
-    def _event_tensors(self) -> EventTensors:
-        """Returns what event plugins keep in tensors, by plugin."""
-        keep = {name: each for name, each in self.listeners.items() if type(each).tensors is not EventListener.tensors}
-        return {name: each.tensors() for name, each in keep.items()}
 
     def _save_last(self) -> None:
         """Saves the step at which the run ends, unless it is saved, as often as it takes, and waits for the save."""

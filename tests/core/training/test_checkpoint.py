@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from torch import nn
 
 from terakoya.errors import UserError
 from terakoya.runs import checkpoints
-from terakoya.training.checkpoint import checkpoint, recovery
+from terakoya.training.checkpoint import checkpoint, event_tensors, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
 
 
 def alone() -> DistributedContext:
@@ -46,13 +49,37 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def save(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., Path]:
-    def save(step: int, *, keep: int = 3, of: DDPEngine | None = None) -> Path:
+    def save(step: int, *, keep: int = 3, of: DDPEngine | None = None, events: Any = None) -> Path:
         return checkpoint.save(
             tmp_path / "checkpoints", step, alone(), of or engine(step), facts={"consumed_rows": 8 * step},
-            write_models=lambda folder: None, tokenizer_folder=tokenizer_folder, keep=keep,
+            event_tensors=events or {}, write_models=lambda folder: None, tokenizer_folder=tokenizer_folder, keep=keep,
         )  # fmt: skip
 
     return save
+
+
+def test_tensors_of_event_plugins_are_read_whole_or_in_any_part(save: Callable[..., Path]) -> None:
+    whole = torch.arange(24.0).view(4, 6)
+    parts = [TensorShard("box", whole[:, first : first + 3], (4, 6), (0, first)) for first in (0, 3)]
+    flat = [TensorShard("flat", whole.flatten()[first:last], (4, 6), first) for first, last in ((0, 7), (7, 24))]
+    shards = [replace(each, value=each.value.clone()) for each in (*parts, *flat, whole_shard("one", whole))]
+    saved = event_tensors.SavedEventTensors(save(1, events={"mine": shards}), "mine")
+    assert sorted(saved) == ["box", "flat", "one"] and len(saved) == 3
+    for name in saved:
+        assert torch.equal(saved[name], whole)
+        for shard in (*parts, *flat, TensorShard("", whole[1:3], (4, 6), (1, 0)), whole_shard("", whole)):
+            assert torch.equal(saved.at(replace(shard, name=name)), shard.value), (name, shard.start)
+    with pytest.raises(KeyError):
+        saved["two"]
+
+
+def test_tensors_of_event_plugins_that_are_not_whole_are_refused(save: Callable[..., Path], tmp_path: Path) -> None:
+    half = TensorShard("average", torch.ones(2), (4,), 0)
+    with pytest.raises(
+        UserError, match=r"events\.mine: .*missing or repeated elements of average; EventListener.shards"
+    ):
+        save(1, events={"mine": [half]})
+    assert not (tmp_path / "checkpoints/step-00000001").exists()
 
 
 def names(folder: Path) -> list[str]:

@@ -102,7 +102,7 @@ def save(tmp_path: Path, module: nn.Module, step: int) -> list[Any]:
     return on_every_rank(
         lambda context: checkpoint.save(
             tmp_path / "checkpoints", step, context, Source(context.rank, module), facts={"world": RANKS},
-            write_models=lambda folder: (folder / "model.json").write_text("{}") and None,
+            event_tensors={}, write_models=lambda folder: (folder / "model.json").write_text("{}") and None,
             tokenizer_folder=tokenizer, keep=2,
         )
     )  # fmt: skip
@@ -229,7 +229,8 @@ def test_a_checkpoint_with_a_tensor_that_no_rank_wrote_is_never_committed(tmp_pa
     alone = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     with pytest.raises(AssertionError, match=r"weight'\] were not written once"):
         checkpoint.save(
-            tmp_path / "checkpoints", 1, alone, Source(0, module), facts={}, write_models=lambda folder: None,
+            tmp_path / "checkpoints", 1, alone, Source(0, module), facts={}, event_tensors={},
+            write_models=lambda folder: None,
             tokenizer_folder=tmp_path / "tokenizer", keep=2,
         )  # fmt: skip
     assert checkpoints.list_checkpoints(tmp_path / "checkpoints") == []

@@ -20,7 +20,7 @@ from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.tensor_shards import KINDS
+from terakoya.training.engines.tensor_shards import KINDS, whole_shard
 
 
 def engine() -> DDPEngine:
@@ -71,9 +71,9 @@ def test_models_are_written_as_they_were_copied_with_tied_weights_once(tmp_path:
 
 def test_tensors_of_event_plugins_are_copied() -> None:
     average = torch.ones(3)
-    copies = Snapshot(threading.Event()).copy_tensors({"ema": {"a": average}})
+    copies = Snapshot(threading.Event()).copy_tensors({"ema": [whole_shard("a", average)]})
     average.zero_()
-    assert copies["ema"]["a"].tolist() == [1, 1, 1]
+    assert [(each.name, each.value.tolist()) for each in copies["ema"]] == [("a", [1, 1, 1])]
 
 
 def test_reading_a_snapshot_ends_at_a_shutdown() -> None:

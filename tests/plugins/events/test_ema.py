@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 from terakoya import train
-from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import find_problems, read_manifest
@@ -124,10 +123,3 @@ def test_the_average_is_exported_as_a_model(straight: tuple[Path, Any], tmp_path
     assert not torch.equal(parameters["cls.predictions.bias"], plain.cls.predictions.bias)
     with pytest.raises(UserError, match="--weights ema: expected a run or a checkpoint, got a Transformers model"):
         export(tmp_path / "plain", tmp_path / "again", weights="ema")
-
-
-@pytest.mark.parametrize("parallel", [{"engine": "fsdp"}, {"engine": "deepspeed", "zero_stage": 1}, {"tp_size": 2}])
-def test_engines_that_divide_weights_are_refused(parallel: dict[str, Any], store: Path) -> None:
-    with pytest.raises(UserError, match=r"events\.ema\.decay: .*needs a process that holds all of them") as refused:
-        Parameters.from_dict(settings(store, ema={}, parallel=parallel), source="test")
-    assert "terakoya average RUN --last 5" in str(refused.value)

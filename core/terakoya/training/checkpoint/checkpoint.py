@@ -35,8 +35,10 @@ from terakoya.runs.checkpoints import (
     list_checkpoints,
     with_hash,
 )
+from terakoya.training.checkpoint import event_tensors as event_tensors_files
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.checkpoint.state import ShardSource
+from terakoya.training.checkpoint.event_tensors import EventTensors
+from terakoya.training.checkpoint.state import ShardSource, WrittenState
 from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
 from terakoya.training.distributed.context import DistributedContext
 
@@ -53,6 +55,7 @@ def save(
     source: ShardSource,
     *,
     facts: Mapping[str, Any],
+    event_tensors: EventTensors,
     write_models: Callable[[Path], None],
     tokenizer_folder: Path,
     keep: int,
@@ -65,6 +68,7 @@ def save(
     Args:
         source: the engine, or a snapshot of its state: the shards that this process writes.
         facts: JSON values of the manifest, apart from its files.
+        event_tensors: what this process has of the tensors of event plugins.
         write_models: called on rank 0 with the staging folder, whose `state/` is complete: writes the folders that
             other programs read.
         keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
@@ -90,10 +94,15 @@ def save(
             shutil.rmtree(staging, ignore_errors=True)
             (staging / "state").mkdir(parents=True)
 
+    def write() -> tuple[WrittenState, dict[str, Any]]:
+        state = checkpoint_state.write(staging / "state", context.rank, source)
+        return state, event_tensors_files.write(staging, context.rank, event_tensors)
+
     def finish(written: Mapping[str, Any]) -> None:
         if context.is_main:
             incomplete = checkpoint_state.incomplete_tensors(staging)
             assert not incomplete, f"{incomplete[:5]} were not written once: processes do not agree who writes what"
+            event_tensors_files.check_whole(staging, written)
             write_models(staging)
             copy_folder(tokenizer_folder, staging / "tokenizer")
             if shutdown is not None and shutdown.is_set():
@@ -108,9 +117,10 @@ def save(
     on_all_ranks = partial(run_on_all_ranks, context, f"saving {final}", shutdown=shutdown)
     try:
         on_all_ranks(begin)
-        ranks = on_all_ranks(lambda: checkpoint_state.write(staging / "state", context.rank, source))
-        _refuse_not_finite(step, sorted({name for rank in ranks for name in rank.not_finite}), checkpoints)
-        written = {f"state/{name}": facts for rank in ranks for name, facts in rank.files.items()}
+        ranks = on_all_ranks(write)
+        _refuse_not_finite(step, sorted({name for rank, _ in ranks for name in rank.not_finite}), checkpoints)
+        written = {f"state/{name}": facts for rank, _ in ranks for name, facts in rank.files.items()}
+        written |= {name: facts for _, files in ranks for name, facts in files.items()}
         on_all_ranks(lambda: finish(written))
     except UserError:
         if context.is_main:

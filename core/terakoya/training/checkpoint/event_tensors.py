@@ -1,64 +1,126 @@
-"""The tensors of event plugins in a checkpoint: `events/NAME.safetensors` for each plugin that keeps some, which rank 0
-writes."""
+"""The tensors of event plugins in a checkpoint:
+
+    events/NAME.safetensors          those of the plugin NAME that rank 0 writes, if the plugin keeps any on some rank
+           NAME-RANK.safetensors     those of another rank
+
+The files are those of `state/`: tensors, whole or in shards that many processes wrote.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from terakoya.components import EventListener, TensorShard
+from terakoya.components.event import SavedTensors
 from terakoya.errors import UserError
-from terakoya.runs.checkpoints import read_manifest
-from terakoya.toolkit.formats import model_folder
+from terakoya.runs.checkpoints import file_facts, read_manifest
+from terakoya.training.checkpoint.state import StoredTensors, write_file
+from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model.module_parts import saved_values
 
 FOLDER = "events"
 ENDING = ".safetensors"
+FILE = re.compile(rf"{FOLDER}/(?P<plugin>.+?)(-\d{{5}})?{re.escape(ENDING)}")
 
-EventTensors = Mapping[str, Mapping[str, Tensor]]
-"""Event plugin -> name -> tensor."""
+EventTensors = Mapping[str, Sequence[TensorShard]]
+"""Event plugin -> what this process has of its tensors."""
 
 
-def write(folder: Path, tensors: EventTensors) -> None:
-    """Writes `tensors` into the checkpoint `folder`, which has no manifest yet. Raises OSError."""
-    for plugin, values in tensors.items():
+def keeps_tensors(listener: EventListener) -> bool:
+    """Whether `listener` has tensors in checkpoints, on some rank."""
+    kind = type(listener)
+    return kind.tensors is not EventListener.tensors or kind.shards is not EventListener.shards
+
+
+def collect(listeners: Mapping[str, EventListener], rank: int) -> EventTensors:
+    """Returns what the `listeners` of `rank`, by plugin, keep in tensors."""
+    return {
+        name: [*starmap(whole_shard, each.tensors().items() if rank == 0 else ()), *each.shards()]
+        for name, each in listeners.items()
+        if keeps_tensors(each)
+    }
+
+
+def write(folder: Path, rank: int, tensors: EventTensors) -> dict[str, dict[str, Any]]:
+    """Writes the `tensors` of `rank` into the checkpoint `folder`, which has no manifest yet, and flushes them to disk.
+    Returns name -> `file_facts` of each file. Raises OSError."""
+    written = {}
+    for plugin, shards in tensors.items():
+        if rank and not shards:
+            continue
         (folder / FOLDER).mkdir(exist_ok=True)
-        path = folder / FOLDER / f"{plugin}{ENDING}"
-        with model_folder.safetensors_as_os_errors(path):
-            save_file({name: value.detach().cpu().contiguous() for name, value in values.items()}, path)
+        name = f"{FOLDER}/{plugin}{f'-{rank:05d}' if rank else ''}{ENDING}"
+        write_file(folder / name, shards)
+        written[name] = file_facts(folder / name, sync=True)
+    return written
+
+
+def check_whole(folder: Path, names: Iterable[str]) -> None:
+    """Raises UserError if shards in the files `names` of the checkpoint `folder` do not make up their tensors."""
+    for plugin, paths in _by_plugin(folder, names).items():
+        stored = StoredTensors(folder, paths)
+        wrong = sorted(name for name in stored.shards if not stored.is_whole(name))
+        if wrong:
+            raise UserError(
+                f"events.{plugin}: the shards of all processes together have missing or repeated elements of "
+                f"{', '.join(wrong[:3])}; EventListener.shards must return each element on one process"
+            )
+
+
+def _by_plugin(folder: Path, names: Iterable[str]) -> dict[str, list[Path]]:
+    """Returns the files of each event plugin among the files `names` of the checkpoint `folder`."""
+    files: dict[str, list[Path]] = {}
+    for name in sorted(names):
+        if (match := FILE.fullmatch(name)) is not None:
+            files.setdefault(match["plugin"], []).append(folder / name)
+    return files
 
 
 def plugins_in(folder: Path) -> list[str]:
     """Returns the event plugins that have tensors in the checkpoint `folder`, by its manifest."""
-    names = [Path(name) for name in read_manifest(folder)["files"] if name.startswith(f"{FOLDER}/")]
-    return sorted(name.name.removesuffix(ENDING) for name in names)
+    return sorted(_by_plugin(folder, read_manifest(folder)["files"]))
 
 
-class SavedEventTensors(Mapping[str, Tensor]):
-    """The tensors of `plugin` in the checkpoint `folder`, on the CPU; each is read when it is asked for."""
+class SavedEventTensors(SavedTensors):
+    """The tensors of `plugin` in the checkpoint `folder`. Reading raises UserError where a part of one is missing."""
 
     def __init__(self, folder: Path, plugin: str) -> None:
-        self._file = safe_open(folder / FOLDER / f"{plugin}{ENDING}", "pt")
-        self._names = tuple(self._file.keys())
+        self._stored = StoredTensors(folder, _by_plugin(folder, read_manifest(folder)["files"])[plugin])
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
+        if name not in self._stored.shards:
             raise KeyError(name)
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return self._stored(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._stored.shards)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._stored.shards)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored.shards
+
+    def at(self, shard: TensorShard) -> Tensor:
+        """See `SavedTensors`."""
+        if shard.name not in self:
+            raise KeyError(shard.name)
+        size, shape = shard.value.numel(), shard.value.shape
+        if isinstance(shard.start, int):
+            return self._stored.part(shard.name, shard.start, size)
+        width = math.prod(shard.shape[1:])
+        if shape[1:] == shard.shape[1:]:  # some rows
+            first = shard.start[0] * width if shard.start else 0
+            return self._stored.part(shard.name, first, size).view(shape)
+        return self._stored(shard.name)[tuple(map(slice, shard.start, map(sum, zip(shard.start, shape, strict=True))))]
 
 
 def load_weights(folder: Path, plugin: str, module: nn.Module) -> None:

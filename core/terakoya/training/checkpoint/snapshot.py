@@ -75,8 +75,11 @@ class Snapshot:
     def copy_tensors(self, tensors: EventTensors) -> EventTensors:
         """Returns copies of the tensors of event plugins."""
         copies = {
-            plugin: {name: self._copy(("event", plugin, name), value) for name, value in values.items()}
-            for plugin, values in tensors.items()
+            plugin: [
+                replace(shard, value=self._copy(("event", plugin, shard.name, shard.start), shard.value))
+                for shard in shards
+            ]
+            for plugin, shards in tensors.items()
         }
         _wait_for_copies()
         return copies

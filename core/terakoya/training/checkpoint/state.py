@@ -79,7 +79,7 @@ def write(folder: Path, rank: int, source: ShardSource) -> WrittenState:
             name = f"{kind}-{rank:05d}" + (f"-{part:05d}" if part else "") + ".safetensors"
             part += 1
             try:
-                _write_file(folder / name, shards)
+                write_file(folder / name, shards)
                 written.files[name] = file_facts(folder / name, sync=True)
             except OSError as error:
                 failure = error
@@ -113,7 +113,8 @@ def _group_by_file(shards: Iterable[TensorShard], *, even_empty: bool) -> Iterat
         yield group
 
 
-def _write_file(path: Path, shards: Iterable[TensorShard]) -> None:
+def write_file(path: Path, shards: Iterable[TensorShard]) -> None:
+    """Writes `shards` into the file `path`. Raises OSError."""
     tensors: dict[str, Tensor] = {}
     locations: dict[str, tuple[Any, ...]] = {}
     for shard in shards:
@@ -162,14 +163,14 @@ class _StoredShard(NamedTuple):
         return self.start[0] * math.prod(self.shape[1:]) if self.start else 0
 
 
-class SavedState:
-    """The tensors in a checkpoint's `state/`, read one at a time."""
+class StoredTensors:
+    """The tensors in some files of a checkpoint, read one at a time."""
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
-        """Opens the tensors of `kind` in the checkpoint `folder`."""
+    def __init__(self, folder: Path, paths: Iterable[Path]) -> None:
+        """Opens the files `paths` of the checkpoint `folder`."""
         self.folder = folder
         self.shards: defaultdict[str, list[_StoredShard]] = defaultdict(list)
-        for path in _files(folder, kind):
+        for path in paths:
             file = safe_open(path, "pt")
             locations = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -234,6 +235,13 @@ class SavedState:
         """Whether the shards of the tensor `name` together have as many elements as the tensor."""
         shards = self.shards[name]
         return sum(shard.size for shard in shards) == math.prod(shards[0].shape)
+
+
+class SavedState(StoredTensors):
+    """The tensors of `kind` in a checkpoint's `state/`."""
+
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        super().__init__(folder, _files(folder, kind))
 
 
 def _files(folder: Path, kind: Kind) -> list[Path]:

@@ -208,6 +208,12 @@ class DDPEngine:
         summed_in_place = self.micro_steps > 1 and (self.uses_ddp or self.cuda_graphs)
         self.optimizer.zero_grad(set_to_none=not summed_in_place)
 
+    def weight_shards(self) -> list[TensorShard]:
+        """See `Engine`. Every process has whole weights, and rank 0 returns them."""
+        assert self.full_module, "an engine that divides weights says how"
+        trained = ((name, value) for name, value in self.module.named_parameters() if value.requires_grad)
+        return [whole_shard(name, value.detach()) for name, value in trained] if self.context.is_main else []
+
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Every process has whole values, its own or gathered, which are divided among all processes."""
         values = self.model_state() if kind == "model" else self.optimizer_state()

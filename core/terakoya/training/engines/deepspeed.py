@@ -202,6 +202,15 @@ class DeepSpeedEngine:
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
+    def weight_shards(self) -> list[TensorShard]:
+        """See `Engine`. Every process has whole weights in stage 0, and rank 0 returns them."""
+        shards = [
+            fragment.shard(name, fragment.flat.detach(), _shape(self.trainable[name]))
+            for name, fragment in self.fragments.items()
+            if fragment.size and (self.zero_stage or self.context.is_main)
+        ]
+        return [whole_shard(shard.name, shard.value.view(shard.shape)) if shard.is_whole else shard for shard in shards]
+
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Each process writes what it alone holds, without gathering; replicated tensors are divided."""
         sharded, replicated = self._weights() if kind == "model" else self._state()

@@ -10,7 +10,7 @@ See docs/design/engines.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Protocol
 
@@ -76,6 +76,10 @@ class Engine(Protocol):
         """Clips gradients, updates weights and clears gradients; returns the gradient norm before clipping, a float32
         scalar on the device. A norm that is not finite, or above `skip_above`, leaves weights and moments unchanged;
         the `scaler` is updated with every norm."""
+
+    def weight_shards(self) -> Sequence[TensorShard]:
+        """Returns the fp32 values of trained weights as this process keeps them, in the same memory; all processes
+        together return each element once. Steps and `load_parameters` change them in place."""
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """Yields what this process writes into a checkpoint: for "model" the fp32 values of `saved_values`, for

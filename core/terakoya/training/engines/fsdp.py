@@ -142,6 +142,12 @@ class FSDPEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
+    def weight_shards(self) -> list[TensorShard]:
+        """See `Engine`; of several replicas the first."""
+        mine = self.sharded.items() if self.replica == 0 else ()
+        shards = (self._shard(name, self.shards[name].detach(), tuple(value.shape)) for name, value in mine)
+        return [shard for shard in shards if shard.value.numel()]
+
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Each process writes its own rows, without gathering; rows of several replicas, and replicated
         tensors, are divided."""

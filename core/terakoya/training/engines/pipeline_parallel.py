@@ -258,6 +258,15 @@ class PipelineEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
+    def weight_shards(self) -> list[TensorShard]:
+        """See `Engine`; of several replicas the first."""
+        mine = self.values.items() if self.context.replica == 0 else ()
+        return [
+            whole_shard(name, value.detach())
+            for name, value in mine
+            if value.requires_grad and self.owners[name] == self.index
+        ]
+
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. A tied matrix is the first process's; equal stages of several replicas share the writing."""
         values = self.model_state() if kind == "model" else self.optimizer_state()

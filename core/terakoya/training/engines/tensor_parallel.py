@@ -140,6 +140,16 @@ class TensorParallelEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
+    def weight_shards(self) -> list[TensorShard]:
+        """See `Engine`; of several replicas the first, and in it the first process for what is not divided."""
+        shards: list[TensorShard] = []
+        for name, value in self.module.named_parameters() if self.context.replica == 0 else ():
+            if value.requires_grad and name in self.partitions:
+                shards += self.partitions[name].shards(name, value.detach())
+            elif value.requires_grad and self.context.is_main:
+                shards.append(whole_shard(name, value.detach()))
+        return shards
+
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Processes at the same place of their replicas share the writing of their divided tensors, all
         processes share the writing of the others."""

@@ -5,12 +5,13 @@ Nothing here communicates: every process computes the same assignment from the n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
+
+from terakoya.components.tensor_shard import TensorShard as TensorShard
 
 Kind = Literal["model", "optimizer"]
 KINDS: tuple[Kind, ...] = ("model", "optimizer")
@@ -18,33 +19,6 @@ KINDS: tuple[Kind, ...] = ("model", "optimizer")
 
 BLOCK_BYTES = 4 << 20
 """Shards that many processes hold are assigned in blocks of at most this size, or one row where a row is larger."""
-
-
-@dataclass(frozen=True)
-class TensorShard:
-    """A part of one tensor.
-
-    Attributes:
-        name: the whole tensor's name.
-        value: the part: (n,) where `start` is a number, else a box with as many dimensions as the whole tensor.
-        shape: the whole tensor's shape.
-        start: index of the part's first element in the flattened tensor, or the first corner of the box.
-    """
-
-    name: str
-    value: Tensor
-    shape: tuple[int, ...]
-    start: int | tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the part."""
-        return self.value.numel() * self.value.element_size()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the part is the whole tensor."""
-        return self.value.numel() == math.prod(self.shape)
 
 
 def whole_shard(name: str, value: Tensor) -> TensorShard:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from terakoya.components import EventListener
 from terakoya.errors import UserError
 from terakoya.log import translated
 from terakoya.plugins.run_record import check_plugins
@@ -132,7 +131,7 @@ def _restore_event_tensors(trainer: Trainer, folder: Path) -> None:
         if name in saved:
             with reading(folder):
                 listener.load_tensors(event_tensors.SavedEventTensors(folder, name))
-        elif type(listener).tensors is not EventListener.tensors:
+        elif event_tensors.keeps_tensors(listener):
             trainer.run_log.warn(f"events.{name}: {folder.name} holds nothing of it, so it begins anew")
 
 
