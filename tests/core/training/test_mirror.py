@@ -458,6 +458,7 @@ def test_ranks_that_wait_for_a_long_fetch_meet_meanwhile(memory: ObjectFolder, t
 
     def fetch() -> Mirror:
         wait_for(lambda: len(met) > 5)
+        mirror.take_over()
         return mirror
 
     context = cast(DistributedContext, Context())
