@@ -87,6 +87,7 @@ def test_the_average_is_that_of_one_process(runs: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DIVIDED)
 def test_a_resumed_run_has_the_same_average_bit_for_bit(runs: Path, name: str) -> None:
+    assert set(toy.losses(runs / f"{name}_resumed")) == set(range(MIDDLE + 1, LAST + 1))
     assert_close(averages(runs / name), averages(runs / f"{name}_resumed"), 0.0)
 
 

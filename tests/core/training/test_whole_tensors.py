@@ -236,6 +236,7 @@ def test_tensor_parallelism_takes_the_steps_of_one_process(runs: Path, name: str
 @pytest.mark.parametrize("engine", ["fsdp", "tensor"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resumed_is_bit_identical(runs: Path, name: str, engine: str) -> None:
+    assert set(toy.losses(runs / f"{name}_{engine}_resumed")) == set(range(MIDDLE + 1, LAST + 1))
     for kind in ("model", "optimizer"):
         assert_close(state(runs / f"{name}_{engine}", kind), state(runs / f"{name}_{engine}_resumed", kind), 0.0)
 

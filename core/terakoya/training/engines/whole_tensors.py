@@ -241,8 +241,7 @@ class WholeTensors:
         """Sets that state from `values(name)` for those of `names` that are of tensors that this process owns."""
         for each in sorted(names):
             name, _, key = each.rpartition("/")
-            if (
-                name in self.owned
-            ):  # step counts are on the device if the optimizer's kernels are fused, else on the host
+            if name in self.owned:
+                # step counts are on the host, unless the optimizer's kernels are fused
                 device = self.device if key != "step" or name in self.fused else "cpu"
                 self.optimizer.state[self.owned[name]][key] = values(each).to(device, copy=True)
