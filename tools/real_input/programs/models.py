@@ -94,7 +94,7 @@ BERT_JA = Recipe(
     steps=1500,
 )  # fmt: skip
 """What parameters/bert_ja.json takes to a size for one GPU, at the size of docs/explanation/recipes.md."""
-TINY: Mapping[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+TINY: Mapping[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 def train(recipe: Recipe, corpus: Path, out: Path, *, minutes: float) -> None:
