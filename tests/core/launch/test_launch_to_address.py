@@ -57,7 +57,8 @@ def test_the_address_and_the_work_folder_are_passed_on(launcher: str, tmp_path: 
     assert plan.job.name == "run" and plan.job.run.parent == here and plan.job.out == ADDRESS
     assert plan.folder == plan.job.run.with_name(f"{plan.job.run.name}.launch")
     scripts = "".join(plan.plan.files.values())
-    assert f"train {tmp_path}/run.json --out {ADDRESS} --work-folder {plan.job.run}" in scripts
+    parameters = plan.folder / "parameters.json" if launcher == "hosts" else tmp_path / "run.json"  # sent over ssh
+    assert f"train {parameters} --out {ADDRESS} --work-folder {plan.job.run}" in scripts
     plan = planned(tmp_path, launcher, work_folder=Path("/scratch/run"), folder=tmp_path / "plan")
     scripts = "".join(plan.plan.files.values())
     assert f"--out {ADDRESS} --work-folder /scratch/run" in scripts and plan.folder == tmp_path / "plan"
@@ -130,6 +131,36 @@ def test_sagemaker_mirrors_to_the_address(tmp_path: Path) -> None:
         planned(tmp_path, "sagemaker", settings={**given, "checkpoint_s3_uri": "s3://bucket/c"}, overrides=overrides)
     with pytest.raises(UserError, match="--work-folder: its settings say where the run trains"):
         planned(tmp_path, "sagemaker", settings=given, work_folder=Path("/scratch"), overrides=overrides)
+
+
+ALONE = """\
+# runs a command as a host would that sees nothing of {hidden}
+host=$1; shift
+exec unshare --mount bash -c 'mount -t tmpfs none {hidden}; cd /; eval "$0"' "$*"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount that hides this machine's files")
+def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a spot machine needs comes over ssh and from the address."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    hidden, there = tmp_path / "here", tmp_path / "there"
+    hidden.mkdir()
+    monkeypatch.chdir(hidden)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(hidden))
+    ssh = tmp_path / "ssh.sh"
+    ssh.write_text(ALONE.format(hidden=hidden))
+    file = hidden / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, max_steps=4, evaluation=None)))
+    settings = {"hosts": "localhost", "ssh": f"bash {ssh}"}
+    out = Path(f"file://{tmp_path}/bucket/run")
+    plan = plan_launch("hosts", file, out, work_folder=there, settings=settings)
+    assert plan.plan.notes[1].startswith(f"localhost gets the files of {plan.folder} over ssh")
+    assert plan.submit() == 0
+    assert list(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(out).sizes())))[-1] == 4
+    with pytest.raises(UserError, match=r"has no .*/none: all hosts must mount"):
+        plan_launch("hosts", file, out, settings=settings, overrides=[f'data.train=["{hidden}/none"]']).submit()
 
 
 @pytest.mark.slow

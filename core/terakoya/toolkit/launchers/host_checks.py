@@ -73,12 +73,12 @@ def raise_on_problems(answers: Sequence[Answer]) -> None:
 
 
 def find_problems(
-    answer: Answer, first: Answer, processes: int, *, shared: Path, proof: Path, port: int | None
+    answer: Answer, first: Answer, processes: int, *, shared: Path | None, proof: Path | None, port: int | None
 ) -> None:
     """Adds to `answer` what is wrong with its host, which will run `processes`, beside the `first` one.
 
     Args:
-        shared: a folder that all hosts should see, in which `proof` is a file.
+        shared: a folder that all hosts should see, in which `proof` is a file; None if there is none.
         port: the port of the first host that the others should reach; None where they meet elsewhere.
     """
     if answer.facts is None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from terakoya.components import Job
@@ -37,6 +38,14 @@ def define_newest(job: Job) -> str:
     if job.address is not None:
         steps += f""" | grep -vFx "$(sed -n 's/.*"fetched": "\\([^"]*\\)".*/\\1/p' {run}/mirror.json 2> /dev/null)\""""
     return f"newest() {{ {steps} | tail -n 1 || true; }}"
+
+
+def with_parameters(job: Job, file: Path) -> tuple[Job, Path]:
+    """Returns `job` with the parameter file `file`, and the one that it had."""
+    verb = next(index for index in range(0, len(job.arguments), 2) if not job.arguments[index].startswith("--"))
+    assert job.arguments[verb] == "train", job.arguments
+    before, after = job.arguments[: verb + 1], job.arguments[verb + 2 :]
+    return replace(job, arguments=(*before, str(file), *after)), Path(job.arguments[verb + 1])
 
 
 def limit_threads(processes: int) -> str:

@@ -23,7 +23,7 @@ ANSWER_SECONDS = 60.0
 NO_FOLDER, NO_PYTHON = 91, 92
 SCRIPT = """\
 set -eo pipefail
-cd {folder} || exit {no_folder}
+{enter}
 export PATH={programs}:"$PATH"
 {setup}
 command -v python > /dev/null || exit {no_python}
@@ -39,7 +39,7 @@ class HostRequest:
         processes: number of processes on each host.
         ssh: the command before a host and a command.
         folder: the folder where processes will start.
-        shared: a folder that all hosts should share, to which a file is written.
+        shared: a folder that all hosts should share, to which a file is written; None if there is none.
         data_folders: further folders that all hosts should see.
         setup: lines of bash that run first.
         port: the port of the first host that the others should reach.
@@ -51,7 +51,7 @@ class HostRequest:
     processes: Sequence[int]
     ssh: str
     folder: Path
-    shared: Path
+    shared: Path | None
     port: int
     data_folders: Sequence[Path] = ()
     setup: Sequence[str] = ()
@@ -61,9 +61,11 @@ class HostRequest:
 
 def check_hosts(request: HostRequest) -> list[Answer]:
     """Collects the facts of all hosts and sets the `problems` of each answer, empty if there are none."""
-    proof = request.shared / f".seen-{secrets.token_hex(4)}"
-    proof.touch()
-    paths = [str(path) for path in (proof, *request.data_folders)]
+    shared = request.shared
+    proof = shared / f".seen-{secrets.token_hex(4)}" if shared is not None else None
+    if proof is not None:
+        proof.touch()
+    paths = [str(path) for path in (*([] if proof is None else [proof]), *request.data_folders)]
     addresses = [address(name) for name in request.names]
     query = {"paths": paths, "names": addresses, "interface": request.interface}
     try:
@@ -77,10 +79,11 @@ def check_hosts(request: HostRequest) -> list[Answer]:
                 call = [addresses[0], request.port] if port_is_free else None
                 answers = [first, *_query_others(request, {**query, "peer": addresses[0], "call": call})]
     finally:
-        proof.unlink()
+        if proof is not None:
+            proof.unlink()
     for answer, processes in zip(answers, request.processes, strict=True):
         port = request.port if request.rendezvous is None else None
-        find_problems(answer, answers[0], processes, shared=request.shared, proof=proof, port=port)
+        find_problems(answer, answers[0], processes, shared=shared, proof=proof, port=port)
     return answers
 
 
@@ -88,12 +91,12 @@ def check_hosts(request: HostRequest) -> list[Answer]:
 
 
 def _command(request: HostRequest, index: int, query: Mapping[str, Any]) -> list[str]:
+    folder = shlex.quote(str(request.folder))
     script = SCRIPT.format(
-        folder=shlex.quote(str(request.folder)),
+        enter=f"cd {folder} || exit {NO_FOLDER}" if request.shared is not None else f"mkdir -p {folder}; cd {folder}",
         programs=shlex.quote(str(Path(sys.executable).parent)),
         setup="\n".join(request.setup),
         request=shlex.quote(json.dumps(query)),
-        no_folder=NO_FOLDER,
         no_python=NO_PYTHON,
     )
     remote = f"bash -c {shlex.quote(script)}"

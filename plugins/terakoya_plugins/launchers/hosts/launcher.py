@@ -6,6 +6,7 @@ processes start again from the last checkpoint after one is lost.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.config import batch_table
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import limit_threads, quote, script_head
+from terakoya.toolkit.json_settings import read_settings
+from terakoya.toolkit.launchers.scripts import limit_threads, quote, script_head, with_parameters
 from terakoya_plugins.launchers.hosts.hostfile import Host, read_hosts
 
 NODE = Template("""\
@@ -29,6 +31,8 @@ echo $$$$ > $folder/node-$rank.pid
 exec $command
 """)
 
+PARAMETERS = "parameters.json"
+"""The parameters among the files of a plan whose host sees none of this machine's."""
 MIN_JOIN_SECONDS = 60
 """The shortest time that agents wait for each other: hosts take this long to import torch."""
 DEFAULT_RESTARTS = 3
@@ -83,20 +87,29 @@ class Hosts(Launcher):
         for host, count, share in zip(hosts, counts, rows, strict=True):
             if share < count:
                 raise UserError(f"launch hosts: {host.name} would split {share} rows among {count} processes")
-        files = {f"node-{rank}.sh": self._script(job, folder, hosts, counts, rank) for rank in range(len(hosts))}
+        files = {}
+        if _is_alone(job, hosts):
+            job, parameters = with_parameters(job, folder / PARAMETERS)
+            files[PARAMETERS] = json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"
+        scripts = {f"node-{rank}.sh": self._script(job, folder, hosts, counts, rank) for rank in range(len(hosts))}
         table = "\n".join(
             f"  node {rank}: {host.name}, {count} process{'es' if count > 1 else ''}, {share} rows a step"
             for rank, (host, count, share) in enumerate(zip(hosts, counts, rows, strict=True))
         )
-        scripts = {host.name: quote("bash", str(folder / name)) for host, name in zip(hosts, files, strict=True)}
-        paste = "\n".join(f"  {host}: {line}" for host, line in scripts.items())
-        notes = [
-            f"{sum(counts)} processes, {sum(rows)} rows a step:\n{table}",
-            f"all hosts must see {folder} and {job.place}; without ssh, run one of these on each:\n{paste}",
-        ]
+        lines = {host.name: quote("bash", str(folder / name)) for host, name in zip(hosts, scripts, strict=True)}
+        paste = "\n".join(f"  {host}: {line}" for host, line in lines.items())
+        where = f"all hosts must see {folder} and {job.place}; without ssh, run one of these on each:\n{paste}"
+        if _is_alone(job, hosts):
+            where = f"{hosts[0].name} gets the files of {folder} over ssh, and trains in {job.place}"
+        notes = [f"{sum(counts)} processes, {sum(rows)} rows a step:\n{table}", where]
         if self._restarts(job) and len(hosts) > 1:
             notes.append(self._restart_note(job, hosts))
-        return LaunchPlan(files, [f"{self.ssh} {host} {quote(line)}" for host, line in scripts.items()], notes)
+        commands = [f"{self.ssh} {host} {quote(line)}" for host, line in lines.items()]
+        if _is_alone(job, hosts):
+            unpack = f"{quote('mkdir', '-p', str(folder), str(job.folder))} && {quote('tar', '-C', str(folder), '-x')}"
+            pack = quote("tar", "-C", str(folder), "-c", *scripts, PARAMETERS)
+            commands = [f"{self.ssh} {hosts[0].name} {quote(f'{unpack} && {lines[hosts[0].name]}')} < <({pack})"]
+        return LaunchPlan({**scripts, **files}, commands, notes)
 
     def check(self, job: Job, folder: Path) -> None:
         """Collects facts from all hosts, prints them as a table, and reports problems.
@@ -112,8 +125,9 @@ class Hosts(Launcher):
         names = [host.name for host in hosts]
         answers = checks.check_hosts(
             checks.HostRequest(
-                names, self._counts(hosts), ssh=self.ssh, folder=job.folder, shared=folder, port=self.port,
-                data_folders=job.data_folders, setup=self.setup, interface=self.interface, rendezvous=self.rendezvous,
+                names, self._counts(hosts), ssh=self.ssh, folder=job.folder, port=self.port,
+                shared=None if _is_alone(job, hosts) else folder, data_folders=job.data_folders,
+                setup=self.setup, interface=self.interface, rendezvous=self.rendezvous,
             )
         )  # fmt: skip
         meeting = self.rendezvous or f"{hosts[0].address}:{self.port}"
@@ -128,7 +142,11 @@ class Hosts(Launcher):
         hosts = read_hosts(self.hosts)
         return run_on_hosts(
             [
-                RemoteCommand(host.name, command, f"{self.ssh} {host.name} {quote(_stop_command(folder, rank))}")
+                RemoteCommand(
+                    host.name,
+                    f"exec {command}" if _is_alone(job, hosts) else command,
+                    f"{self.ssh} {host.name} {quote(_stop_command(folder, rank))}",
+                )
                 for rank, (host, command) in enumerate(zip(hosts, plan.commands, strict=True))
             ],
             continue_after_failure=job.on_lost_node == "redistribute",
@@ -209,6 +227,11 @@ class Hosts(Launcher):
             str(processes),
             *rendezvous,
         ]
+
+
+def _is_alone(job: Job, hosts: Sequence[Host]) -> bool:
+    """Whether the run needs no folder that this machine sees: it is mirrored to an address, and trains on one host."""
+    return job.address is not None and len(hosts) == 1
 
 
 def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:
