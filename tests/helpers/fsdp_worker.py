@@ -51,7 +51,7 @@ def gradients(job: Job, context: DistributedContext) -> None:
     engine: Any = trainer.engine
     if hasattr(engine.module, "sample"):
         engine.module.sample = fixed_sample
-    if not hasattr(engine, "shards"):
+    if not getattr(engine, "groups", None):
         whole = watch_whole(engine)
         trainer.one_step()
         if context.is_main:
@@ -60,10 +60,15 @@ def gradients(job: Job, context: DistributedContext) -> None:
     whole, reduced = watch(trainer)
     values = trainer.one_step().values
     assert values is not None
-    held = context.gather([sum(shard.numel() for shard in engine.shards.values()), reduced])
+    held = context.gather([sum(shard.numel() for shard in engine.trained.values()), reduced])
     if context.is_main:
         save_file(whole, out / "gradients.safetensors")
-        facts = {"loss": values["loss"], "grad_norm": values["grad_norm"], "groups": len(engine.groups), "held": held}
+        facts = {
+            "loss": values["loss"],
+            "grad_norm": values["grad_norm"],
+            "groups": len(engine.groups[0]),
+            "held": held,
+        }
         (out / "held.json").write_text(json.dumps(facts))
 
 
@@ -91,17 +96,18 @@ def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[int]]:
 
     def gathered() -> Tensor:
         shapes = {name: value.shape for name, value in engine.module.named_parameters()}
-        placements = [*[Replicate()] * (engine.mesh.ndim - 1), Shard(0)]
-        for name, shard in engine.shards.items():
+        mesh = engine.processes.device_mesh(("dp_replicate",), ("dp_shard", "sp"))
+        placements = [*[Replicate()] * (mesh.ndim - 1), Shard(0)]
+        for name, shard in engine.trained.items():
             assert shard.grad is not None, name
             of = {"shape": shapes[name], "stride": shard.grad.new_empty(shapes[name], device="meta").stride()}
-            whole[name] = DTensor.from_local(shard.grad, engine.mesh, placements, run_check=False, **of).full_tensor()
+            whole[name] = DTensor.from_local(shard.grad, mesh, placements, run_check=False, **of).full_tensor()
         norm: Tensor = clip()
         return norm
 
     def watched(batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         sums: Mapping[str, Tensor] = micro_step(batch, loss_fn, last=last)
-        values = engine.shards.values() if last else engine.sharded.values()
+        values = engine.trained.values() if last else engine.sharded.values()
         gradients = [value.grad for value in values if value.grad is not None]
         reduced.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in gradients))
         return sums

@@ -28,7 +28,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.pipeline_parallel import PipelineEngine
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -116,10 +115,10 @@ def marking(trainer: Trainer) -> None:
 
 def noting(trainer: Trainer, noted: list[int]) -> None:
     """Has the stages of a pipeline add to `noted` how many places they have, as they begin a forward."""
-    engine: Any = trainer.engine
-    if not isinstance(engine, PipelineEngine):
+    pipeline: Any = getattr(trainer.engine, "pipeline", None)
+    if pipeline is None:
         return
-    make = engine._pipeline_stage
+    make = pipeline._receiving_stage
 
     def making(*arguments: Any) -> Any:
         stage: Any = make(*arguments)
@@ -134,7 +133,7 @@ def noting(trainer: Trainer, noted: list[int]) -> None:
         stage.forward_one_chunk = counting
         return stage
 
-    engine._pipeline_stage = making  # type: ignore[method-assign]
+    pipeline._receiving_stage = making
 
 
 def let_go() -> None:

@@ -14,7 +14,7 @@ from worlds import Job
 
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.tensor_parallel import TensorParallelEngine
+from terakoya.training.engines.parallel import ParallelEngine
 from terakoya.training.trainer import Trainer
 
 
@@ -25,7 +25,8 @@ def work(jobs: Sequence[Job], context: DistributedContext) -> None:
 
 
 def run(job: Job, context: DistributedContext) -> None:
-    """Trains one job to its end; writes `alike.json`, how many different values each weight has over the processes."""
+    """Trains one job to its end; writes `alike.json`, how many different values each weight has over the
+    processes, where each of them has all weights or parts of them."""
     out = Path(job["out"])
     context = worlds.in_replicas(job, context)
     trainer = worlds.trainer(job, context)
@@ -33,7 +34,8 @@ def run(job: Job, context: DistributedContext) -> None:
         poison(trainer, out)
     else:
         trainer.train()
-        write_alike(trainer, out)
+        if not trainer.engine.groups and trainer.engine.pipeline is None:  # type: ignore[attr-defined]
+            write_alike(trainer, out)
     trainer.run_log.close()
 
 
@@ -41,7 +43,7 @@ def write_alike(trainer: Trainer, out: Path) -> None:
     """Writes `alike.json`: name -> `whole` and how many different values it has over all processes, and whether those
     at one place of their replicas have the same."""
     engine, context = trainer.engine, trainer.run.context
-    assert isinstance(engine, TensorParallelEngine)
+    assert isinstance(engine, ParallelEngine)
     mine = {
         name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
         for name, value in engine.module.named_parameters()
@@ -50,7 +52,7 @@ def write_alike(trainer: Trainer, out: Path) -> None:
     size = context.topology.replica_size
     found = {
         name: {
-            "whole": name not in engine.partitions,
+            "whole": "tp" in engine.alike[name],
             "values": len({each[name] for each in every}),
             "replicas": all(each[name] == every[rank % size][name] for rank, each in enumerate(every)),
         }
@@ -80,7 +82,11 @@ def poison(trainer: Trainer, out: Path) -> None:
             bad = factor if micro == 0 and context.rank == context.world_size - 1 else 1.0
             engine.micro_step(tensors, lambda sums: sums["lm_loss"] * 0.001, last=micro == 1)
             if micro == 0:
-                weight = next(each for each in engine.divided if each.grad is not None)  # type: ignore[attr-defined]
+                weight = next(
+                    each
+                    for name, each in engine.trained.items()  # type: ignore[attr-defined]
+                    if each.grad is not None and "tp" not in engine.alike[name]  # type: ignore[attr-defined]
+                )
                 weight.grad.mul_(bad)
         norm = float(engine.step(0.01))
         after = values()

@@ -15,7 +15,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext, connect, create_groups
+from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.run_log import RunLog
@@ -73,11 +72,9 @@ def _process(
 
 
 def in_replicas(job: Job, context: DistributedContext) -> DistributedContext:
-    """The context with replicas of the size that the job's settings say; every process calls it."""
+    """The context with replicas of the size that the job's settings say; of every process."""
     size = Parameters.from_dict(dict(job["settings"]), source="a job").parallel.replica_size
-    made = replace(context, topology=replace(context.topology, replica_size=size))
-    made.replica_group, made.data_parallel_group = create_groups(made.topology, made.rank, timedelta(seconds=60))
-    return made
+    return replace(context, topology=replace(context.topology, replica_size=size))
 
 
 def train(jobs: Sequence[Job], context: DistributedContext) -> None:

@@ -332,7 +332,9 @@ def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     if parameters.precision == "fp8":
         yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'
     heads: int | None = getattr(architecture, "num_attention_heads", None)
-    if heads is not None and heads % processes:
+    tensor = parameters.parallel.tp_size
+    if heads is not None and heads % (processes * tensor):
+        heads //= math.gcd(heads, tensor)
         divisors = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
         yield (
             f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "

@@ -35,9 +35,10 @@ class Parallel(Settings):
     """DeepSpeed's own settings, or a file of them, for those without a key here. Settings that would change the results
     of training are refused."""
     dp_shard_size: Annotated[int, Field(ge=2)] | None = None
-    """How many neighbouring processes share the weights among themselves; the groups add up their gradients (hybrid
-    sharding, HSDP). With the number of processes of a node, weights are gathered within nodes alone. null is all
-    processes. Only with `engine` fsdp. Unit: processes."""
+    """How many neighbouring replicas share the weights among themselves; the groups add up their gradients (hybrid
+    sharding, HSDP). A replica is one process, or several with `tp_size`, `pp_size` or `sp_size`. With the number of
+    replicas of a node, weights are gathered within nodes alone. null is all. Only with `engine` fsdp. Unit:
+    replicas."""
     tp_size: PositiveInt = 1
     """Processes that share each matrix product of a replica (tensor parallelism). Unit: processes."""
     pp_size: PositiveInt = 1
@@ -60,20 +61,20 @@ class Parallel(Settings):
         """Number of processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
 
-    def shard_size(self, processes: int) -> int:
-        """Number of processes that share the weights under `engine` fsdp, of `processes` in all.
+    def shard_size(self, replicas: int) -> int:
+        """Number of replicas that share the weights under `engine` fsdp, of `replicas` in all.
 
         Raises:
             UserError: `dp_shard_size` does not divide them.
         """
-        size = self.dp_shard_size or processes
-        if processes % size and processes > 1:  # one process alone has nothing to share
-            divisors = [str(each) for each in range(2, processes + 1) if processes % each == 0]
+        size = self.dp_shard_size or replicas
+        if replicas % size and replicas > 1:  # one alone has nothing to share
+            divisors = [str(each) for each in range(2, replicas + 1) if replicas % each == 0]
             raise UserError(
-                f"parallel.dp_shard_size {size}: groups of {size} processes share the weights, but the run has "
-                f"{processes} processes; use {' or '.join(divisors)}, or null for one group of all"
+                f"parallel.dp_shard_size {size}: groups of {size} replicas share the weights, but the run has "
+                f"{replicas} replicas; use {' or '.join(divisors)}, or null for one group of all"
             )
-        return min(size, processes)
+        return min(size, replicas)
 
     @property
     def offloaded(self) -> frozenset[str]:
@@ -135,16 +136,10 @@ class Parallel(Settings):
                 f'use "sp_size": {self.cp_size}'
             )
         shared = [name for name in SIZES if getattr(self, name) > 1]
-        if len(shared) > 1:
-            largest = max(shared, key=lambda name: int(getattr(self, name)))
+        if shared and self.engine == "deepspeed":
             yield (
-                f"{' and '.join(shared)} cannot be combined; keep one, for example "
-                f'"{largest}": {self.replica_size}, and set the others to 1'
-            )
-        if shared and self.engine != "ddp":
-            yield (
-                f'{shared[0]} {getattr(self, shared[0])} needs engine "ddp", got "{self.engine}"; use '
-                f'"engine": "ddp", or set {shared[0]} to 1'
+                f'{shared[0]} {getattr(self, shared[0])} needs engine "ddp" or "fsdp", got "deepspeed"; use '
+                f'"engine": "fsdp", which divides what ZeRO divides, or set {shared[0]} to 1'
             )
         if self.pp_stages_per_process > 1 and self.pp_size == 1:
             yield f"pp_stages_per_process {self.pp_stages_per_process} needs pp_size of at least 2, got 1"

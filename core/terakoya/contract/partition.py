@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from terakoya.components import Architecture, TensorPartition
 from terakoya.contract.results import CheckFailed, CheckSkipped
-from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, WeightPartition, partition_blocks
+from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, partition_blocks
+from terakoya.training.engines.tensor_shards import TensorPart
 
 SIZE = 2
 """Number of processes that share a model."""
@@ -58,7 +59,7 @@ class Computed:
 
     hidden: Tensor
     gradients: Mapping[str, Tensor]
-    cuts: Mapping[str, WeightPartition]
+    cuts: Mapping[str, TensorPart]
 
 
 def check_partition(architecture: Architecture, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> None:
@@ -132,7 +133,7 @@ def _compute(
     architecture: Architecture,
     model: nn.Module,
     batch: Mapping[str, Tensor],
-    cuts: Mapping[nn.Parameter, WeightPartition],
+    cuts: Mapping[nn.Parameter, TensorPart],
 ) -> Computed:
     hidden = architecture.hidden(model, batch)
     (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum().backward()
@@ -158,7 +159,7 @@ def _compare(expected: Computed, results: Sequence[Computed], local_weights: fro
         for name, gradient in computed.gradients.items():
             reference = expected.gradients[name]
             if name in computed.cuts:
-                reference = computed.cuts[name].own_part(reference)
+                reference = computed.cuts[name].cut(reference)
             if name in local_weights:
                 gradient = torch.stack([each.gradients[name] for each in results]).sum(0)
             if (gradient - reference).norm() > TOLERANCE * (reference.norm() + 0.01 * whole):

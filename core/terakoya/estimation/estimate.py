@@ -127,7 +127,7 @@ def estimate(
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
     if processes is None:
         parallel, nodes = loaded.parallel, len(batch_table.node_names(loaded.batch_size))
-        processes = math.lcm(nodes, parallel.replica_size, parallel.dp_shard_size or 1)
+        processes = math.lcm(nodes, parallel.replica_size * (parallel.dp_shard_size or 1))
     share = first_rank_batch(
         loaded.batch_size, loaded.micro_batch_size, replica_size=loaded.parallel.replica_size, processes=processes
     )
@@ -166,9 +166,11 @@ def measure(
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """Returns the memory of each rank, the bytes of the whole optimizer state, and the assumptions."""
     parallel = parameters.parallel
-    fully_sharded = parallel.engine == "fsdp" and processes > 1
+    replicas = processes // parallel.replica_size
+    sharing = parallel.shard_size(replicas) * parallel.sp_size  # processes that divide the weights under `fully_shard`
+    fully_sharded = parallel.engine == "fsdp" and sharing > 1
     sharding = Sharding(
-        parallel.shard_size(processes) if fully_sharded else processes, parallel.zero_stage, share.micro_steps,
+        sharing if fully_sharded else processes, parallel.zero_stage, share.micro_steps,
         fully_sharded=fully_sharded, offloaded=parallel.offloaded,
         gathered=FLOAT32 if parameters.precision == "fp32" else FLOAT16,
         cuda_graphs=parameters.cuda_graphs and gpu,

@@ -128,11 +128,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         "epochs: with data.stages",
     ),
     ({"parallel": {"dp_shard_size": 2}}, 'dp_shard_size 2 needs engine "fsdp", got "ddp"'),
-    (
-        {"parallel": {"tp_size": 2, "sp_size": 4}},
-        'tp_size and sp_size cannot be combined; keep one, for example "sp_size": 8',
-    ),
-    ({"parallel": {**DEEPSPEED, "pp_size": 2}}, 'pp_size 2 needs engine "ddp", got "deepspeed"'),
+    ({"parallel": {**DEEPSPEED, "pp_size": 2}}, 'pp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"'),
     ({"parallel": {"cp_size": 2}}, 'use "sp_size": 2'),
     ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
 from terakoya.training.engines import fp8 as distributed_fp8
-from terakoya.training.engines import fsdp
+from terakoya.training.engines import parallel
 from terakoya.training.engines.build import build
 from terakoya.training.setup import train_in_this_process
 
@@ -50,7 +50,9 @@ def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_layers_are_converted_before_fsdp_shards_them(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[Any] = []
     monkeypatch.setattr(distributed_fp8, "convert", lambda module: happened.append(("converted", module)))
-    monkeypatch.setattr(fsdp, "FSDPEngine", lambda context, module, *_, **__: happened.append(("sharded", module)))
+    monkeypatch.setattr(
+        parallel, "ParallelEngine", lambda context, module, *_, **__: happened.append(("sharded", module))
+    )
     module = torch.nn.Linear(2, 2)
     two: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
     for precision in ("fp8", "bf16"):

@@ -6,7 +6,7 @@ Each rank is built in this process, one after another, in a world that exchanges
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -26,11 +26,12 @@ from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.mesh import ProcessMesh
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.engine import SavedTensors
-from terakoya.training.engines.fsdp import FSDPEngine
-from terakoya.training.engines.fsdp_groups import create_mesh, float32_weights
+from terakoya.training.engines.fsdp_groups import float32_weights
+from terakoya.training.engines.parallel import ParallelEngine
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
 
@@ -49,7 +50,7 @@ def rank_of(rank: int, world: int) -> Iterator[DistributedContext]:
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         topology = Topology(tuple(ProcessInfo(each, 0, each, "here") for each in range(world)))
-        yield DistributedContext(rank, world, CPU, topology, None, None, data_parallel_group=dist.group.WORLD)
+        yield DistributedContext(rank, world, CPU, topology, None, None)
     finally:
         dist.destroy_process_group()
 
@@ -65,11 +66,11 @@ def parameters_of(name: str, *, shard: int | None = None, **changes: Any) -> Par
     return Parameters.from_dict(raw, source="test")
 
 
-def build(context: DistributedContext, parameters: Parameters) -> FSDPEngine:
+def build(context: DistributedContext, parameters: Parameters) -> ParallelEngine:
     """The engine over weights that are the same for every rank."""
     torch.manual_seed(1)
     module = build_module_for_training(parameters, VOCABULARY)
-    return cast(FSDPEngine, engines.build(parameters, module, VOCABULARY, context, 2, 2))
+    return cast(ParallelEngine, engines.build(parameters, module, VOCABULARY, context, 2, 2))
 
 
 class Events(TorchDispatchMode):
@@ -96,7 +97,7 @@ class Events(TorchDispatchMode):
         return [(dtype, size) for kind, dtype, size in self.seen if kind == name]
 
 
-def take(engine: FSDPEngine, parameters: Parameters, *, last: bool = True) -> Events:
+def take(engine: ParallelEngine, parameters: Parameters, *, last: bool = True) -> Events:
     """What one micro-step of `engine` does."""
     rows = full_rows(parameters.objective.row_layout(), VOCABULARY, rows=2, sequence_length=32)
     batch = to_device(parameters.objective.collate(rows, VOCABULARY), CPU, flash=False)
@@ -179,7 +180,7 @@ def test_groups_gather_among_themselves_and_add_up_once_a_step() -> None:
         take(engine, parameters)
         engine.clear_gradients()
         before, at_last = take(engine, parameters, last=False), take(engine, parameters)
-    assert (engine.replicas, engine.replica) == (2, 1)
+    assert (engine.processes.size("dp_replicate"), engine.processes.index("dp_replicate")) == (2, 1)
     for seen in (before, at_last):
         assert Counter(seen.of("gather"))[torch.bfloat16, low[0]] == 2 * LAYERS
         assert sum(size for _, size in seen.of("reduce")) == (sum(low) + rest) / 2
@@ -202,8 +203,8 @@ class Whole:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name].shape)
 
-    def part(self, name: str, start: int, size: int) -> Tensor:
-        return self.tensors[name].flatten()[start : start + size]
+    def box(self, name: str, start: Sequence[int], size: Sequence[int]) -> Tensor:
+        return self.tensors[name][tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))]
 
 
 @pytest.mark.parametrize(("world", "shard"), [(4, None), (4, 2), (6, 3), (6, 2)])
@@ -227,13 +228,12 @@ def test_all_ranks_together_save_every_element_once_and_read_it_back(world: int,
             written.append(mine)
             engine.load_parameters(cast(SavedTensors, Whole({name: value + 1 for name, value in expected.items()})))
             for name, value in engine.module.named_parameters():
-                first, last = engine._rows(len(expected[name]))
-                assert torch.equal(cast(DTensor, value).to_local(), expected[name][first:last] + 1), name
+                assert torch.equal(cast(DTensor, value).to_local(), engine.parts[name].cut(expected[name]) + 1), name
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
     assert max(written) < 1.5 * sum(written) / world, "nearly equal amounts"
 
 
 def test_groups_that_do_not_divide_the_processes_are_refused() -> None:
-    with rank_of(0, 6) as context, pytest.raises(UserError, match=r"dp_shard_size 4: .* 6 processes; use 2 or 3 or 6,"):
-        create_mesh(context, Parallel(engine="fsdp", dp_shard_size=4))
+    with rank_of(0, 6) as context, pytest.raises(UserError, match=r"dp_shard_size 4: .* 6 replicas; use 2 or 3 or 6,"):
+        ProcessMesh.of(context, Parallel(engine="fsdp", dp_shard_size=4))

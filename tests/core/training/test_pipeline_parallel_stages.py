@@ -16,7 +16,7 @@ from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.engines.pipeline_parallel import schedulable_count
+from terakoya.training.engines.pipeline import schedulable_count
 from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, build_stage
 from terakoya.training.model.build import build_module_for_training
 
@@ -66,6 +66,13 @@ def stages_of(module: nn.Module, parameters: Parameters, count: int) -> list[Sta
     ]  # fmt: skip
 
 
+def run_number(stage: Stage, number: int, *received: torch.Tensor) -> torch.Tensor:
+    """What the stage makes of a micro-batch of its step."""
+    stage.number = number
+    made: torch.Tensor = stage(*received)
+    return made
+
+
 def tensors_of(parameters: Parameters, store: TokenStore, *, count: int = 4) -> dict[str, torch.Tensor]:
     rows = make_rows(store, parameters.objective.row_layout(), count=count)
     batch: Batch = parameters.objective.collate(rows, VOCABULARY)
@@ -85,15 +92,15 @@ def test_stages_in_sequence_compute_the_whole_model(
     expected = module(tensors)["lm_loss"]
     gradients = torch.autograd.grad(expected, list(module.parameters()))
     for count in (2, 5):
-        hidden: torch.Tensor | None = None
+        micro_batch = MicroBatch(tensors, lambda sums: sums["lm_loss"], 0)
+        received: tuple[torch.Tensor, ...] = ()
         for stage in stages_of(module, parameters, count):
-            made = stage.run(tensors, hidden)
-            if isinstance(made, torch.Tensor):
-                assert made.shape == (*tensors["input_ids"].shape, 16) and not stage.last
-                hidden = made
-        assert not isinstance(made, torch.Tensor)
-        assert made["lm_loss"].item() == pytest.approx(expected.item(), rel=1e-6)
-        for one, other in zip(gradients, torch.autograd.grad(made["lm_loss"], list(module.parameters())), strict=True):
+            stage.step, stage.rows = [micro_batch], len(tensors["input_ids"])
+            made = stage(*received)
+            assert made.shape == (() if stage.last else (*tensors["input_ids"].shape, 16))
+            received = (made,)
+        assert micro_batch.sums["lm_loss"].item() == made.item() == pytest.approx(expected.item(), rel=1e-6)
+        for one, other in zip(gradients, torch.autograd.grad(made, list(module.parameters())), strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -121,7 +128,7 @@ def test_dropout_depends_on_micro_batch_and_stage_not_on_the_order(rows_of: Toke
     def run(stage: Stage, order: tuple[int, ...]) -> dict[int, torch.Tensor]:
         stage.step = [MicroBatch(tensors, lambda sums: sums["lm_loss"], seed) for seed in (7, 8)]
         stage.rows = len(given)
-        return {micro: stage(given, micro=torch.tensor([micro])).detach() for micro in order}
+        return {micro: run_number(stage, micro, given).detach() for micro in order}
 
     first, again = run(between[0], (0, 1)), run(between[0], (1, 0))
     assert all(torch.equal(first[micro], again[micro]) for micro in (0, 1))
@@ -137,13 +144,13 @@ def test_smaller_micro_batches_are_padded_with_rows_of_zeros(rows_of: TokenStore
     for stage in (first, second):
         stage.step = [MicroBatch(tensors, lambda sums: sums["lm_loss"], 1), None]
         stage.rows, stage.length = 5, SEQUENCE_LENGTH
-    made = first(micro=torch.tensor([0]))
+    made = run_number(first, 0)
     assert made.shape == (5, SEQUENCE_LENGTH, 16) and not made[3:].any() and made[:3].any()
     made[3:].detach().fill_(float("nan"))
-    assert second(made, micro=torch.tensor([0])).isfinite(), "the padding is not used"
-    nothing = first(micro=torch.tensor([1]))
+    assert run_number(second, 0, made).isfinite(), "the padding is not used"
+    nothing = run_number(first, 1)
     assert nothing.shape == made.shape and not nothing.any()
-    loss = second(nothing, micro=torch.tensor([1]))
+    loss = run_number(second, 1, nothing)
     loss.backward()
     assert loss.item() == 0.0 and all(each.grad is None for each in second.parameters())
 
@@ -182,7 +189,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"parallel": PAIR, "frozen_layers": 3},
         "frozen_layers: the first of 2 stages has 3 of 5 blocks .* expected at most 2, got 3",
     ),
-    ({"parallel": {"pp_size": 2, "engine": "fsdp"}}, 'pp_size 2 needs engine "ddp", got "fsdp"'),
+    (
+        {"parallel": {"pp_size": 2, "engine": "deepspeed", "zero_stage": 1}},
+        'pp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"; use "engine": "fsdp"',
+    ),
 ]
 
 

@@ -52,7 +52,8 @@ def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
          "parallel.sp_size 2: ReplacedToken with these settings needs whole rows; set it to 1"),
         (2, {"architecture": BERT, "objective": PAIRS}, "MaskedLM with these settings needs whole rows"),
         (2, {"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately'),
-        (2, {"parallel": {"sp_size": 2, "engine": "fsdp"}}, 'sp_size 2 needs engine "ddp", got "fsdp"'),
+        (2, {"parallel": {"sp_size": 2, "engine": "deepspeed", "zero_stage": 2}},
+         'sp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"'),
     ],
 )  # fmt: skip
 def test_incompatible_settings_are_refused_with_compatible_ones(

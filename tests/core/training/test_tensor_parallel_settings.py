@@ -51,7 +51,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"parallel": {"tp_size": 2, "sequence_parallel": True}},
         "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not supp",
     ),
-    ({"parallel": {"tp_size": 2, "engine": "fsdp"}}, 'tp_size 2 needs engine "ddp", got "fsdp"'),
+    (
+        {"parallel": {"tp_size": 2, "engine": "deepspeed", "zero_stage": 1}},
+        'tp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"; use "engine": "fsdp", which divides what ZeRO',
+    ),
 ]
 
 

@@ -28,8 +28,7 @@ from worlds import Job
 from terakoya.components import Optimizer
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, WeightPartition
-from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
+from terakoya.training.engines.tensor_shards import TensorPart, TensorShard, whole_shard
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, assign_owners, whole_names
 
 ROWS = {"0": 2, "1": 2}
@@ -87,9 +86,8 @@ def cut_by_columns(name: str, whole: Tensor, context: DistributedContext) -> tup
     """Tensor parallelism's: columns of three matrices side by side, and tensors that every process has."""
     if whole.shape[-1] % 6:
         return whole.clone(), lambda values: [whole_shard(name, values)]
-    group = ProcessTensorParallelGroup(context.rank, 2, dist.group.WORLD)  # type: ignore[arg-type]
-    partition = WeightPartition(whole.ndim - 1, 3, group)
-    return partition.own_part(whole), lambda values: partition.shards(name, values)
+    part = TensorPart.whole(whole.shape).divided(whole.ndim - 1, context.rank, 2, matrices=3)
+    return part.cut(whole), lambda values: part.shards(name, values)
 
 
 CUTS = (cut_by_rows, cut_flat, cut_by_columns)

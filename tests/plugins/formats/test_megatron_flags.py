@@ -117,14 +117,14 @@ def test_a_run_of_a_llama_is_converted() -> None:
         "schedule": {"type": "cosine", "min_lr": 1e-6, "lr_decay_steps": 12000, "warmup_steps": 1000},
         "batch_size": {"0": 512, "1": 512, "2": 512},
         "micro_batch_size": 1, "max_steps": 12500, "max_grad_norm": 0.8, "seed": 1234, "precision": "bf16",
-        "attention": "flash", "parallel": {"engine": "deepspeed", "zero_stage": 1}, "logging_steps": 1,
+        "attention": "flash", "parallel": {"engine": "fsdp", "tp_size": 2}, "logging_steps": 1,
         "checkpoint": {"save_steps": 500}, "evaluation": {"steps": 100, "batches": 20},
         "activation_checkpointing": "selective", "start_from": "old",
         "trackers": [{"type": "wandb", "name": "tanuki", "project": "Llama", "tags": ["debug"]}],
     }  # fmt: skip
     assert found.ignored["hysteresis"] == "only fp16 has a loss scale"
     assert any("terakoya import megatron old --out DIR" in note for note in found.notes)
-    assert sorted(found.unsupported) == ["no-fp8-wgrad", "num-layer", "tensor-model-parallel-size"]
+    assert sorted(found.unsupported) == ["no-fp8-wgrad", "num-layer"]
     assert found.unsupported["num-layer"].startswith('3: unknown option; did you mean "num-layers"')
     Parameters.from_dict(found.parameters, source="test")
 
@@ -143,10 +143,12 @@ def test_model_parallel_sizes_are_converted() -> None:
         {"pp_size": 2, "pp_stages_per_process": 4}, {},
     )  # fmt: skip
     assert parallel("--ds-sequence-parallel-size 2") == ({"sp_size": 2}, {})
-    both, unsupported = parallel(f"{tensor} 2 {pipeline} 2")
-    assert both == {} and sorted(unsupported) == ["pipeline-model-parallel-size", "tensor-model-parallel-size"]
-    zero, unsupported = parallel(f"{tensor} 2 --use-distributed-optimizer")
-    assert zero["zero_stage"] == 1 and "not supported together with ZeRO" in unsupported["tensor-model-parallel-size"]
+    assert parallel(f"{tensor} 2 {pipeline} 2") == ({"tp_size": 2, "pp_size": 2}, {})
+    assert parallel(f"{tensor} 2 {pipeline} 2 --zero-stage 0") == ({"tp_size": 2, "pp_size": 2}, {})
+    for zero in ("--zero-stage 1", "--use-distributed-optimizer"):
+        assert parallel(zero) == ({"engine": "deepspeed", "zero_stage": 1}, {})
+        sharded = {"engine": "fsdp", "tp_size": 2, "pp_size": 2}
+        assert parallel(f"{tensor} 2 {pipeline} 2 {zero}") == (sharded, {})
 
 
 def test_precision_memory_and_trackers_are_converted() -> None:

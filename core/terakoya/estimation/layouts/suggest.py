@@ -158,9 +158,14 @@ def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float
         ends = model.embedding_weights + model.head_weights
         low = FLOAT32 if precision == "fp32" else FLOAT16
         sent = FLOAT32 if precision == "fp32" else FLOAT16 + FLOAT32  # a block's gradient, and what is sent of it
+        layer = model.layer_weights / parallel.get("tp_size", 1)
+        pipeline = parallel.get("pp_size", 1) > 1
         return Program(
-            optimizer=state, gathered=low, bucket=FLOAT32 * ends + sent * model.layer_weights, ends_shared=False,
-            max_gathered=ends * FLOAT32 / low + 2 * model.layer_weights, cast_weights=precision == "fp32",
+            # a stage's weights stay gathered in a pipeline, those outside of blocks in float32
+            weights=low if pipeline else FLOAT32, partition=FLOAT32 if pipeline else 0,
+            hidden=FLOAT32 if pipeline else 0, optimizer=state, gathered=low,
+            bucket=FLOAT32 * ends + sent * layer + ((FLOAT32 - low) * ends if pipeline else 0), ends_shared=False,
+            max_gathered=ends * FLOAT32 / low + 2 * layer, cast_weights=precision == "fp32",
         )  # fmt: skip
     return Program(optimizer=state, hidden=FLOAT32, ends_shared=False)
 
@@ -207,15 +212,16 @@ def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str,
                         interleaved = {"engine": "ddp", **sizes, STAGES_PER_PROCESS: stages}
                         yield interleaved, axes.replace(virtual=stages)
             if data > 1:
-                for stage in (0, 1, 2, 3):
-                    parallel = {"engine": "deepspeed", "zero_stage": stage, **sizes}
-                    if stage or not sizes:
-                        yield parallel, axes.replace(zero_stage=stage)
-                yield {"engine": "fsdp", **sizes}, axes.replace(zero_stage=3)
+                for stage in () if sizes else (0, 1, 2, 3):
+                    yield {"engine": "deepspeed", "zero_stage": stage}, axes.replace(zero_stage=stage)
+                # in a pipeline weights and gradients are whole during a step
+                yield {"engine": "fsdp", **sizes}, axes.replace(zero_stage=3 if pipeline == 1 else 1)
                 node = cluster.per_node
                 if not sizes and node < data and data % node == 0 and node > 1:
                     yield {"engine": "fsdp", "dp_shard_size": node}, axes.replace(zero_stage=3, shard=node)
     for sequence in SIZES[1:]:
         divides = all(count % sequence == 0 for count in (model.heads, model.key_value_heads, cluster.gpus))
         if divides and sequence <= cluster.per_node:
-            yield {"engine": "ddp", "sp_size": sequence}, Layout(data=cluster.gpus // sequence, sequence=sequence)
+            axes = Layout(data=cluster.gpus // sequence, sequence=sequence)
+            yield {"engine": "ddp", "sp_size": sequence}, axes
+            yield {"engine": "fsdp", "sp_size": sequence}, axes.replace(zero_stage=3)

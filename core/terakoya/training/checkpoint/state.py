@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -223,6 +223,32 @@ class StoredTensors:
             if low < high:  # files are mapped into memory: elements that are not used are not read
                 parts.append(shard.file.get_tensor(shard.key).flatten()[low - first : high - first])
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
+
+    def box(self, name: str, start: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Returns the box of the tensor `name` that begins at `start` and has the shape `size`, on the CPU.
+
+        Reads only the parts of files that hold it, except where shards are ranges that are no rows. Raises UserError
+        like a call.
+        """
+        shards = self._shards_of(name)
+        shape = shards[0].shape
+        if tuple(size[1:]) == shape[1:]:  # whole rows, or a number
+            width = math.prod(shape[1:])
+            return self.part(name, start[0] * width if start else 0, math.prod(size)).view(tuple(size))
+        if any(isinstance(shard.start, int) for shard in shards):
+            return self(name)[tuple(slice(first, first + length) for first, length in zip(start, size, strict=True))]
+        found: Tensor | None = None
+        for shard in shards:
+            assert isinstance(shard.start, tuple)
+            corners = zip(start, size, shard.start, shard.shard_shape, strict=True)
+            spans = [(max(a, b), min(a + m, b + n)) for a, m, b, n in corners]  # of the whole tensor, in each dimension
+            if all(low < high for low, high in spans):
+                there = tuple(slice(low - b, high - b) for (low, high), b in zip(spans, shard.start, strict=True))
+                here = tuple(slice(low - a, high - a) for (low, high), a in zip(spans, start, strict=True))
+                values = shard.file.get_tensor(shard.key)[there]
+                found = torch.empty(tuple(size), dtype=values.dtype) if found is None else found
+                found[here] = values
+        return torch.empty(tuple(size)) if found is None else found
 
     def _shards_of(self, name: str) -> list[_StoredShard]:
         if name not in self.shards:

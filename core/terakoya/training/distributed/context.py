@@ -29,8 +29,6 @@ class DistributedContext:
     Attributes:
         device: on CUDA with its index.
         control: the group of all processes, over gloo; None where this process is the only one.
-        replica_group: the processes of this one's replica, over the device's backend; None where it is the only one.
-        data_parallel_group: the processes at this one's position in all replicas; None where there is one replica.
         heartbeat: notices ranks that hang or are gone; None where this process is the only one.
     """
 
@@ -40,8 +38,6 @@ class DistributedContext:
     topology: Topology
     control: dist.ProcessGroup | None
     accelerator: Any = field(repr=False)
-    replica_group: dist.ProcessGroup | None = None
-    data_parallel_group: dist.ProcessGroup | None = None
     heartbeat: Heartbeat | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -235,7 +231,6 @@ def connect(
     topology = Topology(tuple(process for process, _ in reported), replica_size)
     meeting = reported[0][1]
     rank = dist.get_rank()
-    replica_group, data_parallel_group = create_groups(topology, rank, timeout)
     return DistributedContext(
         rank,
         launch.world_size,
@@ -243,8 +238,6 @@ def connect(
         topology,
         control,
         accelerator,
-        replica_group=replica_group,
-        data_parallel_group=data_parallel_group,
         heartbeat=Heartbeat(topology, rank, timeout_seconds, meeting) if launch.world_size > 1 else None,
     )
 
@@ -254,25 +247,3 @@ def with_index(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def create_groups(
-    topology: Topology, rank: int, timeout: timedelta
-) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Returns the `replica_group` and the `data_parallel_group` of `rank`.
-
-    Collective: every rank creates the groups of all ranks, in the same order.
-    """
-    size, world = topology.replica_size, len(topology.processes)
-    if size == 1:
-        return None, dist.group.WORLD if world > 1 else None
-    replica_group = data_parallel_group = None
-    for replica in range(topology.num_replicas):
-        ranks = topology.replica_ranks(replica)
-        group = dist.new_group(list(ranks), timeout=timeout)
-        replica_group = group if rank in ranks else replica_group
-    for position in range(size if topology.num_replicas > 1 else 0):
-        ranks = range(position, world, size)
-        group = dist.new_group(list(ranks), timeout=timeout)
-        data_parallel_group = group if rank in ranks else data_parallel_group
-    return replica_group, data_parallel_group

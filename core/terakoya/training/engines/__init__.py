@@ -1,1 +1,1 @@
-"""Engines that hold and step one module over several processes: DDP, FSDP, DeepSpeed, tensor, pipeline, sequence."""
+"""Engines that hold and step one module over several processes: DDP, DeepSpeed, and parts of one model."""

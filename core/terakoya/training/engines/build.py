@@ -43,39 +43,16 @@ def build(
             parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps,
             micro_batch_size=micro_batch_size, scaler=scaler,
         )  # fmt: skip
-    if parallel.engine == "fsdp" and context.world_size > 1:  # one process has nothing to shard
-        from terakoya.training.engines.fsdp import FSDPEngine
+    if precision == "fp8":
+        fp8.convert(module)  # weights are the same ones, which an engine may then shard
+    if context.world_size > 1 and (parallel.engine == "fsdp" or parallel.replica_size > 1):
+        from terakoya.training.engines.parallel import ParallelEngine
 
-        if precision == "fp8":
-            fp8.convert(module)  # weights are the same ones, which the engine then shards
-        return FSDPEngine(
-            context, module, parameters.optimizer, architectures, vocabulary,
-            parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, scaler=scaler,
-        )  # fmt: skip
-    if parallel.tp_size > 1:
-        from terakoya.training.engines.tensor_parallel import TensorParallelEngine
-
-        return TensorParallelEngine(
-            context, module, parameters.optimizer, architectures, vocabulary,
-            precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
-        )  # fmt: skip
-    if parallel.pp_size > 1:
-        from terakoya.training.engines.pipeline_parallel import PipelineEngine
-
-        return PipelineEngine(
+        return ParallelEngine(
             context, module, parameters.optimizer, architectures, vocabulary,
             parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
         )  # fmt: skip
-    if parallel.sp_size > 1:
-        from terakoya.training.engines.sequence_parallel import SequenceParallelEngine
-
-        return SequenceParallelEngine(
-            context, module, parameters.optimizer,
-            precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
-        )  # fmt: skip
     module.to(context.device)
-    if precision == "fp8":
-        fp8.convert(module)
     optimizer = parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
     return DDPEngine(
         context, module, optimizer,

@@ -121,7 +121,7 @@ class DDPEngine:
 
     def gradient_group(self) -> dist.ProcessGroup | None:
         """The processes over which DDP sums gradients; None where it has nothing to sum."""
-        return self.context.data_parallel_group
+        return dist.group.WORLD if self.context.world_size > 1 else None
 
     def clip(self) -> Tensor:
         """Scales gradients down to `max_grad_norm`; returns the norm before, a float32 scalar on the device."""

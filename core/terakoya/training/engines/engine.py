@@ -44,6 +44,9 @@ class SavedTensors(Protocol):
     def part(self, name: str, start: int, size: int) -> Tensor:
         """Elements [start, start + size) of the flattened tensor: (size,)."""
 
+    def box(self, name: str, start: Sequence[int], size: Sequence[int]) -> Tensor:
+        """The box of the tensor that begins at `start` and has the shape `size`."""
+
 
 class Engine(Protocol):
     """Runs forward and backward, reduces gradients and updates weights. All engines keep fp32 master weights.

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -21,34 +19,12 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.engine import AUTOCAST_DTYPES
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 PRODUCTS = (nn.Linear, _ConvNd, Conv1D)
 """Modules whose weights and biases autocast casts; Transformers' `Conv1D` is GPT-2's linear layer."""
-
-
-def create_mesh(context: DistributedContext, parallel: Parallel) -> DeviceMesh:
-    """Returns the mesh whose last dimension is the processes that share weights; with fewer of them than processes the
-    first dimension is the groups, each of which holds all weights. Collective.
-
-    Raises:
-        UserError: the processes cannot be divided into groups of `dp_shard_size`.
-    """
-    assert context.data_parallel_group is not None, "one process has nothing to shard"
-    size = parallel.shard_size(context.world_size)
-    if size == context.world_size:
-        return DeviceMesh.from_group(context.data_parallel_group, context.device.type)
-    ranks = torch.arange(context.world_size).view(-1, size)
-    timeout = timedelta(seconds=parallel.timeout_seconds)
-    mine = []
-    for groups in (ranks.T, ranks):  # every process creates all groups, in the same order
-        created = [(each.tolist(), dist.new_group(each.tolist(), timeout=timeout)) for each in groups]
-        mine.append(next(group for members, group in created if context.rank in members))
-    return DeviceMesh.from_group(mine, context.device.type, mesh=ranks, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def shard_module(
@@ -58,8 +34,10 @@ def shard_module(
     mesh: DeviceMesh,
     *,
     precision: str,
+    stays_gathered: bool = False,
 ) -> list[FSDPModule]:
-    """Shards `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last.
+    """Shards `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last. If
+    `stays_gathered`, the blocks' weights stay gathered after a forward, as those of the root do.
 
     Raises:
         UserError: none of `architectures` defines a model's blocks, or a weight is a scalar.
@@ -80,11 +58,14 @@ def shard_module(
         for value in set(block.parameters()) - (float32_weights(block) if policy.param_dtype else set())
     }
     # the root comes first, so that what blocks leave in float32 becomes a part of its group
+    after_forward = not stays_gathered
     root = fully_shard(module, mesh=mesh, ignored_params=gathered_by_blocks)
     groups = []
     for block in blocks:
         of_root: set[nn.Parameter] = {value for value in block.parameters() if isinstance(value, DTensor)}
-        groups.append(fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=of_root))
+        groups.append(
+            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=of_root, reshard_after_forward=after_forward)
+        )
     for this, following in pairwise(groups):
         this.set_modules_to_forward_prefetch([following])
     for group in (*groups, root):

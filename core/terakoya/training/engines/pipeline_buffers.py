@@ -27,6 +27,11 @@ class ReceivingStage(PipelineStage):
         super().__init__(*arguments, **named)
         self.shape = shape
 
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        """See `PipelineStage`; tells the module which micro-batch it is."""
+        self.submod.number = fwd_chunk_id  # type: ignore[assignment]
+        return super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """See `PipelineStage`."""
         for info in _receive_infos(self.args_recv_info[fwd_chunk_id]):

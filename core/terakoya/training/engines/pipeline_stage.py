@@ -60,6 +60,7 @@ class Stage(nn.Module):
     Attributes:
         root: the objective's module over this stage's part of its model.
         step: the micro-batches of the current step; None is an empty one, where the schedule needs more than there are.
+        number: the micro-batch that runs next.
         rows, length: R and T of the hidden states that are sent.
         scale: factor of the loss, () float32; None is 1.
     """
@@ -87,39 +88,33 @@ class Stage(nn.Module):
         self.device = device
         self.autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self.hidden_size: int = model.config.hidden_size
-        self.step: list[MicroBatch | None] = []
+        self.step: Sequence[MicroBatch | None] = []
+        self.number = 0
         self.rows = 0
         self.length = 0
         self.scale: Tensor | None = None
 
-    def forward(self, *received: Tensor, micro: Tensor) -> Tensor:
-        """Runs the micro-batch number `micro` (1,) for a schedule: returns hidden states (R, T, H) float32, or on the
-        last stage this micro-batch's part of the loss, (). `received` is the output of the stage before, empty on the
-        first stage."""
-        micro_batch = self.step[int(micro)]
+    def forward(self, *received: Tensor) -> Tensor:
+        """Runs a micro-batch: returns hidden states (R, T, H) float32, or on the last stage this micro-batch's part of
+        the loss, (). `received` is the output of the stage before, empty on the first stage."""
+        micro_batch = self.step[self.number]
         hidden = received[0] if received else None
         if micro_batch is None:
             return self._empty_output(hidden)
         self._seed(micro_batch.seed)
         rows, _ = micro_batch.shape
-        # no slice of all rows: its gradient would be a copy
-        output = self.run(micro_batch.tensors, hidden if hidden is None or rows == self.rows else hidden[:rows])
-        if isinstance(output, Tensor):
-            missing = self.rows - rows
-            return F.pad(output, (0, 0, 0, 0, 0, missing)) if missing else output  # padding with no rows would copy
-        micro_batch.sums = {name: value.detach() for name, value in output.items()}
-        loss = micro_batch.loss_fn(output)
-        return loss if self.scale is None else loss * self.scale
-
-    def run(self, tensors: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor | Mapping[str, Tensor]:
-        """Returns hidden states (B, T, H) float32 of the batch `tensors`, or on the last stage the objective's sums;
-        `hidden` (B, T, H) is the output of the stage before, None for the first."""
-        inputs = tensors if hidden is None else {**tensors, "inputs_embeds": hidden}
+        inputs = micro_batch.tensors
+        if hidden is not None:  # no slice of all rows: its gradient would be a copy
+            inputs = {**inputs, "inputs_embeds": hidden if rows == self.rows else hidden[:rows]}
         with torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            if self.last:
-                sums: Mapping[str, Tensor] = self.root(inputs)
-                return sums
-            return self.hidden(inputs).float()
+            if not self.last:
+                output = self.hidden(inputs).float()
+                missing = self.rows - rows
+                return F.pad(output, (0, 0, 0, 0, 0, missing)) if missing else output  # without rows it would copy
+            sums = self.root(inputs)
+        micro_batch.sums = {name: value.detach() for name, value in sums.items()}
+        loss = micro_batch.loss_fn(sums)
+        return loss if self.scale is None else loss * self.scale
 
     def _empty_output(self, hidden: Tensor | None) -> Tensor:
         """The output for an empty micro-batch; no weight takes part in it."""

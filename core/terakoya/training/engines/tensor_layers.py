@@ -12,7 +12,7 @@ Letters in shapes: B rows, T positions, H hidden size, P processes of a replica.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.components import TensorPartition
+from terakoya.components import Architecture, TensorPartition
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.engines.tensor_shards import TensorShard
+from terakoya.training.engines.tensor_shards import TensorPart
+from terakoya.training.model.module_parts import architecture_of, top_level_models
 
+KEY = "parallel.tp_size"
 LINEAR = (nn.Linear, Conv1D)
 """The layers that can be sharded; Conv1D, GPT-2's, has weights (inputs, outputs)."""
 
@@ -59,36 +63,6 @@ class ProcessTensorParallelGroup(TensorParallelGroup):
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total
-
-
-@dataclass(frozen=True)
-class WeightPartition:
-    """How one weight is divided among the processes of a group.
-
-    Attributes:
-        axis: the dimension that is divided.
-        matrices: number of matrices side by side along it; each is divided separately.
-        group: the processes, and which of them this is.
-    """
-
-    axis: int
-    matrices: int
-    group: TensorParallelGroup
-
-    def own_part(self, whole: Tensor) -> Tensor:
-        """Returns this process's part of the weight `whole`, in its own memory."""
-        divided = whole.unflatten(self.axis, (self.matrices, self.group.size, -1))
-        own = divided.select(self.axis + 1, self.group.index)
-        return own.flatten(self.axis, self.axis + 1).clone(memory_format=torch.contiguous_format)
-
-    def shards(self, name: str, own: Tensor) -> Iterator[TensorShard]:
-        """Yields this process's `own` part of the weight `name` as shards, one for each matrix."""
-        size = own.shape[self.axis] // self.matrices
-        shape, start = list(own.shape), [0] * own.ndim
-        shape[self.axis] *= self.group.size
-        for matrix in range(self.matrices):
-            start[self.axis] = (matrix * self.group.size + self.group.index) * size
-            yield TensorShard(name, own.narrow(self.axis, matrix * size, size), tuple(shape), tuple(start))
 
 
 class _CopyToRegion(torch.autograd.Function):
@@ -186,54 +160,91 @@ class RowParallel(nn.Module):
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
 
 
+@dataclass(frozen=True)
+class TensorDivision:
+    """How the layers of a module are divided.
+
+    Attributes:
+        parts: the part that this process has of each divided parameter.
+        in_region: parameters that each process has whole and applies to its own part of the activations: their
+            gradients must be summed.
+    """
+
+    parts: Mapping[nn.Parameter, TensorPart]
+    in_region: Set[nn.Parameter]
+
+
+def divide_models(
+    module: nn.Module,
+    architectures: Sequence[Architecture],
+    vocabulary: Vocabulary,
+    group: TensorParallelGroup,
+    device: torch.device,
+) -> TensorDivision:
+    """Divides the blocks of every model in `module` among the processes of `group`, which compute on `device`."""
+    dropout = device if attention.dropout(module) > 0 else None
+    parts: dict[nn.Parameter, TensorPart] = {}
+    in_region: set[nn.Parameter] = set()
+    for model in top_level_models(module):
+        architecture = architecture_of(model, architectures, vocabulary, key=KEY)
+        partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
+        assert partition is not None, "checked when the parameters are read"
+        parts |= partition_blocks(blocks, partition, group, dropout=dropout)
+        for block in blocks:
+            for name in partition.local:
+                in_region |= set(block.get_submodule(name).parameters())
+    return TensorDivision(parts, in_region)
+
+
 def partition_blocks(
     blocks: Sequence[nn.Module],
     partition: TensorPartition,
     group: TensorParallelGroup,
     *,
     dropout: torch.device | None,
-) -> dict[nn.Parameter, WeightPartition]:
+) -> dict[nn.Parameter, TensorPart]:
     """Replaces the whole weights in `blocks` by this process's parts, and inserts the communication.
 
     Args:
         dropout: the device of the computation if the regions apply dropout, else None.
 
     Returns:
-        how each divided parameter is divided. Such a parameter keeps its name and is a new object.
+        the part that this process has of each divided parameter. Such a parameter keeps its name and is a new object.
     """
-    partitions: dict[nn.Parameter, WeightPartition] = {}
+    parts: dict[nn.Parameter, TensorPart] = {}
     for number, block in enumerate(blocks):
         local_dropout = None if dropout is None else LocalDropout(group, number, dropout)
         for name, matrices in partition.column_parallel.items():
-            partitions |= _divide_layer(block.get_submodule(name), group, outputs=True, matrices=matrices)
+            parts |= _divide_layer(block.get_submodule(name), group, outputs=True, matrices=matrices)
         for name in partition.row_parallel:
             layer = block.get_submodule(name)
-            partitions |= _divide_layer(layer, group, outputs=False)
+            parts |= _divide_layer(layer, group, outputs=False)
             block.set_submodule(name, RowParallel(layer, group, local_dropout))
         for name in partition.inputs:
             hook = EnterRegionHook(group, local_dropout)
             block.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
         for name, attributes in partition.divided_attributes.items():
             _divide_attributes(block.get_submodule(name), attributes, group.size)
-    return partitions
+    return parts
 
 
 def _divide_layer(
     layer: nn.Module, group: TensorParallelGroup, *, outputs: bool, matrices: int = 1
-) -> Mapping[nn.Parameter, WeightPartition]:
+) -> Mapping[nn.Parameter, TensorPart]:
     """Keeps this process's part of the outputs of `layer`, or else of its inputs; returns its new parameters. The bias
     belongs to the outputs."""
     assert isinstance(layer, LINEAR), f"{type(layer).__name__} is not a linear layer"
     axis = int(isinstance(layer, Conv1D) == outputs)  # Conv1D has weights (inputs, outputs), Linear the reverse
-    partitions = {"weight": WeightPartition(axis, matrices, group)}
+    axes = {"weight": (axis, matrices)}
     if outputs and layer.bias is not None:
-        partitions["bias"] = WeightPartition(0, matrices, group)
+        axes["bias"] = (0, matrices)
     new_parameters = {}
-    for name, partition in partitions.items():
+    for name, (axis, side_by_side) in axes.items():
         whole = getattr(layer, name)
-        part = nn.Parameter(partition.own_part(whole.detach()), requires_grad=whole.requires_grad)
-        setattr(layer, name, part)
-        new_parameters[part] = partition
+        part = TensorPart.whole(whole.shape).divided(axis, group.index, group.size, matrices=side_by_side)
+        own = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
+        setattr(layer, name, own)
+        new_parameters[own] = part
     width = {True: ("out_features", "nf"), False: ("in_features", "nx")}[outputs][isinstance(layer, Conv1D)]
     _divide_attributes(layer, (width,), group.size)
     return new_parameters

@@ -6,9 +6,10 @@ Nothing here communicates: every process computes the same assignment from the n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from terakoya.components.tensor_shard import TensorShard as TensorShard
@@ -19,6 +20,91 @@ KINDS: tuple[Kind, ...] = ("model", "optimizer")
 
 BLOCK_BYTES = 4 << 20
 """Shards that many processes hold are assigned in blocks of at most this size, or one row where a row is larger."""
+
+
+class Box(NamedTuple):
+    """A box of a tensor: its first corner, and its size in each dimension."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    def narrow(self, axis: int, first: int, size: int) -> Box:
+        """Returns the part that begins at `first` within this box along `axis`, `size` elements wide."""
+        start, sizes = list(self.start), list(self.size)
+        start[axis] += first
+        sizes[axis] = size
+        return Box(tuple(start), tuple(sizes))
+
+
+@dataclass(frozen=True)
+class TensorPart:
+    """Where the values that a process holds are in a whole tensor: in boxes, which it holds side by side.
+
+    Attributes:
+        shape: the whole tensor's shape.
+        boxes: at least one, which may be empty.
+        axis: the dimension along which the boxes are side by side; they are equally large in all others.
+    """
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    axis: int = 0
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Self:
+        """The part that is the whole tensor."""
+        shape = tuple(shape)
+        return cls(shape, (Box((0,) * len(shape), shape),))
+
+    def divided(self, axis: int, index: int, count: int, *, matrices: int = 1) -> TensorPart:
+        """Part `index` of `count` equal parts of a whole tensor along `axis`. With several `matrices` side by side
+        along it, each of them is divided."""
+        (box,) = self.boxes
+        size = self.shape[axis] // (matrices * count)
+        starts = [(matrix * count + index) * size for matrix in range(matrices)]
+        return TensorPart(self.shape, tuple(box.narrow(axis, start, size) for start in starts), axis)
+
+    def rows(self, index: int, count: int) -> TensorPart:
+        """The rows of this part that process `index` of `count` holds under `fully_shard`: ceil(n / count) of n; the
+        last ones may hold fewer, or none."""
+        length = self.local_shape[0]
+        size = -(-length // count)
+        first = min(length, index * size)
+        last = min(length, first + size)
+        if self.axis:
+            return replace(self, boxes=tuple(box.narrow(0, first, last - first) for box in self.boxes))
+        boxes, at = [], 0
+        for box in self.boxes:
+            low, high = max(first - at, 0), min(last - at, box.size[0])
+            if low < high:
+                boxes.append(box.narrow(0, low, high - low))
+            at += box.size[0]
+        return replace(self, boxes=tuple(boxes) or (self.boxes[0].narrow(0, 0, 0),))
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of the values that the process holds."""
+        shape = list(self.boxes[0].size)
+        if shape:
+            shape[self.axis] = sum(box.size[self.axis] for box in self.boxes)
+        return tuple(shape)
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """Returns this part of the `whole` tensor, in its own memory."""
+        if not self.shape:
+            return whole.clone()
+        slices = [tuple(slice(at, at + size) for at, size in zip(*box, strict=True)) for box in self.boxes]
+        return torch.cat([whole[each] for each in slices], self.axis)
+
+    def shards(self, name: str, own: Tensor) -> Iterator[TensorShard]:
+        """Yields the values `own` that the process holds of the tensor `name`, a shard for each box with elements."""
+        if not self.shape:
+            yield whole_shard(name, own)
+            return
+        pieces = own.split([box.size[self.axis] for box in self.boxes], self.axis)
+        for box, piece in zip(self.boxes, pieces, strict=True):
+            if piece.numel():
+                yield TensorShard(name, piece, self.shape, box.start)
 
 
 def whole_shard(name: str, value: Tensor) -> TensorShard:

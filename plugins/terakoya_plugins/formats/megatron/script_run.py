@@ -91,35 +91,36 @@ VIRTUAL_STAGES = "num-layers-per-virtual-pipeline-stage"
 
 
 def convert_parallel(options: Options, layers: int | None) -> dict[str, Any]:
-    """Converts ZeRO or the model-parallel size, and the timeout. `layers` is the model's number of layers."""
+    """Converts ZeRO, the model-parallel sizes, and the timeout. `layers` is the model's number of layers.
+
+    DeepSpeed's ZeRO stands alone; next to a size above 1, `fully_shard` divides what ZeRO divides.
+    """
     stage = options.take("zero-stage", parse_integer, "parallel.zero_stage")
     if options.take_switch("use-distributed-optimizer", "parallel.zero_stage"):
         stage = 1 if stage is None else stage
-    parallel: dict[str, Any] = {} if stage is None else {"engine": "deepspeed", "zero_stage": stage}
-    parallel |= _convert_sizes(options, layers, zero=stage is not None)
+    sizes = _convert_sizes(options, layers)
+    parallel: dict[str, Any] = {}
+    if stage is not None:
+        parallel = {"engine": "deepspeed", "zero_stage": stage}
+        if sizes:
+            parallel = {"engine": "fsdp"} if stage else {}
+    parallel |= sizes
     minutes = options.take("distributed-timeout-minutes", parse_integer, "parallel.timeout_seconds")
     if minutes:
         parallel["timeout_seconds"] = 60 * minutes
     return parallel
 
 
-def _convert_sizes(options: Options, layers: int | None, *, zero: bool) -> dict[str, int]:
-    """Converts the model-parallel size above 1. Only one is supported, and only without ZeRO."""
-    sizes = {}
+def _convert_sizes(options: Options, layers: int | None) -> dict[str, int]:
+    """Converts the model-parallel sizes above 1."""
+    converted = {}
     for name, key in SIZES.items():
         size = options.take(name, parse_integer, f"parallel.{key}")
         if size == 1:
             options.mark_ignored(name, "1 changes nothing")
         elif size is not None:
-            sizes[name] = size
+            converted[key] = size
     layers_per_stage = options.take(VIRTUAL_STAGES, parse_integer, "parallel.pp_stages_per_process")
-    if zero or len(sizes) > 1:
-        for name, size in sizes.items():
-            options.mark_unsupported(
-                name, f"{size}: not supported together with {'ZeRO' if zero else 'the other size'}; choose one"
-            )
-        sizes = {}
-    converted = {SIZES[name]: size for name, size in sizes.items()}
     if layers_per_stage is not None:
         stages, rest = divmod(layers or 0, layers_per_stage * converted.get("pp_size", 1))
         if "pp_size" not in converted or rest or not stages:

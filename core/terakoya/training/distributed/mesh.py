@@ -1,0 +1,116 @@
+"""The processes of a run as a mesh with five axes, and the process groups along them.
+
+An axis is a way to divide the work: `pp` divides the blocks of a model, `sp` the positions of its rows and `tp` its
+matrix products; together these processes are a replica. `dp_replicate` and `dp_shard` divide rows among replicas; those
+along `dp_shard` may share weights. Ranks of a replica are consecutive, and `tp`, which communicates most, is innermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from terakoya.config.parallel import Parallel
+from terakoya.training.distributed.context import DistributedContext
+
+AXES = ("pp", "dp_replicate", "dp_shard", "sp", "tp")
+DATA = ("dp_replicate", "dp_shard")
+"""The axes along which processes have different rows."""
+
+
+class ProcessMesh:
+    """The processes of a run, seen from one of them. Axes are given in the order of `AXES`.
+
+    Attributes:
+        ranks: rank of each process, with one dimension for each of `AXES`.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], rank: int, device_type: str, timeout: timedelta) -> None:
+        """`sizes` is the number of processes along each axis; their product is the number of all processes."""
+        inside = [sizes[axis] for axis in ("pp", "sp", "tp")]
+        replicas = [sizes[axis] for axis in DATA]
+        self.ranks = torch.arange(dist.get_world_size()).view(*replicas, *inside).permute(2, 0, 1, 3, 4)
+        self.rank = rank
+        self.device_type = device_type
+        self.timeout = timeout
+        self.place = dict(zip(AXES, (self.ranks == rank).nonzero()[0].tolist(), strict=True))
+        self.own: dict[tuple[str, ...], list[int]] = {}
+        self.groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
+
+    @classmethod
+    def of(cls, context: DistributedContext, parallel: Parallel) -> Self:
+        """Returns the mesh that `parallel` means for the processes of `context`.
+
+        Raises:
+            UserError: the replicas cannot be divided into groups of `dp_shard_size`.
+        """
+        replicas = context.topology.num_replicas
+        shard = parallel.shard_size(replicas) if parallel.engine == "fsdp" else 1
+        sizes = {
+            "pp": parallel.pp_size, "dp_replicate": replicas // shard, "dp_shard": shard, "sp": parallel.sp_size,
+            "tp": parallel.tp_size,
+        }  # fmt: skip
+        return cls(sizes, context.rank, context.device.type, timedelta(seconds=parallel.timeout_seconds))
+
+    def size(self, *axes: str) -> int:
+        """Number of processes that differ from this one along `axes` alone, itself included."""
+        return len(self.members(*axes))
+
+    def index(self, *axes: str) -> int:
+        """This process's number among them."""
+        return self.members(*axes).index(self.rank)
+
+    def members(self, *axes: str) -> list[int]:
+        """Their ranks, in the order of the mesh."""
+        if axes not in self.own:
+            self.own[axes] = self._lines(axes, only_own=True).flatten().tolist()
+        return self.own[axes]
+
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
+        """Their process group; None where there is only this process. Collective when it is first asked for."""
+        axes = tuple(axis for axis in axes if self.size(axis) > 1)
+        if axes not in self.groups:
+            self.groups[axes] = self.new_group(self._lines(axes)) if axes else None
+        return self.groups[axes]
+
+    def ends(self) -> dist.ProcessGroup | None:
+        """The group of the first and the last process along `pp`; None on those in between. Collective."""
+        return self.new_group(self._lines(("pp",))[:, [0, -1]])
+
+    def new_group(self, lines: Tensor) -> dist.ProcessGroup | None:
+        """Creates a group for each row of `lines`, which are ranks; returns this process's. Collective."""
+        if lines.shape[1] == dist.get_world_size():
+            return dist.group.WORLD
+        own = None
+        for members in lines.tolist():  # every process creates all groups, in the same order
+            group = dist.new_group(members, timeout=self.timeout)
+            own = group if self.rank in members else own
+        return own
+
+    def device_mesh(self, *dimensions: Sequence[str]) -> DeviceMesh:
+        """Returns torch's mesh of the processes that differ along `dimensions` alone. Each dimension is one or several
+        axes; those of one process are left out. Collective."""
+        several = [axes for axes in dimensions if self.size(*axes) > 1]
+        groups = [group for axes in several if (group := self.group(*axes)) is not None]
+        if len(groups) == 1:
+            return DeviceMesh.from_group(groups[0], self.device_type)
+        ranks = self._lines([axis for axes in several for axis in axes], only_own=True)
+        names = tuple("_".join(axes) for axes in several)
+        shape = [self.size(*axes) for axes in several]
+        return DeviceMesh.from_group(groups, self.device_type, mesh=ranks.view(shape), mesh_dim_names=names)
+
+    def _lines(self, axes: Sequence[str], *, only_own: bool = False) -> Tensor:
+        """The ranks of processes that differ along `axes` alone, a row for each choice of the other coordinates, or
+        `only_own`, the one with this process."""
+        assert list(axes) == sorted(axes, key=AXES.index), "axes in the order of AXES"
+        others = [axis for axis in AXES if axis not in axes]
+        lines = self.ranks.permute([AXES.index(axis) for axis in (*others, *axes)]).flatten(len(others))
+        if only_own:
+            return lines[tuple(self.place[axis] for axis in others)][None]
+        return lines.flatten(0, -2)

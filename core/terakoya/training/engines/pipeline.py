@@ -1,0 +1,163 @@
+"""Runs a pipeline's stages (torch.distributed.pipelining): the processes of a replica divide its blocks.
+
+Stage s of `pp_size` x `pp_stages_per_process` runs on process s modulo `pp_size`, so the first and the last stage are
+never on the same process. With one stage per process the schedule is 1F1B (Narayanan et al., 2019, PipeDream), with
+several it is interleaved (Narayanan et al., 2021, arXiv:2104.04473). The micro-batches of a step are collected and run
+in its last micro-step; neighbouring stages send hidden states and their gradients for each. An architecture must be
+able to keep a stage's blocks (`Architecture.keep_stage_blocks`), and an objective have a single forward. Dropout is
+seeded for each micro-batch and stage.
+
+Hidden states travel in float32. A schedule wants one shape, so micro-batches with fewer rows are padded with rows of
+zeros. Where it wants more micro-batches than there are, empty ones travel for which nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
+
+from terakoya.training.engines.engine import LossFn
+from terakoya.training.engines.pipeline_buffers import ReceivingStage
+from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, dropout_generator
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors, by name."""
+Schedule = Schedule1F1B | ScheduleInterleaved1F1B
+
+
+class LocalStages(nn.Module):
+    """The stages of this process: a plain module, because optimizers take the items of a ModuleList for blocks."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        super().__init__()
+        for stage in stages:
+            self.add_module(f"stage{stage.index}", stage)
+
+
+class Pipeline:
+    """The pipeline of a replica, seen from one of its processes.
+
+    Attributes:
+        stages: those of this process.
+        ranks: the ranks of the replica's processes, in the order of their stages.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], count: int, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device
+    ) -> None:
+        """`count` is the number of stages of all processes."""
+        self.stages = stages
+        self.count = count
+        self.group = group
+        self.ranks = ranks
+        self.device = device
+        self.micro_batches: list[MicroBatch] = []
+        self.schedules: dict[tuple[int, int, int], tuple[Schedule, Sequence[ReceivingStage]]] = {}
+        self.shapes: dict[bool, Shapes] = {}
+
+    def micro_step(
+        self, batch: Mapping[str, Tensor], loss_fn: LossFn, scale: Tensor | None, *, last: bool
+    ) -> Mapping[str, Tensor]:
+        """See `Engine`; the last micro-step returns the sums of all, those before it return none. Gradients stay in
+        this process. The loss is multiplied by `scale`, ()."""
+        self.micro_batches.append(MicroBatch(batch, loss_fn, dropout_generator(self.device).initial_seed()))
+        if not last:
+            return {}
+        step, self.micro_batches = self.micro_batches, []
+        count = schedulable_count(len(step), processes=len(self.ranks), stages=self.count)
+        rows, length = self._prepare([*step, *[None] * (count - len(step))], scale)
+        schedule, receiving = self._schedule(count, rows, length)
+        schedule.step(target=torch.arange(count), return_outputs=False)
+        if len(receiving) > 1:  # torch's interleaved schedule reduces no gradients of `fully_shard`
+            for each in receiving:
+                each.perform_reduce_grad(1)
+        self._prepare([], None)
+        if not self.stages[-1].last:
+            return self._on_all(None)
+        sums = [micro_batch.sums for micro_batch in step]
+        return self._on_all({name: torch.stack([each[name].double() for each in sums]).sum(0) for name in sums[0]})
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See `Engine`: one stage after another, forward only; collective within the replica."""
+        micro_batch = MicroBatch(batch, lambda sums: torch.zeros((), device=self.device), 0)
+        rows, length = self._prepare([micro_batch], None)
+        with torch.no_grad():
+            for stage in self.stages:
+                stage.number = 0
+                received = []
+                if not stage.first:
+                    received.append(torch.empty(rows, length, stage.hidden_size, device=self.device))
+                    dist.recv(received[0], src=self._rank_of(stage.index - 1), group=self.group)
+                output = stage(*received)
+                if not stage.last:
+                    dist.send(output.contiguous(), dst=self._rank_of(stage.index + 1), group=self.group)
+        self._prepare([], None)
+        return self._on_all(micro_batch.sums or None)
+
+    def _prepare(self, step: Sequence[MicroBatch | None], scale: Tensor | None) -> tuple[int, int]:
+        """Gives the stages the micro-batches of a `step`; returns rows and positions of the largest."""
+        shapes = [each.shape for each in step if each is not None]
+        rows, length = (max((shape[axis] for shape in shapes), default=0) for axis in (0, 1))
+        for stage in self.stages:
+            stage.step, stage.rows, stage.length, stage.scale = step, rows, length, scale
+        return rows, length
+
+    def _schedule(self, count: int, rows: int, length: int) -> tuple[Schedule, Sequence[ReceivingStage]]:
+        """Returns the schedule for `count` micro-batches with hidden states (`rows`, `length`, H), and its stages."""
+        key = (count, rows, length)
+        if key not in self.schedules:
+            stages: list[Any] = [self._receiving_stage(stage, rows, length) for stage in self.stages]
+            options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
+            schedule = (
+                ScheduleInterleaved1F1B(stages, count, **options)
+                if len(stages) > 1
+                else Schedule1F1B(stages[0], count, **options)
+            )
+            self.schedules[key] = schedule, stages
+        return self.schedules[key]
+
+    def _receiving_stage(self, stage: Stage, rows: int, length: int) -> ReceivingStage:
+        """Wraps `stage` for torch's schedules, with the shapes of its inputs and outputs."""
+        hidden = torch.empty(rows, length, stage.hidden_size, device="meta", requires_grad=True)
+        return ReceivingStage(
+            stage,
+            stage.index,
+            self.count,
+            self.device,
+            input_args=() if stage.first else (hidden,),
+            output_args=(torch.empty((), device="meta", requires_grad=True) if stage.last else hidden,),
+            group=self.group,
+            shape=(rows, length, stage.hidden_size),
+        )
+
+    def _rank_of(self, stage: int) -> int:
+        """The rank that runs stage `stage` of this replica."""
+        return self.ranks[stage % len(self.ranks)]
+
+    def _on_all(self, sums: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        """Returns `sums` on the last process, which computed them, and zeros under the same names on the others. Names
+        and shapes are broadcast the first time."""
+        mode = self.stages[0].training
+        if mode not in self.shapes:
+            shapes: list[Any] = [None if sums is None else {name: tuple(value.shape) for name, value in sums.items()}]
+            dist.broadcast_object_list(shapes, src=self.ranks[-1], group=self.group)
+            self.shapes[mode] = shapes[0]
+        if sums is not None:
+            return sums
+        return {name: torch.zeros(shape, device=self.device) for name, shape in self.shapes[mode].items()}
+
+
+def schedulable_count(micro_batches: int, *, processes: int, stages: int) -> int:
+    """The smallest number of micro-batches, at least `micro_batches`, that the schedule accepts: 1F1B takes no fewer
+    than `stages`, the interleaved schedule equally many in each of its rounds."""
+    if stages == processes:
+        return max(micro_batches, stages)
+    count = micro_batches
+    while count % max(1, count // processes):
+        count += 1
+    return count
