@@ -37,6 +37,7 @@ def command(
     top_k: Annotated[int, typer.Option(min=0, help="Sample among this many most probable tokens; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="Start an interactive chat.")] = False,
+    device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
     ] = False,
@@ -48,7 +49,7 @@ def command(
     """
     try_texts(
         folder, texts or (), top=top, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k,
-        seed=seed, chat=chat, trust_remote_code=trust_remote_code,
+        seed=seed, chat=chat, device=device, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if (folder / "checkpoints").is_dir():
         next_command.show(*next_command.export_words(folder))
@@ -68,6 +69,7 @@ def try_texts(
     top_k: int = 0,
     seed: int = 0,
     chat: bool = False,
+    device: str | None = None,
     trust_remote_code: bool = False,
 ) -> None:
     """Prints what the model in `folder` makes of `texts`. Raises UserError as `terakoya try` reports it."""
@@ -86,7 +88,7 @@ def try_texts(
     model, _ = find_model(folder, texts[0] if texts else "")
     if is_causal(model):
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
-        generator = TextGenerator(model, trust_remote_code=trust_remote_code)
+        generator = TextGenerator(model, device=device, trust_remote_code=trust_remote_code)
         continuations = generator.generate(texts, sampling) if texts else ()
         for text, continuation in zip(texts or (), continuations, strict=True):
             console.print(Text(text, style="bold") + Text(continuation), soft_wrap=True)
@@ -101,10 +103,12 @@ def try_texts(
     for text in texts:
         if len(texts) > 1:
             console.print(Text(text, style="bold"), soft_wrap=True)
-        _predict(folder, text, top, max_new_tokens, console, trust=trust_remote_code)
+        _predict(folder, text, top, max_new_tokens, console, device=device, trust=trust_remote_code)
 
 
-def _predict(folder: Path, text: str, top: int, max_new_tokens: int, console: Console, *, trust: bool) -> None:
+def _predict(
+    folder: Path, text: str, top: int, max_new_tokens: int, console: Console, *, device: str | None, trust: bool
+) -> None:
     """Prints the predictions for `text` of a model that is not causal."""
     from rich.text import Text
 
@@ -113,13 +117,14 @@ def _predict(folder: Path, text: str, top: int, max_new_tokens: int, console: Co
 
     model, is_discriminator = find_model(folder, text)
     if is_discriminator:
-        print_tokens(find_replaced(folder, text, trust_remote_code=trust), console)
+        print_tokens(find_replaced(folder, text, device=device, trust_remote_code=trust), console)
         return
     if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
-        output = generate(folder, text, max_new_tokens=max_new_tokens, trust_remote_code=trust)
+        output = generate(folder, text, max_new_tokens=max_new_tokens, device=device, trust_remote_code=trust)
         console.print(Text(output))
         return
-    for number, predictions in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust), 1):
+    filled = fill_mask(folder, text, top=top, device=device, trust_remote_code=trust)
+    for number, predictions in enumerate(filled, 1):
         console.print(f"[MASK] {number}", markup=False)
         for prediction in predictions:
             console.print(Text(f"  {prediction.probability:6.3f}  {prediction.word}"))

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from terakoya.training.batches import copy_to_device
+
 READ_AHEAD = 32
 """Number of batches whose sequences are sorted by length together."""
 
@@ -54,8 +56,9 @@ def _sorted_batches(items: Sequence[ScoredSequence], tokens: int) -> Iterator[li
 
 def negative_log_likelihood(
     model: torch.nn.Module, batch: Sequence[ScoredSequence], *, pad: int, device: torch.device, **arguments: object
-) -> float:
-    """Returns the sum of -log p(label) over all scored positions, in nats.
+) -> Tensor:
+    """Returns the sum of -log p(label) over all scored positions, in nats: () float64, for which the host does not
+    wait.
 
     Args:
         model: a model whose output has `logits` (B, T, V).
@@ -73,9 +76,9 @@ def negative_log_likelihood(
     labels = np.concatenate([item.labels for item in batch])
 
     def to_tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(device)
+        return copy_to_device(torch.from_numpy(array.astype(np.int64)), device)
 
     with torch.no_grad():
         logits = model(input_ids=to_tensor(ids), attention_mask=to_tensor(mask), **arguments).logits
         scored = logits[to_tensor(rows), to_tensor(positions)].float()
-        return float(torch.nn.functional.cross_entropy(scored, to_tensor(labels), reduction="none").double().sum())
+        return torch.nn.functional.cross_entropy(scored, to_tensor(labels), reduction="none").double().sum()

@@ -65,7 +65,7 @@ def evaluate(
             totals["bytes"] += text.bytes
             yield from windows(ids, length=length, stride=stride)
 
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for batch in batch_by_length(all_windows(), tokens=batch_tokens):
         total += negative_log_likelihood(model, batch, pad=pad, device=device, use_cache=False)
-    return summarise_totals(total, totals)
+    return summarise_totals(float(total), totals)

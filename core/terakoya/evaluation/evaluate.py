@@ -111,13 +111,10 @@ def evaluate(
 
     from terakoya.evaluation.suites import measure_suites
     from terakoya.finetuning.suites import is_suite_task
-    from terakoya.training.distributed.context import with_index
+    from terakoya.inference.loading import find_device
 
     corpora = corpora or {}
-    try:
-        torch_device = with_index(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    except RuntimeError:
-        raise UserError(f'--device: expected a device of torch, such as "cpu" or "cuda:0", got "{device}"') from None
+    torch_device = find_device(device)
     if torch_device.type == "mps":
         raise UserError(
             f"--device {device}: losses are added up in float64, which Apple's GPU (MPS) does not have; "

@@ -66,8 +66,8 @@ def evaluate(
                 pieces += 1
                 yield from masked_copies(line.ids[begin : begin + piece_length], before=before, after=after, mask=mask)
 
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for batch in batch_by_length(all_copies(), tokens=batch_tokens):
         total += negative_log_likelihood(model, batch, pad=pad, device=device)
     piece_count = {"pieces": pieces} if pieces > totals["lines"] else {}
-    return {**summarise_totals(total, totals, prefix="pseudo_"), **piece_count}
+    return {**summarise_totals(float(total), totals, prefix="pseudo_"), **piece_count}

@@ -9,11 +9,12 @@ import torch
 
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.finetuning.kinds import find_kind
-from terakoya.finetuning.model import find_device, finished_model, load_with_head, write_model
+from terakoya.finetuning.model import finished_model, load_with_head, write_model
 from terakoya.finetuning.rows import read_rows
 from terakoya.finetuning.scores import write_scores
 from terakoya.finetuning.search import SearchResult, TrainedOnce, search
 from terakoya.finetuning.settings import TuningSettings
+from terakoya.inference.loading import find_device
 
 
 def finetune(

@@ -17,8 +17,11 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from terakoya.finetuning.settings import TuningSettings
 from terakoya.finetuning.task import Feature, Inputs, Task
+from terakoya.training.batches import copy_to_device
 
 LARGEST_GRADIENT = 1.0
+READ_TOGETHER = 50
+"""Losses that are read at once: reading one waits for the device."""
 
 
 def pad_inputs(rows: Sequence[Inputs], model: PreTrainedModel, pad: int) -> dict[str, Tensor]:
@@ -32,7 +35,7 @@ def pad_inputs(rows: Sequence[Inputs], model: PreTrainedModel, pad: int) -> dict
         padded = np.full((len(rows), length), pad if name == "input_ids" else 0, np.int64)
         for number, row in enumerate(rows):
             padded[number, : len(row[name])] = row[name]
-        tensors[name] = torch.from_numpy(padded).to(model.device)
+        tensors[name] = copy_to_device(torch.from_numpy(padded), model.device)
     return tensors
 
 
@@ -63,7 +66,8 @@ def train(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> bool:
-    """Trains the model of `batches` on `features`; returns False if a loss was not finite, after which it stops.
+    """Trains the model of `batches` on `features`; returns False if a loss was not finite, soon after which it
+    stops.
 
     Args:
         seed: decides the order of the features and dropout.
@@ -77,20 +81,23 @@ def train(
     order = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     model.train()
-    done = 0
+    done, losses = 0, list[Tensor]()
     for _ in range(epochs):
         shuffled = torch.randperm(len(features), generator=order).tolist()
         for first in range(0, len(features), size):
             chosen = [features[number] for number in shuffled[first : first + size]]
-            loss = task.loss(batches.logits(chosen), task.stack_targets(chosen).to(model.device))
-            if not math.isfinite(float(loss.detach())):
-                return False
+            loss = task.loss(batches.logits(chosen), copy_to_device(task.stack_targets(chosen), model.device))
+            losses.append(loss.detach())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
             done += 1
+            if len(losses) == READ_TOGETHER or done == total:
+                if not bool(torch.stack(losses).isfinite().all()):
+                    return False
+                losses.clear()
             progress(done, total)
     return True
 

@@ -20,7 +20,6 @@ from terakoya.errors import UserError
 from terakoya.finetuning.task import Task
 from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer, max_length
 from terakoya.toolkit.formats import folder_digests, transformers_folder
-from terakoya.training.distributed.context import with_index
 from terakoya.training.model.start_config import silence_transformers
 
 FAMILIES = {
@@ -30,14 +29,6 @@ FAMILIES = {
     "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
 }
 """Auto class -> the families for which Transformers has such a model."""
-
-
-def find_device(device: str | None) -> torch.device:
-    """Returns the device, by default the first GPU or the CPU. Raises UserError if torch has none of this name."""
-    try:
-        return with_index(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    except RuntimeError:
-        raise UserError(f'--device: expected a device of torch, such as "cpu" or "cuda:0", got "{device}"') from None
 
 
 @contextmanager

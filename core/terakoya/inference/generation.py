@@ -10,7 +10,7 @@ from typing import Any
 
 from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
-from terakoya.inference.loading import load_model_and_tokenizer, max_length
+from terakoya.inference.loading import find_device, load_model_and_tokenizer, max_length
 from terakoya.process_pool import time_limit
 
 TEMPLATE_SECONDS = 10.0
@@ -38,11 +38,14 @@ def is_causal(folder: Path) -> bool:
 class TextGenerator:
     """A causal model with its tokenizer, loaded once."""
 
-    def __init__(self, folder: Path, *, trust_remote_code: bool = False) -> None:
-        """Loads the Transformers folder `folder`. Raises UserError if it cannot be loaded."""
+    def __init__(self, folder: Path, *, device: str | None = None, trust_remote_code: bool = False) -> None:
+        """Loads the Transformers folder `folder` onto `device`, by default the first GPU, or the CPU. Raises UserError
+        if it cannot be loaded, or there is no such device."""
         from transformers import AutoModelForCausalLM
 
-        self.model, self.tokenizer = load_model_and_tokenizer(AutoModelForCausalLM, folder, trust=trust_remote_code)
+        chosen = find_device(device)
+        model, self.tokenizer = load_model_and_tokenizer(AutoModelForCausalLM, folder, trust=trust_remote_code)
+        self.model = model.to(chosen)
         self.folder, self.max_length = folder, max_length(self.model)
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
 
@@ -137,8 +140,8 @@ class TextGenerator:
             }
         torch.manual_seed(sampling.seed)
         generated = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=max_new_tokens, pad_token_id=pad,
-            eos_token_id=self.tokenizer.eos_token_id if end is None else end, **settings,
+            ids.to(self.model.device), attention_mask=mask.to(self.model.device), max_new_tokens=max_new_tokens,
+            pad_token_id=pad, eos_token_id=self.tokenizer.eos_token_id if end is None else end, **settings,
         )  # fmt: skip
         return [self._new_text(prompt, row[width:].tolist()) for prompt, row in zip(prompts, generated, strict=True)]
 

@@ -9,17 +9,36 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
+
+if TYPE_CHECKING:
+    import torch
 
 MASK = "[MASK]"
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
 """Transformers' class that predicts for each token whether it was replaced."""
 REPLACED_LABEL = "replaced"
 """The label that makes a token classifier a discriminator."""
+
+
+def find_device(name: str | None) -> torch.device:
+    """Returns the device of this name, by default the first GPU or the CPU. Raises UserError if torch has none of this
+    name, or sees no GPU where one is named."""
+    import torch
+
+    from terakoya.training.distributed.context import with_index
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise UserError(f'--device: expected a device of torch, such as "cpu" or "cuda:0", got "{name}"') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device {name}: torch sees no GPU on this machine; use --device cpu")
+    return with_index(device)
 
 
 def find_models(folder: Path) -> Path:

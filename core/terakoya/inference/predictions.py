@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import sentinel_ids
@@ -14,10 +14,14 @@ from terakoya.errors import UserError
 from terakoya.inference.loading import (
     DISCRIMINATOR_CLASS,
     REPLACED_LABEL,
+    find_device,
     find_model,
     load_model_and_tokenizer,
     max_length,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,14 @@ class TokenPrediction:
         return self.probability >= 0.5
 
 
-def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool = False) -> list[list[MaskPrediction]]:
+def fill_mask(
+    folder: Path, text: str, *, top: int = 5, device: str | None = None, trust_remote_code: bool = False
+) -> list[list[MaskPrediction]]:
     """Returns the `top` most probable words for each [MASK] in `text`, best first.
 
     Args:
         folder: an export, a checkpoint's `model/` (its tokenizer is in the folder next to it), or a checkpoint.
+        device: by default the first GPU, or the CPU.
         trust_remote_code: whether to run Python code that the folder contains.
 
     Raises:
@@ -55,12 +62,12 @@ def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool 
     from transformers import AutoModelForMaskedLM
 
     folder, _ = find_model(folder, text)
-    model, tokenizer, inputs = _load_with_inputs(AutoModelForMaskedLM, folder, text, trust=trust_remote_code)
-    masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
-    if not len(masks):
+    model, tokenizer, inputs = _load_with_inputs(AutoModelForMaskedLM, folder, text, device, trust=trust_remote_code)
+    masks = [place for place, id in enumerate(inputs["input_ids"][0]) if id == tokenizer.mask_token_id]
+    if not masks:
         raise UserError(f'"{text}": expected a {tokenizer.mask_token} to fill in, found none')
     with torch.no_grad():
-        logits = model(**inputs).logits[0, masks].float()
+        logits = model(**_on_device(inputs, model)).logits[0].cpu()[masks].float()
     best = logits.softmax(-1).topk(top)
     return [
         [
@@ -71,11 +78,13 @@ def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool 
     ]
 
 
-def generate(folder: Path, text: str, *, max_new_tokens: int = 64, trust_remote_code: bool = False) -> str:
+def generate(
+    folder: Path, text: str, *, max_new_tokens: int = 64, device: str | None = None, trust_remote_code: bool = False
+) -> str:
     """Returns what the encoder-decoder in `folder` generates from `text` by greedy decoding.
 
     Each [MASK] of the text stands for a span that is cut out, as the model's sentinels do. The result contains special
-    tokens: the sentinels, each before what stood there. `folder` is as for `fill_mask`.
+    tokens: the sentinels, each before what stood there. `folder` and `device` are as for `fill_mask`.
 
     Raises:
         UserError: no model or tokenizer, code that may not run, or a text that is too long.
@@ -84,11 +93,11 @@ def generate(folder: Path, text: str, *, max_new_tokens: int = 64, trust_remote_
     from transformers import AutoModelForSeq2SeqLM
 
     folder, _ = find_model(folder, text)
-    model, tokenizer, inputs = _load_with_inputs(AutoModelForSeq2SeqLM, folder, text, trust=trust_remote_code)
+    model, tokenizer, inputs = _load_with_inputs(AutoModelForSeq2SeqLM, folder, text, device, trust=trust_remote_code)
     inputs.pop("token_type_ids", None)
-    inputs["input_ids"][0] = torch.tensor(with_sentinels(inputs["input_ids"][0].tolist(), tokenizer))
+    inputs["input_ids"] = [with_sentinels(inputs["input_ids"][0], tokenizer)]
     with torch.no_grad():
-        generated = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)[0, 1:]
+        generated = model.generate(**_on_device(inputs, model), max_new_tokens=max_new_tokens, do_sample=False)[0, 1:]
     return " ".join(tokenizer.convert_ids_to_tokens(generated))
 
 
@@ -98,10 +107,12 @@ def with_sentinels(ids: Sequence[int], tokenizer: Any) -> list[int]:
     return [next(sentinels, id) if id == tokenizer.mask_token_id else id for id in ids]
 
 
-def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -> list[TokenPrediction]:
+def find_replaced(
+    folder: Path, text: str, *, device: str | None = None, trust_remote_code: bool = False
+) -> list[TokenPrediction]:
     """Returns every token of `text` with the probability that it was replaced, by the discriminator in `folder`.
 
-    Tokens that the tokenizer adds are left out. `folder` is as for `fill_mask`.
+    Tokens that the tokenizer adds are left out. `folder` and `device` are as for `fill_mask`.
 
     Raises:
         UserError: no discriminator or tokenizer, code that may not run, or a text that is too long.
@@ -117,24 +128,32 @@ def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -
         )
     classes = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("label2id") or {}
     auto = AutoModelForTokenClassification if REPLACED_LABEL in classes else AutoModelForPreTraining
-    model, tokenizer, inputs = _load_with_inputs(auto, folder, text, trust=trust_remote_code)
+    model, tokenizer, inputs = _load_with_inputs(auto, folder, text, device, trust=trust_remote_code)
     with torch.no_grad():
-        logits = model(**inputs).logits[0].float()
+        logits = model(**_on_device(inputs, model)).logits[0].float()
     labels = model.config.label2id
     replaced = logits.softmax(-1)[:, labels[REPLACED_LABEL]] if REPLACED_LABEL in labels else logits.sigmoid()
-    probabilities = replaced.tolist()
-    ids = inputs["input_ids"][0].tolist()
+    ids, probabilities = inputs["input_ids"][0], replaced.tolist()
     # computed from the text: computed from ids alone, the mask would also mark unknown words
     added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
     tokens = zip(tokenizer.convert_ids_to_tokens(ids), probabilities, added, strict=True)
     return [TokenPrediction(token, probability) for token, probability, special in tokens if not special]
 
 
-def _load_with_inputs(auto: Any, folder: Path, text: str, *, trust: bool) -> tuple[Any, Any, Any]:
-    """Returns model, tokenizer and `text` as the model's inputs. `trust` allows running code in `folder`."""
+def _load_with_inputs(auto: Any, folder: Path, text: str, device: str | None, *, trust: bool) -> tuple[Any, Any, Any]:
+    """Returns the model on its device, the tokenizer, and `text` as the model's inputs: lists of one list. `trust`
+    allows running code in `folder`."""
+    chosen = find_device(device)
     model, tokenizer = load_model_and_tokenizer(auto, folder, trust=trust)
-    inputs = encode_texts(lambda texts: tokenizer(texts[0], return_tensors="pt"), [text])
-    length, limit = inputs["input_ids"].shape[1], max_length(model)
+    inputs = dict(encode_texts(lambda texts: tokenizer(texts), [text]))
+    length, limit = len(inputs["input_ids"][0]), max_length(model)
     if limit is not None and length > limit:
         raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {limit}")
-    return model, tokenizer, inputs
+    return model.to(chosen), tokenizer, inputs
+
+
+def _on_device(inputs: Mapping[str, list[list[int]]], model: Any) -> dict[str, Tensor]:
+    """Returns `inputs` as tensors (1, T) where `model` is."""
+    import torch
+
+    return {name: torch.tensor(ids, device=model.device) for name, ids in inputs.items()}

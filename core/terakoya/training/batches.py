@@ -132,15 +132,18 @@ def collate_rows(objective: Objective, vocabulary: Vocabulary, rows: Rows, size:
     return Batch(objective.collate(fill_up(rows, size, source), vocabulary).arrays, batch.counts)
 
 
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns `tensor`, which is on the host, on `device`. The host does not wait for a GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def to_device(batch: Batch, device: torch.device, *, flash: bool, compiled: bool = False) -> dict[str, Tensor]:
     """Returns the tensors of `batch` on `device`, copied without waiting; with `flash` also that backend's. For a
     `compiled` model, the sizes that depend on documents are marked: its graphs then take any number there."""
     arrays = dict(batch.arrays)
     if flash and "cu_seqlens" not in arrays:
         arrays |= boundary_arrays(arrays["document_ids"])
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    if device.type != "cpu":
-        tensors = {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}
+    tensors = {name: copy_to_device(torch.from_numpy(array), device) for name, array in arrays.items()}
     if compiled:
         from torch._dynamo import mark_dynamic
 

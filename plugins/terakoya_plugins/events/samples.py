@@ -20,7 +20,6 @@ from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -55,7 +54,7 @@ class _Listener(EventListener):
         self.tokenizer = load_tokenizer(run.tokenizer_folder)
         models = run.objective.exports(run.module)
         for text in self.settings.texts:
-            model, length = _choose(models, self._is_masked(text)), self._encode(text, run).shape[1]
+            model, length = _choose(models, self._is_masked(text)), len(self._encode(text))
             longest = getattr(model and model.config, "max_position_embeddings", None)
             if longest and length >= longest:
                 raise UserError(f'events.samples.texts: expected texts below {longest} tokens, got {length}: "{text}"')
@@ -90,11 +89,13 @@ class _Listener(EventListener):
 
     def _fill(self, model: PreTrainedModel, text: str, run: Run) -> dict[str, Any]:
         """Returns the likeliest tokens of each mask, with probabilities: {"masks": [[[token, share], ...], ...]}."""
-        ids = self._encode(text, run)
-        places = (ids[0] == self.tokenizer.mask_token_id).nonzero()[:, 0]
-        output = model(input_ids=ids)
+        import torch
+
+        ids = self._encode(text)
+        output = model(input_ids=torch.tensor([ids], device=run.device))
         logits = output.logits if hasattr(output, "logits") else output.prediction_logits
-        best = logits[0, places].float().softmax(-1).topk(self.settings.top)
+        of_masks = [logits[0, place] for place, id in enumerate(ids) if id == self.tokenizer.mask_token_id]
+        best = torch.stack(of_masks).float().cpu().softmax(-1).topk(self.settings.top)
         masks = [
             [
                 [self.tokenizer.convert_ids_to_tokens(token), round(share, 4)]
@@ -108,26 +109,24 @@ class _Listener(EventListener):
         """Returns the likeliest continuation, token by token: {"continuation": text}."""
         import torch
 
-        ids = self._encode(text, run)
-        begin, end = ids.shape[1], self.tokenizer.eos_token_id
+        ids = self._encode(text)
+        begin, end = len(ids), self.tokenizer.eos_token_id
         longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
         for _ in range(self.settings.max_new_tokens):
-            if longest and ids.shape[1] >= longest:
+            if longest and len(ids) >= longest:
                 break
-            token = model(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)
-            if end is not None and int(token) == end:
+            token = int(model(input_ids=torch.tensor([ids], device=run.device)).logits[0, -1].argmax())
+            if token == end:
                 break
-            ids = torch.cat([ids, token], dim=1)
-        return {"continuation": self.tokenizer.decode(ids[0, begin:].tolist())}
+            ids.append(token)
+        return {"continuation": self.tokenizer.decode(ids[begin:])}
 
-    def _encode(self, text: str, run: Run) -> Tensor:
-        """Returns the ids of `text` (1, T), without an end: a text to continue is not finished."""
-        import torch
-
+    def _encode(self, text: str) -> list[int]:
+        """Returns the ids of `text`, without an end: a text to continue is not finished."""
         ids = encode_texts(lambda texts: self.tokenizer(texts[0]), [text])["input_ids"]
         if not self._is_masked(text) and len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
             ids = ids[:-1]
-        return torch.tensor([ids], device=run.device)
+        return list(ids)
 
 
 def _choose(models: Mapping[str, PreTrainedModel], masked: bool) -> PreTrainedModel | None:
