@@ -21,7 +21,7 @@ class UncorrectedAdamW(torch.optim.AdamW):
             for parameter in group["params"]:
                 if parameter.grad is not None and not self.state[parameter]:
                     self.state[parameter] = {
-                        "step": torch.tensor(LARGE_STEP, device=parameter.device if group["fused"] else "cpu"),
+                        "step": torch.full((), LARGE_STEP, device=parameter.device if group["fused"] else "cpu"),
                         "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                         "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     }
