@@ -46,10 +46,12 @@ class DisentangledEncoder(EncoderArchitecture):
     """Whether absolute positions are added to the embeddings as well, as BERT does."""
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """Returns a randomly initialised model, with attention that fits autocast and does not wait for a GPU."""
+        """Returns a randomly initialised model, with attention that fits autocast, does not wait for a GPU, and leaves
+        nothing to the host."""
         from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
         from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
+        _compute_scales_on_the_device()
         model = super().build(vocabulary, head)
         for part in model.modules():
             if isinstance(part, DisentangledSelfAttention):
@@ -61,6 +63,31 @@ class DisentangledEncoder(EncoderArchitecture):
     def max_sequence_length(self) -> int | None:
         """Returns `max_position_embeddings` with absolute positions, else None: relative positions have no bound."""
         return self.max_position_embeddings if self.position_biased_input else None
+
+
+@cache
+def _compute_scales_on_the_device() -> None:
+    """Replaces functions of Transformers' modules that make tensors of one number on the host: a CUDA graph, which
+    records what the device does, cannot hold those. The numbers are the same."""
+    from transformers.models.deberta import modeling_deberta
+    from transformers.models.deberta_v2 import modeling_deberta_v2
+
+    for module in (modeling_deberta, modeling_deberta_v2):
+        module.scaled_size_sqrt = scaled_size_sqrt
+    modeling_deberta.compute_attention_span = attention_span
+
+
+def scaled_size_sqrt(states: torch.Tensor, scale_factor: int) -> torch.Tensor:
+    """Returns the root of the last size of `states` times `scale_factor`, () float32 on their device. Its last bit is
+    that of torch's root, which is not always Python's."""
+    import torch
+
+    return states.new_full((), states.size(-1) * scale_factor, dtype=torch.float32).sqrt()
+
+
+def attention_span(query: torch.Tensor, key: torch.Tensor, max_relative_positions: int) -> int:
+    """Returns how far positions of `query` and `key` (B, N, T, D) may be from each other."""
+    return min(max(query.size(-2), key.size(-2)), max_relative_positions)
 
 
 @cache
@@ -110,7 +137,7 @@ def distance_buckets(distances: torch.Tensor, buckets: int, largest: int) -> tor
     import torch
 
     middle = buckets // 2
-    width = torch.log(torch.tensor((largest - 1) / middle))  # () float32 on the host
+    width = torch.log(distances.new_full((), (largest - 1) / middle, dtype=torch.float32))
     size = torch.where(distances.abs() < middle, middle - 1, distances.abs())
     far = torch.ceil(torch.log(size / middle) / width * (middle - 1)) + middle
     return torch.where(size <= middle, distances.to(far.dtype), far * distances.sign()).long()
