@@ -13,6 +13,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -67,6 +68,8 @@ ONLY_WRITTEN = frozenset(
 """Operations that do not read their first argument: they write it, or take its shape alone."""
 WITHOUT_A_FAKE = frozenset({"_fused_adamw_.tensor_lr"})
 """Operations that return nothing and that torch cannot run on tensors without data."""
+PARTS = ("terakoya", "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
+"""What a path has in whose lines a question is of interest."""
 TENSORS_OF_A_LAUNCH = 48
 """About how many tensors one launch of a `_foreach` operation takes: torch's limit is 30 to 110, by their number."""
 
@@ -86,28 +89,40 @@ def compile_guard(folder: Path) -> Path:
 
 
 class _Generator:
+    """The device's generator of random numbers, which keeps its `seeds`."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.seeds = seeds
+
     def manual_seed(self, seed: int) -> None:
         assert isinstance(seed, int)
+        self.seeds.append(seed)
 
 
 class _Event:
-    """An event after which a copy that nobody waited for has arrived: at once."""
+    """An event after which a copy that nobody waited for has arrived."""
+
+    def __init__(self, work: Work, **_: Any) -> None:
+        self.work = work
 
     def record(self, stream: Any = None) -> None:
         pass
 
     def synchronize(self) -> None:
-        pass
+        self.work.note_wait("Event.synchronize")
 
 
 class _Stream:
-    """A stream on which everything has happened at once."""
+    """A stream of work on the device."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        pass
+    def __init__(self, work: Work, device: torch.device | None = None) -> None:
+        self.work = work
 
     def wait_event(self, event: _Event) -> None:
         pass
+
+    def synchronize(self) -> None:
+        self.work.note_wait("Stream.synchronize")
 
 
 class Work(TorchDispatchMode):
@@ -115,6 +130,8 @@ class Work(TorchDispatchMode):
 
     Attributes:
         places: the line of terakoya, torch.optim or Transformers that asked, by question.
+        callers: the functions of terakoya, as MODULE.FUNCTION, in which each question was asked, the innermost first.
+        seeds: those that the device's generator got.
         kernels: launches, about.
         bytes: what kernels read and write, if each reads its inputs and writes its outputs once.
         unrecordable: what a CUDA graph cannot record: operations with a tensor of the host, and those that torch marks.
@@ -122,11 +139,14 @@ class Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.seeds: list[int] = []
         self.clear()
 
     def clear(self) -> None:
         """Forgets everything."""
         self.places: list[str] = []
+        self.callers: list[list[str]] = []
+        self.seeds.clear()
         self.unrecordable: list[str] = []
         self.kernels = self.bytes = 0
 
@@ -139,13 +159,11 @@ class Work(TorchDispatchMode):
         if name in ONE_DTYPE:
             refuse_mixed_dtypes(name, args, named)
         if asks(func, name, args, named, given):
-            parts = ("terakoya", "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
-            lines = [each for each in traceback.extract_stack() if any(part in each.filename for part in parts)]
-            self.places.append(f"{name}: {Path(lines[-1].filename).name}: {lines[-1].line}" if lines else name)
+            self.note_wait(name)
         if name == "_local_scalar_dense":
             self.unrecordable.append(name)
-            dtype = args[0].dtype
-            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 0
+            constant = getattr(args[0], "constant", None)  # of a number of the host, as DeBERTa makes some
+            return _value(args[0].dtype) if constant is None else constant.item()
         if name == "equal":
             return True
         try:
@@ -158,6 +176,20 @@ class Work(TorchDispatchMode):
         if name not in NO_KERNEL and any(each.device.type == "cuda" for each in given + made):
             self._count(func, args, named, given, made)
         return result
+
+    def note_wait(self, question: str) -> None:
+        """Records that the host waits for the device to answer `question`."""
+        stack = traceback.extract_stack()
+        lines = [each for each in stack if any(part in each.filename for part in PARTS)]
+        self.places.append(f"{question}: {Path(lines[-1].filename).name}: {lines[-1].line}" if lines else question)
+        ours = [each for each in reversed(stack) if "/terakoya" in each.filename and "/helpers/" not in each.filename]
+        self.callers.append([f"{Path(each.filename).stem}.{each.name}" for each in ours])
+
+    def to_list(self, tensor: torch.Tensor) -> Any:
+        """What `tolist` would return, which reads all values at once."""
+        if tensor.device.type == "cuda":
+            self.note_wait("tolist")
+        return np.full(tensor.shape, _value(tensor.dtype)).tolist()
 
     def _count(
         self,
@@ -180,6 +212,10 @@ class Work(TorchDispatchMode):
             self.kernels += 1
             self.bytes += 2 * size(args[0])
         self.bytes += sum(map(size, written)) + sum(map(size, read))
+
+
+def _value(dtype: torch.dtype) -> bool | float | int:
+    return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 0
 
 
 def size(tensor: torch.Tensor) -> int:
@@ -262,16 +298,23 @@ def _slice(tensor: torch.Tensor, dimension: int, key: slice) -> torch.Tensor:
     return torch.ops.aten.slice.Tensor(tensor, dimension, start, stop, step)
 
 
-def _move(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
-    """Puts parameters and buffers of `module` on the device; `Module.to` cannot replace tensors without data."""
+def _move(module: nn.Module, *arguments: Any, **named: Any) -> nn.Module:
+    """Does what `Module.to` does, which cannot replace tensors without data."""
+    device, dtype = torch._C._nn._parse_to(*arguments, **named)[:2]  # type: ignore[attr-defined]
+    if device is not None and device.type == "cuda":
+        assert device == DEVICE, "a GPU is named with its index"
     moved: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for tensors, is_parameter in ((part._parameters, True), (part._buffers, False)):
             for name, value in tensors.items():
-                if value is None or value.device == DEVICE:
+                if value is None:
+                    continue
+                to_dtype = dtype if dtype is not None and value.is_floating_point() else value.dtype
+                to_device = device or value.device
+                if (value.device, value.dtype) == (to_device, to_dtype):
                     continue
                 if id(value) not in moved:
-                    there: torch.Tensor = torch.empty(value.shape, dtype=value.dtype, device=DEVICE)
+                    there: torch.Tensor = torch.empty(value.shape, dtype=to_dtype, device=to_device)
                     moved[id(value)] = nn.Parameter(there, value.requires_grad) if is_parameter else there
                 tensors[name] = moved[id(value)]  # type: ignore[assignment]
     return module
@@ -310,11 +353,15 @@ def _attention(
 @contextlib.contextmanager
 def machine() -> Iterator[Work]:
     """While open, this process sees one CUDA device."""
+    work = Work()
+    stream = partial(_Stream, work)
     answers = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
         "get_device_name": lambda *_: "fake", "is_bf16_supported": lambda *_, **__: True,
-        "default_generators": (_Generator(),), "Event": _Event, "Stream": _Stream,
-        "current_stream": _Stream, "device": contextlib.nullcontext, "stream": contextlib.nullcontext,
+        "default_generators": (_Generator(work.seeds),), "Event": partial(_Event, work), "Stream": stream,
+        "current_stream": stream, "device": contextlib.nullcontext, "stream": contextlib.nullcontext,
+        "synchronize": lambda *_: work.note_wait("synchronize"), "get_rng_state": lambda *_: torch.empty(0),
+        "set_rng_state": lambda *_: None,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
@@ -325,10 +372,12 @@ def machine() -> Iterator[Work]:
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(FakeTensor, "numpy", lambda tensor: np.ones(tensor.shape)))
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", lambda tensor: work.to_list(tensor)))
+        stack.enter_context(mock.patch.object(FakeTensor, "data_ptr", lambda tensor: tensor.untyped_storage()._cdata))
         stack.enter_context(mock.patch.object(nn.Module, "to", _move))
         # some models repeat their initialisation until all values fit
         stack.enter_context(mock.patch.object(PreTrainedModel, "initialize_weights", lambda model: None))
         stack.enter_context(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_Indexing())
-        yield stack.enter_context(Work())
+        yield stack.enter_context(work)

@@ -35,6 +35,7 @@ ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "bert": ({**ENCODER, **NO_SCORES}, {"type": "masked_lm"}),
     "roberta": ({**ENCODER, **NO_SCORES, "max_position_embeddings": 34}, {"type": "masked_lm"}),
     "electra": ({**ENCODER, **NO_SCORES, "num_attention_heads": 4, "embedding_size": 16}, REPLACED),
+    "deberta": (ENCODER, {"type": "masked_lm"}),
     "deberta_v2": (ENCODER, {"type": "masked_lm"}),
     "deberta_v3": ({**ENCODER, "type": "deberta_v2"}, {**REPLACED, **DISENTANGLED}),
     "modernbert": ({**ENCODER, "num_hidden_layers": 2}, {"type": "masked_lm"}),
@@ -59,11 +60,15 @@ WITH_FLASH_ALONE = frozenset(
     {"modernbert_retromae", "modernbert_replaced", "mistral", "olmo2", "gemma3_text", "eurobert", "modernbert_decoder"}
 )
 """What differs from another case in its layers, not in its attention."""
-WITHOUT_FLASH = frozenset({"deberta_v2", "deberta_v3", "t5", "gptj"})
+WITHOUT_FLASH = frozenset({"deberta", "deberta_v2", "deberta_v3", "t5", "gptj"})
 """What adds to its scores, or masks them itself, which the flash kernel does not compute."""
 AT_NIGHT = frozenset({"modernbert_retromae", "modernbert_replaced", "mistral", "modernbert_decoder"})
 """What every change need not take: its parts are in other cases."""
-OPTIMIZERS = ("adafactor", "adamw", "lion", "muon", "stable_adamw")
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"type": name, "values": {}} for name in ("adafactor", "adamw", "lion", "muon", "stable_adamw")},
+    "uncorrected_adamw": {"type": "adamw", "values": {"bias_correction": False}},
+}
+"""Optimizer and settings by name."""
 PRECISIONS = ("bf16", "fp16")
 TAKEN = [
     (name, backend)
@@ -80,14 +85,14 @@ def case(store: Path, name: str, *, attention: str, precision: str, optimizers: 
         store, architecture={"type": name, **architecture}, objective=dict(objective), attention=attention,
         precision=precision, micro_batch_size=16, logging_steps=100,
     )  # fmt: skip
-    return {"parameters": parameters, "optimizers": list(optimizers)}
+    return {"parameters": parameters, "optimizers": {each: OPTIMIZERS[each] for each in optimizers}}
 
 
 def all_cases(store: Path) -> dict[str, Any]:
     """Each architecture, backend and precision, with each optimizer."""
     return {
         f"{name} {backend} {precision}": case(
-            store, name, attention=backend, precision=precision, optimizers=OPTIMIZERS
+            store, name, attention=backend, precision=precision, optimizers=tuple(OPTIMIZERS)
         )
         for name, backend in TAKEN
         for precision in PRECISIONS
@@ -98,7 +103,7 @@ def some_cases(store: Path) -> dict[str, Any]:
     """Most architectures with each backend, in turns with each precision and one of the optimizers."""
     cases = {}
     for number, (name, backend) in enumerate(each for each in TAKEN if each[0] not in AT_NIGHT):
-        precision, optimizer = PRECISIONS[number % 2], OPTIMIZERS[number % len(OPTIMIZERS)]
+        precision, optimizer = PRECISIONS[number % 2], list(OPTIMIZERS)[number % len(OPTIMIZERS)]
         cases[f"{name} {backend} {precision}"] = case(
             store, name, attention=backend, precision=precision, optimizers=(optimizer,)
         )
@@ -107,12 +112,24 @@ def some_cases(store: Path) -> dict[str, Any]:
 
 def take(cases: Mapping[str, Any], guard: Path, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the worker, a process of its own, saw of each case, and what it measures besides."""
-    command = [sys.executable, str(WORKER), str(out), json.dumps(cases)]
-    environment = {**os.environ, "LD_PRELOAD": str(guard), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    seen: dict[str, Any] = json.loads(run([str(WORKER), str(out), json.dumps(cases)], guard))
     return seen, {name: seen.pop(name) for name in ("ways", "bytes a logit", "bytes an element", "refusals")}
+
+
+def go(roads: Path, guard: Path) -> dict[str, Any]:
+    """What a process saw that went the roads of `fake_cuda_roads`, from the folder `roads`."""
+    roads.mkdir()
+    printed = run([str(WORKER.with_name("fake_cuda_roads.py")), str(roads)], guard)
+    found: dict[str, Any] = json.loads(printed)
+    return found
+
+
+def run(arguments: list[str], guard: Path) -> str:
+    """The last line that a program prints in a process of its own, which torch takes for one with CUDA."""
+    environment = {**os.environ, "LD_PRELOAD": str(guard), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
 
 
 def costs(seen: Mapping[str, Any]) -> dict[str, dict[str, int]]:

@@ -1,6 +1,6 @@
 """Takes training steps on fake_cuda's machine: `fake_cuda_worker.py OUT '{"NAME": CASE}'` prints what it saw, as JSON.
 
-A case has `parameters`; `optimizers`, of which each takes an update with the same gradients; and may ask for a
+A case has `parameters`; `optimizers` by name, of which each takes an update with the same gradients; and may ask for a
 `dry_run` before the step, for a `vocabulary` of so many ids, and for an `.item()` in every module (`item_in_modules`).
 Nothing is compiled; with `cuda_graphs` all else happens as for a recording.
 """
@@ -11,8 +11,9 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +25,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.plugins.create import create_component
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
@@ -41,11 +43,11 @@ class Updates:
     their state.
 
     Attributes:
-        seen: what the second update of each did, by name.
+        seen: what the second update of each did, by name, and where either waited.
     """
 
-    def __init__(self, engine: DDPEngine, machine: fake_cuda.Work, names: list[str]) -> None:
-        self.engine, self.machine, self.names = engine, machine, names
+    def __init__(self, engine: DDPEngine, machine: fake_cuda.Work, optimizers: Mapping[str, Mapping[str, Any]]) -> None:
+        self.engine, self.machine, self.optimizers = engine, machine, optimizers
         self.step = engine.step
         self.seen: dict[str, dict[str, Any]] = {}
         self.forward: dict[str, Any] = {}
@@ -55,13 +57,17 @@ class Updates:
         engine, machine = self.engine, self.machine
         self.forward = summary(machine)
         clear, engine.clear_gradients = engine.clear_gradients, lambda: None  # type: ignore[method-assign]
-        for name in self.names:
-            engine.optimizer = registry().component("optimizers", name)().build(engine.module, fused=True)
+        for name, settings in self.optimizers.items():
+            optimizer = create_component("optimizers", settings["type"], settings["values"], where=name)
+            engine.optimizer = optimizer.build(engine.module, fused=True)
             engine.skips_steps = bool(getattr(engine.optimizer, "_step_supports_amp_scaling", False))
-            for _ in range(2):
-                machine.clear()
-                norm = self.step(learning_rate, skip_above=skip_above)
-            self.seen[name] = summary(machine)
+            machine.clear()
+            self.step(learning_rate, skip_above=skip_above)
+            first = machine.places
+            machine.clear()
+            norm = self.step(learning_rate, skip_above=skip_above)
+            seen = summary(machine)
+            self.seen[name] = {**seen, "waits": first + seen["waits"]}
         engine.clear_gradients = clear  # type: ignore[method-assign]
         machine.clear()
         engine.clear_gradients()
@@ -235,7 +241,7 @@ def refusals() -> dict[str, list[str | None]]:
 
 
 def bytes_a_logit() -> dict[str, float]:
-    """What the loss reads and writes a logit, forward and backward, for logits in bf16 and in float32."""
+    """What the loss reads and writes a logit, forward and backward, for logits in bf16, in float32, and converted."""
     found = {}
     with fake_cuda.machine() as machine:
         labels = torch.empty(512, dtype=torch.int64, device="cuda")
@@ -247,6 +253,12 @@ def bytes_a_logit() -> dict[str, float]:
                 torch.autograd.grad(sums if isinstance(sums, Tensor) else sums[0] + sums[1], leaf)
                 product = 4 * leaf.element_size()  # `leaf * 1` reads and writes, forward and backward
                 found[f"{name}, {dtype}"] = machine.bytes / leaf.numel() - product
+        leaf = torch.empty(512, 4096, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        by_torch = partial(nn.functional.cross_entropy, reduction="sum")
+        for name, function in (("converted", summed_cross_entropy_), ("converted, torch's", by_torch)):
+            machine.clear()
+            torch.autograd.grad(function((leaf * 1).float(), labels), leaf)
+            found[name] = machine.bytes / leaf.numel() - 8
     return found
 
 

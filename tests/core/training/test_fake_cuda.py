@@ -75,8 +75,7 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
     assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
     assert [name for name, each in seen.items() if each["tf32"]] == [next(iter(seen))]
     assert waits(seen) == {}
-    # DeBERTa computes a scale on the host, which the compiler has to move before it can record a graph
-    assert {name.split()[0] for name, each in seen.items() if each["unrecordable"]} <= {"deberta_v2", "deberta_v3"}
+    assert [name for name, each in seen.items() if each["unrecordable"]] == []
     assert dearer(seen) == {}
     # what the machine calls a wait: an `.item()` in any module, and every other way to ask for values
     assert len(read["waits"]) >= 15 and "_local_scalar_dense" in read["unrecordable"]
@@ -90,8 +89,46 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
         "copy_": 6, "_foreach_copy_": 6, "bernoulli_": 2, "zeros_like": 4, "add_": 12, "addmm_": 16, "addmm": 24,
         "AdamW": 28,
     }  # fmt: skip
-    # the loss of logits in bf16 reads them twice and writes them once
+    # the loss of logits in bf16 reads them twice and writes them once; docs/design/losses.md has these numbers
+    converted = [round(measured["bytes a logit"].pop(name)) for name in ("converted", "converted, torch's")]
+    assert converted == [52, 44] or fake_cuda_cases.torch_version() != "2.13"
     assert all(6.0 <= bytes_ <= 6.1 for name, bytes_ in measured["bytes a logit"].items() if "bfloat16" in name)
+
+
+IN_RUNS = {
+    "log: step_health._read": 5,  # the numbers of each step since the last record, which come with the last one's
+    "log: loss.take_means": 3,
+    "vote: step_health._read": 1,  # of the step before the last, while the last one still runs
+    "validation: loss.take_means": 3,
+    "save: loss.state": 2,
+    "save: snapshot._wait_for_copies": 6,  # of the state, of tensors of plugins, of the model
+}
+"""How often a run of six steps waits for the device; see `fake_cuda_roads.train`. Steps without a record do not."""
+
+
+@pytest.mark.slow
+def test_every_road_to_a_gpu_waits_at_known_places_alone(guard: Path, tmp_path: Path) -> None:
+    seen = fake_cuda_cases.go(tmp_path / "roads", guard)
+    waits = {name: each["waits"] for name, each in seen.items()}
+    assert waits.pop("train") == IN_RUNS | {"event: samples._fill": 6}
+    assert waits["train causal"].pop("event: samples._continue") >= 9  # each token is read before the next one
+    assert waits.pop("train causal") == IN_RUNS
+    resumed = {place: count for place, count in waits.pop("resume").items() if not place.startswith("resume: ")}
+    assert resumed == {
+        "log: step_health._read": 2, "log: loss.take_means": 1, "vote: step_health._read": 1,
+        "validation: loss.take_means": 1, "event: samples._fill": 2, "save: loss.state": 1,
+        "save: snapshot._wait_for_copies": 3,
+    }  # fmt: skip
+    assert len(set(seen["train"]["seeds"])) == 6 and seen["resume"]["seeds"] == seen["train"]["seeds"][3:]
+    # an evaluation reads its sums at the end, a training its losses; predictions and trained weights go to the host
+    assert waits.pop("evaluate objective") == {"loss.take_means": 1}
+    assert waits.pop("evaluate perplexity") == {"causal.evaluate": 1}
+    assert waits.pop("evaluate pseudo-perplexity") == {"masked.evaluate": 1}
+    for road in ("evaluate tasks", "finetune"):
+        assert waits[road].pop("search.<dictcomp>") > 10
+        assert waits.pop(road) == {"loop.train": 1, "loop.predict": 3}
+    assert "predictions.fill_mask" in waits.pop("try masked") and "generation._generate" in waits.pop("try causal")
+    assert waits == {"doctor": {}}
 
 
 @pytest.mark.nightly
