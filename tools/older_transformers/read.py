@@ -51,6 +51,7 @@ def main(folder: Path, report: Path | None) -> int:
         except Exception as error:  # noqa: BLE001 - whatever an old version raises is the result
             results[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         print(f"{name:45s} {results[name]}", flush=True)
+    results |= registered(folder, [name for name, result in results.items() if result == "ok"])
     wrong = [name for name, result in results.items() if result not in ("ok", NOT_THERE)]
     skipped = sum(result == NOT_THERE for result in results.values())
     right = len(results) - len(wrong) - skipped
@@ -59,6 +60,24 @@ def main(folder: Path, report: Path | None) -> int:
     if report is not None:
         report.write_text(json.dumps(results, indent=2), encoding="utf-8")
     return 1 if wrong or not results else 0
+
+
+def registered(folder: Path, names: list[str]) -> dict[str, str]:
+    """Returns what is wrong with those of the exports `names` that AutoTokenizer should read as a fast Japanese
+    tokenizer, once terakoya_tokenizer is registered."""
+    import transformers
+
+    import terakoya_tokenizer
+
+    terakoya_tokenizer.register()
+    wrong = {}
+    for name in names:
+        expected = json.loads((folder / name / "expected.json").read_text(encoding="utf-8"))
+        if "offsets" in expected:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder / name, trust_remote_code=False)
+            if not tokenizer.is_fast or tokenizer(expected["texts"])["input_ids"] != expected["ids"]:
+                wrong[name] = f"{type(tokenizer).__name__} after register()"
+    return wrong
 
 
 def compare(folder: Path) -> str:

@@ -430,6 +430,9 @@ def test_auto_tokenizer_is_fast_after_registration(folders: Any, registered: Non
     BertConfig().save_pretrained(folders["wordpiece"])  # as in the folder of a model
     for kind, folder in folders.items():
         assert type(AutoTokenizer.from_pretrained(folder)) is Fast, kind
+    for model_type in ("electra", "roberta", "deberta-v2", "gpt2", "llama"):
+        (folders["wordpiece"] / "config.json").write_text(json.dumps({"model_type": model_type}))
+        assert type(AutoTokenizer.from_pretrained(folders["wordpiece"])) is Fast, model_type
     basic = write_folder(tmp_path / "basic", word_tokenizer_type="basic")
     with pytest.raises(ValueError, match='got "basic"'):
         Fast(str(basic / "vocab.txt"), word_tokenizer_type="basic")
