@@ -29,7 +29,7 @@ from terakoya.runs.checkpoints import find_newest_whole
 from terakoya.runs.mirrored import work_folder_of
 from terakoya.runs.remote_view import open_views
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
-from terakoya.training.checkpoint.mirror import send_run
+from terakoya.training.checkpoint.mirroring import send_run
 from terakoya.training.run_folder import HOLDER
 
 PARAMETERS = "parameters.json"

@@ -32,7 +32,8 @@ from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
-from terakoya.training.checkpoint.mirror import Mirror, mirroring
+from terakoya.training.checkpoint.mirror import Mirror
+from terakoya.training.checkpoint.mirroring import mirroring
 from terakoya.training.checkpoint.restoring import missing_base_error
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.heartbeat import is_communication_error

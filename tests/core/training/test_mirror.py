@@ -22,6 +22,7 @@ from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
 from terakoya.training.checkpoint import mirror as mirror_module
+from terakoya.training.checkpoint import mirroring
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.distributed.context import DistributedContext
@@ -272,7 +273,7 @@ def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder,
     send_all(memory, tmp_path / "run")
     memory.write("checkpoints/step-00000006/state/model-00000.safetensors", bytes(100))
     (tmp_path / "new").mkdir()
-    mirror = mirror_module._open(memory.address, tmp_path / "new", keep=2, start_over=False)
+    mirror = mirroring._open(memory.address, tmp_path / "new", keep=2, start_over=False)
     mirror.finish()
     assert mirror.has_ended(10) and whole_steps(memory) == [2, 4]
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
@@ -306,7 +307,7 @@ def test_what_is_damaged_here_is_fetched_whole(memory: ObjectFolder, tmp_path: P
     model = tmp_path / "checkpoints/step-00000004/state/model-00000.safetensors"
     content = model.read_bytes()
     model.write_bytes(content[::-1] if content[::-1] != content else bytes(len(content)))  # of the same size
-    mirror = mirror_module._open(memory.address, tmp_path, keep=2, start_over=False)
+    mirror = mirroring._open(memory.address, tmp_path, keep=2, start_over=False)
     mirror.finish()
     assert mirror.has_ended(10) and model.read_bytes() == content and whole_steps(memory) == [2, 4]
     assert (tmp_path / "checkpoints/quarantine/step-00000004").is_dir()
@@ -333,7 +334,7 @@ def test_what_was_pruned_there_since_it_was_listed_is_looked_for_again(
         return found
 
     monkeypatch.setattr(ObjectFolder, "sizes", sizes)
-    mirror = mirror_module._open(memory.address, tmp_path / "new", keep=2, start_over=False)
+    mirror = mirroring._open(memory.address, tmp_path / "new", keep=2, start_over=False)
     mirror.finish()
     assert mirror.has_ended(10) and [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
 
@@ -462,7 +463,7 @@ def test_ranks_that_wait_for_a_long_fetch_meet_meanwhile(memory: ObjectFolder, t
         return mirror
 
     context = cast(DistributedContext, Context())
-    assert mirror_module._run_while_others_wait(context, memory.address, fetch) is mirror
+    assert mirroring._run_while_others_wait(context, memory.address, fetch) is mirror
     assert met[-1] and not any(met[:5])
 
 

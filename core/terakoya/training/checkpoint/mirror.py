@@ -16,19 +16,14 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from terakoya.atomic_files import write_text
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.log import hide_secrets
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
-from terakoya.runs.checkpoints import MANIFEST, DamagedError, find_newest_whole
-from terakoya.training.checkpoint.recovery import move_to_quarantine
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.runs.checkpoints import MANIFEST, DamagedError
 
 log = logging.getLogger("terakoya")
 POLL_SECONDS = 1.0
@@ -39,10 +34,6 @@ RETRY_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 """The pauses after failures in a row; the last one stays."""
 LAST_ATTEMPTS = 7
 """The end of a run gives up after so many failures in a row, with 232 seconds between the first and the last."""
-ERROR_SECONDS = 10.0
-"""How long a run that ends with an error waits for what is being sent."""
-RECORD = "mirror.json"
-"""The file in a work folder that names the address it is mirrored to."""
 
 
 class TakenOver(UserError):  # noqa: N818 - what happened
@@ -246,138 +237,3 @@ class Mirror:
                         facts = Path(place, each).stat()
                         found[str(name)] = (facts.st_size, facts.st_mtime_ns)
         return found
-
-
-# ------------------------------------------------------------------------------------------------------ start and end
-
-
-@contextlib.contextmanager
-def mirroring(
-    address: str | None, out: Path, context: DistributedContext, *, keep: int, start_over: bool
-) -> Iterator[Mirror | None]:
-    """Mirrors the run in `out` to `address` while the block runs, and waits at its end for what is missing; collective.
-    First fetches the newest whole checkpoint from there, if it is of a later step than those here.
-
-    Yields the mirror on rank 0; None on other ranks, and without an address.
-
-    Raises:
-        UserError: on every rank: the store cannot be used, or none of its checkpoints is whole.
-        TemporaryFailure: on every rank, at the end: something could not be mirrored.
-    """
-    if address is None:
-        yield None
-        return
-    open_mirror = partial(_open, address, out, keep=keep, start_over=start_over)
-    mirror = open_mirror() if context.world_size == 1 else _run_while_others_wait(context, address, open_mirror)
-    try:
-        yield mirror
-    except BaseException:
-        if mirror is not None:
-            mirror.finish()
-            mirror.has_ended(ERROR_SECONDS)
-            if (error := mirror.outcome()) is not None:
-                log.warning("%s", error)
-        raise
-    if mirror is not None:
-        _write_report(out, mirror.say)
-        mirror.finish()
-    while not context.broadcast(mirror is not None and mirror.has_ended(POLL_SECONDS)):
-        pass  # the others wait, as a launcher ends a process that stays alone
-    error = context.broadcast(None if mirror is None else mirror.outcome())
-    if error is not None:
-        raise error
-    if mirror is not None:
-        log.info("%s: has all of the run", mirror.store)
-
-
-def send_run(folder: Path, address: str, *, keep: int) -> None:
-    """Sends what `address` lacks of the run in `folder`, which no process trains, and returns when all of it is there.
-
-    Raises:
-        UserError: the folder is mirrored to another address, or the store cannot be used.
-        TemporaryFailure: something could not be sent.
-    """
-    store = ObjectFolder(address)
-    _check_record(folder, store)
-    mirror = Mirror(store, folder, keep=keep)
-    mirror.take_over()
-    mirror.start()
-    mirror.finish()
-    while not mirror.has_ended(POLL_SECONDS):
-        pass
-    if (error := mirror.outcome()) is not None:
-        raise error
-
-
-def _run_while_others_wait(context: DistributedContext, address: str, work: Callable[[], Mirror]) -> Mirror | None:
-    """Does as `context.run_on_main`, for work that may take longer than ranks wait for each other."""
-    with ThreadPoolExecutor(1, "terakoya-fetch") as pool:
-        future = pool.submit(work) if context.is_main else None
-        while not context.broadcast(future is not None and bool(wait([future], timeout=POLL_SECONDS).done)):
-            pass
-        return context.run_on_main(f"opening {address}", lambda: future.result() if future is not None else None)
-
-
-def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
-    store = ObjectFolder(address)
-    _check_record(out, store)
-    mirror = Mirror(store, out, keep=keep)
-    mirror.take_over()  # first: a process that still writes there then removes nothing that is fetched here
-    newest, damaged_here = find_newest_whole(out / mirrored.CHECKPOINTS)
-    after = -1 if newest is None else int(newest.name.rpartition("-")[2])
-    for folder in damaged_here:
-        log.warning("%s is damaged; moved to %s", folder, move_to_quarantine(folder))
-    fetched, damaged = mirrored.fetch_newest(store, out, store.sizes(), after=after)
-    if damaged and fetched is None:  # or removed there since they were listed, by the process that wrote there
-        fetched, damaged = mirrored.fetch_newest(store, out, store.sizes(), after=after)
-    if damaged and fetched is None and newest is None and not start_over:
-        raise UserError(
-            f"{store}: this run has had checkpoints, and none of them is whole:\n  "
-            + "\n  ".join(damaged.values())
-            + "\nBring one back, or choose another --out; `terakoya train --start-over` trains from step 0"
-        )
-    if fetched is not None:
-        _write_record(out, store, fetched=fetched.name)
-        log.info("%s: fetched %s, from which the run continues in %s", store, fetched.name, out)
-    else:
-        log.info("%s: mirrored from %s", store, out)
-    sizes = store.sizes() if damaged else {}
-    for name, problem in damaged.items():
-        log.warning("%s; removed from the store", problem)
-        mirrored.remove_checkpoint(store, name, sizes)
-    mirror.start()
-    return mirror
-
-
-def _check_record(out: Path, store: ObjectFolder) -> None:
-    """Raises UserError if the work folder `out` belongs to another address."""
-    file = out / RECORD
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        address = json.loads(file.read_bytes()).get("address")
-        if address != str(store):
-            raise UserError(
-                f"{out}: expected the work folder of {store}, got that of {address}; give each run a --work-folder of "
-                "its own"
-            )
-        return
-    _write_record(out, store)
-
-
-def _write_record(out: Path, store: ObjectFolder, *, fetched: str | None = None) -> None:
-    """Notes to which address the work folder `out` belongs, and for the scripts of launchers which of its checkpoints
-    was fetched from there, not trained here."""
-    write_text(out / RECORD, json.dumps({"address": str(store), "fetched": fetched}) + "\n")
-
-
-def _write_report(out: Path, say: Callable[[str], None]) -> None:
-    """Writes report.html into the run's folder."""
-    from datetime import datetime
-
-    from terakoya.runs.report import read_reports
-    from terakoya.runs.report_page import render_page
-
-    try:
-        created = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-        write_text(out / "report.html", render_page(read_reports([out], None), created=created, against="step"))
-    except (UserError, OSError) as error:
-        say(f"report.html was not written: {error}")
