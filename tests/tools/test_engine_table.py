@@ -58,7 +58,8 @@ def test_the_table_in_the_documentation_names_every_case(tool: ModuleType) -> No
     for title in tool.CHECKS.values():
         part = text.split(f"## {title}")[1].split("## ")[0]
         for engine in tool.cases.ENGINES:
-            assert all(cell(part, engine, name) for name in tool.cases.ARCHITECTURES), (title, engine)
+            names = tool.cases.ARCHITECTURES if tool.cases.processes(engine) == 2 else ["gpt2"]
+            assert all(cell(part, engine, name) for name in names), (title, engine)
 
 
 def cell(part: str, engine: str, architecture: str) -> str:

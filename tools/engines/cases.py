@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PROCESSES = 2
-
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"engine": "ddp"},
     **{f"ZeRO-{stage}": {"engine": "deepspeed", "zero_stage": stage} for stage in range(4)},
@@ -16,8 +14,23 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "pp 2": {"pp_size": 2},
     "pp 2, interleaved": {"pp_size": 2, "pp_stages_per_process": 2},
     "sp 2": {"sp_size": 2},
+    "fsdp, sp 2": {"engine": "fsdp", "sp_size": 2},
+    "fsdp, tp 2": {"engine": "fsdp", "tp_size": 2},
+    "fsdp, pp 2": {"engine": "fsdp", "pp_size": 2},
+    "fsdp, pp 2, interleaved": {"engine": "fsdp", "pp_size": 2, "pp_stages_per_process": 2},
+    "tp 2, pp 2, 2 replicas": {"tp_size": 2, "pp_size": 2},
+    "fsdp, tp 2, pp 2": {"engine": "fsdp", "tp_size": 2, "pp_size": 2},
+    "fsdp, tp 2, 2 groups": {"engine": "fsdp", "tp_size": 2, "dp_shard_size": 2},
 }
-"""The value of `parallel` for each engine, with two processes."""
+"""The value of `parallel` for each engine."""
+
+
+def processes(engine: str) -> int:
+    """The number of processes that `engine` is run with: where kinds of parallelism work together, two replicas."""
+    if "," not in engine or engine == "pp 2, interleaved":
+        return 2
+    return 8 if engine.startswith(("tp 2, pp 2", "fsdp, tp 2, ")) else 4
+
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 32}
 """Four blocks: an interleaved pipeline has two of them on each of two processes."""
@@ -42,6 +55,15 @@ QUICK: Mapping[str, str] = {
     "tp 2": "llama", "pp 2": "gpt2", "pp 2, interleaved": "llama", "sp 2": "qwen3",
 }  # fmt: skip
 """One architecture for each engine."""
+
+TOGETHER = ("bert", "gpt2", "llama", "qwen3")
+"""The architectures with which kinds of parallelism are run together."""
+
+
+def architectures(engine: str) -> tuple[str, ...]:
+    """The architectures that `engine` is run with."""
+    return tuple(ARCHITECTURES) if processes(engine) == 2 else TOGETHER
+
 
 FIRST, MIDDLE, LAST = 1, 2, 4
 """The step whose gradients are compared, the step from which runs resume, and the last step."""
