@@ -60,6 +60,11 @@ class Layout:
     conversations: Conversations | None = None
     """Causal, `packed` or `padded`: how a store of conversations is used; their chat template ends each of them."""
 
+    @property
+    def varies_in_width(self) -> bool:
+        """Whether rows, or the targets of a decoder beside an encoder, are only as wide as the longest of a batch."""
+        return self.kind in ("lines", "pairs") or self.framing == "encoder_decoder"
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -14,9 +14,6 @@ from terakoya.config import deepspeed as deepspeed_settings
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
 
-VARYING_WIDTH = ("lines", "pairs")
-"""Layouts whose rows are as long as the longest of their batch."""
-
 
 def check_conflicts(parameters: ParameterFields) -> None:
     """Raises ValueError with the first conflict."""
@@ -172,8 +169,14 @@ def _cuda_graph_conflicts(parameters: ParameterFields) -> Iterator[str]:
             "cuda_graphs: is for models whose kernels are short, and activation_checkpointing adds kernels to save "
             "memory; set it to null, or cuda_graphs to false"
         )
-    layout = parameters.objective.row_layout().kind
-    if layout in VARYING_WIDTH:
+    row_layout = parameters.objective.row_layout()
+    layout = row_layout.kind
+    if row_layout.framing == "encoder_decoder":
+        yield (
+            "cuda_graphs: a graph has one shape, and the targets of a decoder beside an encoder are as wide as the "
+            'longest of their batch; use "cuda_graphs": false'
+        )
+    elif row_layout.varies_in_width:
         yield (
             f'cuda_graphs: a graph has one shape, and in the layout "{layout}" rows are as wide as the longest of '
             'their batch; use another objective.layout, or "cuda_graphs": false'

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.components import Architecture, Head
+from terakoya.components.rows import Layout
 from terakoya.contract import batches, partition, settings, stages
 from terakoya.contract.batches import difference
 from terakoya.contract.results import Check, CheckFailed, CheckSkipped
@@ -300,7 +301,7 @@ def check_compilation(case: ArchitectureCase) -> None:
     expected, model = case.hidden(batch), case.build(case.head)
     attention.use(model, attention.MASKED)
     compilation.compile_module(
-        model, [case.architecture], VOCABULARY, "blocks", layout="packed", backend=compilation.TRACE_ONLY
+        model, [case.architecture], VOCABULARY, "blocks", layout=Layout("packed"), backend=compilation.TRACE_ONLY
     )
     try:
         with torch.no_grad():

@@ -308,7 +308,7 @@ def build_trainer(
     # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
     architectures = all_architectures(architecture, objective)
     compilation.compile_module(
-        module, architectures, vocabulary, compiled, layout=layout.kind, cuda_graphs=parameters.cuda_graphs
+        module, architectures, vocabulary, compiled, layout=layout, cuda_graphs=parameters.cuda_graphs
     )
 
     # Engine: it takes the module over, and may replace or shard its weights.

@@ -84,6 +84,10 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         {"cuda_graphs": True, "objective": {"type": "masked_lm", "layout": "lines"}},
         'in the layout "lines" rows are as wide as the longest of their batch; use another objective.layout',
     ),
+    (
+        {"cuda_graphs": True, "architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}},
+        'as wide as the longest of their batch; use "cuda_graphs": false',
+    ),
     ({"architecture": Mixing()}, 'documents in one row apart; use objective.layout "stream" or "lines" or "pairs"'),
     (
         {"architecture": Mixing(), "objective": {"type": "causal_lm"}},

@@ -9,16 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import compiled_runs
 import numpy as np
 import pytest
 import torch
 import toy
-from flash_on_a_cpu import flash_on_a_cpu
 from torch import nn
 from torch._dynamo.utils import counters
 
-from terakoya.components import Batch
 from terakoya.components.progress import Length
+from terakoya.components.rows import Layout
 from terakoya.config.parameters import Parameters
 from terakoya.contract import toy as toy_model
 from terakoya.errors import UserError
@@ -28,8 +28,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
 from terakoya.training.distributed.topology import RankBatch
-from terakoya.training.loss import weighted_loss
-from terakoya.training.model import compilation, lora
+from terakoya.training.model import compilation
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import all_architectures
@@ -104,7 +103,8 @@ def test_a_run_makes_its_graphs_in_its_first_step_and_computes_the_same(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("engine", "precision"), [("ddp", "fp32"), ("fsdp", "fp32"), ("fsdp", "bf16")])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_two_processes_compile_too(store: Path, tmp_path: Path, engine: str, precision: str) -> None:
     architecture = toy.without_dropout(toy.parameters(store)["architecture"])
 
@@ -125,165 +125,13 @@ def test_two_processes_compile_too(store: Path, tmp_path: Path, engine: str, pre
         assert len(counts) == 3 and len(set(counts)) == 1 and counts[0] != "0"
 
 
-# ------------------------------------------------------------------------------------------- every architecture
-
-CASES = {
-    "bert": ("bert", "masked_lm", {}),
-    "bert, stream": ("bert", "masked_lm", {"layout": "stream"}),
-    "bert, lines": ("bert", "masked_lm", {"layout": "lines"}),
-    "roberta": ("roberta", "masked_lm", {}),
-    "deberta": ("deberta", "masked_lm", {}),
-    "deberta_v2": ("deberta_v2", "masked_lm", {}),
-    "modernbert": ("modernbert", "masked_lm", {}),
-    "electra": ("electra", "replaced_token", {}),
-    "deberta_v2, replaced": ("deberta_v2", "replaced_token", {"sharing": "none"}),
-    "gpt2": ("gpt2", "causal_lm", {}),
-    "gpt2, stream": ("gpt2", "causal_lm", {"layout": "stream"}),
-    "gptj": ("gptj", "causal_lm", {}),
-    "llama": ("llama", "causal_lm", {}),
-    "qwen3": ("qwen3", "causal_lm", {}),
-    "qwen3, conversations": ("qwen3", "instruction", {"layout": "padded"}),
-    "t5": ("t5", "span_corruption", {}),
-}
-WITH_FLASH = ("bert", "electra", "modernbert", "gpt2", "llama", "qwen3")
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attn_pdrop", "attention_dropout", "resid_pdrop")
-
-
-def toy_run(name: str, **changes: Any) -> Parameters:
-    from terakoya.plugins import registry
-
-    architecture, objective, settings = CASES[name]
-    kind = registry().component("architectures", architecture)
-    no_dropout = {key: 0.0 for key in (*DROPOUTS, "embd_pdrop", "dropout_rate") if key in kind.model_fields}
-    return Parameters.from_dict(
-        {
-            "data": {"train": ["none"], "sequence_length": toy_model.SEQUENCE_LENGTH},
-            "architecture": {"type": architecture, **toy_model.values(kind), **no_dropout},
-            "objective": {
-                "type": objective, **toy_model.values(registry().component("objectives", objective)), **settings,
-            },
-            "optimizer": {"type": "adamw", "learning_rate": 1e-3},
-            "schedule": {"type": "constant"}, "batch_size": {"-1": 4}, "max_steps": 1, **changes,
-        },
-        source=name,
-    )  # fmt: skip
-
-
-def micro_batches(parameters: Parameters, folder: Path) -> list[Batch]:
-    """Four micro-batches; the last is of one row, filled up."""
-    layout = parameters.objective.row_layout()
-    store = toy_model.make_store_for(layout, folder)
-    source = RowSource(store, layout, sequence_length=toy_model.SEQUENCE_LENGTH, seed=11)
-    return [
-        collate_rows(
-            parameters.objective, toy_model.VOCABULARY,
-            source.load(0, np.arange(first, first + count) % len(source)), 4, source,
-        )
-        for first, count in ((0, 4), (4, 4), (8, 4), (3, 1))
-    ]  # fmt: skip
-
-
-def with_room(batch: Batch, more: int) -> Batch:
-    """`batch` with the arrays of flash, which have room for `more` documents, and for longer ones."""
-    arrays = attention.boundary_arrays(batch.arrays["document_ids"])
-    starts = arrays["cu_seqlens"]
-    longest = len(arrays[attention.LONGEST_DOCUMENT]) + 8 * more
-    room = {
-        "cu_seqlens": np.append(starts, np.repeat(starts[-1:], more)),
-        attention.LONGEST_DOCUMENT: np.empty((longest, 0), np.int32),
-    }
-    return Batch({**batch.arrays, **room}, batch.counts)
-
-
-def gradients(module: nn.Module, parameters: Parameters, batch: Batch, *, flash: bool) -> list[torch.Tensor]:
-    """The gradients of a micro-batch, each as one long vector."""
-    module.zero_grad()
-    sums = module(to_device(batch, CPU, flash=flash, compiled=True))
-    weighted_loss(sums, parameters.objective.terms(), {**batch.counts}).backward()
-    return [weight.grad.flatten() for weight in module.parameters() if weight.grad is not None]
-
-
-def check_steps(name: str, mode: compilation.Mode, folder: Path, *, flash: bool = False, **changes: Any) -> list[int]:
-    """Compares the gradients of four micro-batches, compiled, with those of the same module before; returns the
-    number of graphs after each, and after an evaluation."""
-    parameters = toy_run(name, **changes)
-    module = build_module_for_training(parameters, toy_model.VOCABULARY).train()
-    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
-    trained = [name for name, weight in module.named_parameters() if weight.requires_grad]
-    assert parameters.lora is None or all("lora_" in name for name in trained)
-    assert (len(trained) < len(list(module.parameters()))) == (
-        parameters.lora is not None or parameters.frozen_layers >= 0
-    )
-    attention.use(module, "flash" if flash else attention.MASKED)
-    batches = micro_batches(parameters, folder)
-    if flash:
-        batches = [with_room(batch, more) for more, batch in enumerate(batches)]
-    expected = [gradients(module, parameters, batch, flash=flash) for batch in batches]
-    architectures = all_architectures(parameters.architecture, parameters.objective)
-    compilation.compile_module(
-        module, architectures, toy_model.VOCABULARY, mode, layout=parameters.objective.row_layout().kind
-    )
-    counts = []
-    for batch, want in zip(batches, expected, strict=True):
-        for one, other in zip(gradients(module, parameters, batch, flash=flash), want, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0)
-        counts.append(counters["stats"].get("unique_graphs", 0))
-    with torch.no_grad():
-        module.eval()(to_device(batches[0], CPU, flash=flash, compiled=True))
-    assert not counters["graph_break"]
-    return [*counts, counters["stats"]["unique_graphs"]]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mode", ["blocks", "whole"])
-@pytest.mark.parametrize("name", CASES)
-def test_every_architecture_has_its_graphs_after_two_micro_steps(
-    name: str, mode: compilation.Mode, tmp_path: Path
-) -> None:
-    counts = check_steps(name, mode, tmp_path)
-    assert counts[1] == counts[3]
-    assert counts[0] == counts[3] or "lines" in name
-    if name == "modernbert" and mode == "blocks":
-        assert counts == [2, 2, 2, 2, 4]  # layers with and without a window, then without gradients
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["full", "selective"])
-@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
-def test_recomputed_blocks_are_compiled(name: str, kind: str, tmp_path: Path) -> None:
-    counts = check_steps(name, "blocks", tmp_path, activation_checkpointing=kind)
-    assert counts[0] == counts[3]
-
-
-@pytest.mark.nightly
-def test_blocks_above_frozen_ones_are_compiled(tmp_path: Path) -> None:
-    counts = check_steps("bert", "blocks", tmp_path, frozen_layers=1)
-    assert counts[0] == counts[3]
-
-
-@pytest.mark.nightly
-def test_blocks_with_adapters_are_compiled(tmp_path: Path) -> None:
-    pytest.importorskip("peft", reason='needs `pip install "terakoya[lora]"`')
-    settings = {"r": 2, "target_modules": "all-linear", "init_lora_weights": "gaussian"}
-    counts = check_steps("llama", "blocks", tmp_path, start_from=str(tmp_path), lora=settings)
-    assert counts[0] == counts[3]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", WITH_FLASH)
-def test_the_number_of_documents_makes_no_further_graph(name: str, tmp_path: Path) -> None:
-    with flash_on_a_cpu():
-        counts = check_steps(name, "blocks", tmp_path, flash=True)
-    assert counts[0] == counts[3]
-
-
 # ---------------------------------------------------------------------------------------------- small pieces
 
 
 def test_blank_rows_change_no_count_and_no_sum(tmp_path: Path) -> None:
     for name in ("bert", "electra", "llama", "t5"):
-        parameters = toy_run(name)
-        store = toy_model.make_store_for(parameters.objective.row_layout(), tmp_path / name)
+        parameters = compiled_runs.parameters(name, tmp_path / name, without_dropout=True)
+        store = TokenStore.open(tmp_path / name / "store" / "store")
         source = RowSource(store, parameters.objective.row_layout(), sequence_length=32, seed=11)
         module = build_module_for_training(parameters, toy_model.VOCABULARY).train()
         attention.use(module, attention.MASKED)
@@ -449,17 +297,17 @@ def test_graphs_need_a_gpu_and_all_in_one_piece(monkeypatch: pytest.MonkeyPatch)
     assert compilation.choose(wanted, gpu) == ("whole", None)
 
 
-def test_the_compiler_is_asked_for_graphs_or_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor
 
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: asked.append(options))
-    parameters = toy_run("electra")
+    parameters = compiled_runs.parameters("electra", tmp_path)
     module = build_module_for_training(parameters, toy_model.VOCABULARY)
     architectures = all_architectures(parameters.architecture, parameters.objective)
     for graphs in (True, False):
         compilation.compile_module(
-            module, architectures, toy_model.VOCABULARY, "whole", layout="packed", cuda_graphs=graphs
+            module, architectures, toy_model.VOCABULARY, "whole", layout=Layout("packed"), cuda_graphs=graphs
         )
     assert [each.get("options") for each in asked] == [compilation.GRAPH_OPTIONS, None]
     assert compilation.GRAPH_OPTIONS["triton.cudagraphs"] and compilation.GRAPH_OPTIONS["triton.cudagraph_or_error"]

@@ -23,8 +23,9 @@ import torch
 from torch import nn
 
 from terakoya.components import Architecture
+from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.conflicts import VARYING_WIDTH, compile_obstacle
+from terakoya.config.conflicts import compile_obstacle
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.module_parts import architecture_of, top_level_models
@@ -83,7 +84,7 @@ def compile_module(
     vocabulary: Vocabulary,
     mode: Mode,
     *,
-    layout: str,
+    layout: Layout,
     cuda_graphs: bool = False,
     backend: str | None = None,
 ) -> None:
@@ -91,15 +92,15 @@ def compile_module(
     compiles it, so this comes before an engine wraps or shards the module.
 
     Args:
-        layout: the `kind` of the rows' layout.
+        layout: the rows' layout.
         cuda_graphs: whether what is compiled is recorded and replayed, see docs/design/cuda-graphs.md.
         backend: torch's name of the compiler; None is BACKEND.
     """
     if mode == "off":
         return
     _set_options()
-    # rows of varying width: the second width makes a graph for all widths
-    dynamic = None if layout in VARYING_WIDTH else False
+    # of varying width: the second width makes a graph for all widths
+    dynamic = None if layout.varies_in_width else False
     options: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
     if cuda_graphs:
         options["options"] = GRAPH_OPTIONS
