@@ -5,7 +5,7 @@ Everything up to the plan is the compiler's own: tracing, the cut between forwar
 tensors are fake_cuda's. Bytes are counted as there: a kernel reads each input and writes each output once.
 
 `python tests/helpers/fake_compiler.py` prints the figures of docs/design/bf16-stream.md: a step of BERT-base, 32 rows
-of 512 (about a minute of one core).
+of 512, and blocks of other families, 16 rows of 512 (about three minutes of one core).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import fake_cuda
+import fake_cuda_cases
 import fake_cuda_worker
 import torch
 import torch._functorch.config as functorch_options
@@ -150,7 +151,9 @@ def planner(plan: Plan) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, answer in patches:
             stack.enter_context(mock.patch.object(owner, name, answer))
-        stack.enter_context(compiler_options.patch(fx_graph_cache=False, compile_threads=1))
+        # constants are folded by computing them on the device; fusion puts them into the kernels anyway
+        options = {"fx_graph_cache": False, "compile_threads": 1, "joint_graph_constant_folding": False}
+        stack.enter_context(compiler_options.patch(options))
         stack.enter_context(functorch_options.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True))
         yield
 
@@ -197,19 +200,6 @@ def plan_block(parameters: dict[str, Any], out: Path, vocabulary: int | None) ->
     return plan, step
 
 
-def bert(store: Path, *, layers: int, width: int, length: int, autocast: bool) -> dict[str, Any]:
-    """Parameters of a BERT, in micro-batches of 32 rows."""
-    architecture = {
-        "type": "bert", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": max(1, width // 64),
-        "intermediate_size": 4 * width, "max_position_embeddings": length, "attention_probs_dropout_prob": 0.0,
-    }  # fmt: skip
-    return toy.parameters(
-        store, data={"train": [str(store)], "validation": [], "sequence_length": length}, architecture=architecture,
-        objective={"type": "masked_lm", "mlm_probability": 0.15}, attention="flash", precision="bf16",
-        autocast=autocast, batch_size={"-1": 32}, micro_batch_size=32, logging_steps=100,
-    )  # fmt: skip
-
-
 def take(cases: Mapping[str, Any], guard: Path, out: Path) -> dict[str, Any]:
     """Plans and steps by name, of a process of its own."""
     environment = {**os.environ, "LD_PRELOAD": str(guard), "OMP_NUM_THREADS": "1"}
@@ -225,7 +215,9 @@ def base(folder: Path) -> dict[str, Any]:
     store = toy.make_store(folder / "store", documents=900, seed=1)
     cases = {
         f"{name} {layers}": {
-            "parameters": bert(store, layers=layers, width=768, length=512, autocast=name == "autocast"),
+            "parameters": fake_cuda_cases.bert(
+                store, layers=layers, width=768, length=512, autocast=name == "autocast"
+            ),
             "vocabulary": 32768,
         }
         for name in ("stream", "autocast")
@@ -258,6 +250,28 @@ def table(seen: Mapping[str, Any]) -> dict[str, dict[str, tuple[float, int]]]:
     return found
 
 
+def families(folder: Path, names: Sequence[str]) -> dict[str, dict[str, tuple[float, int]]]:
+    """GB and kernels of a block of `names`, forward and backward, with and without the compiler; of T5 a block of the
+    encoder, and uncompiled one of each."""
+    store = toy.make_store(folder / "store", documents=50, seed=1)
+    cases = {
+        f"{name}, {way}, {layers}": fake_cuda_cases.wide(store, name, layers=layers, autocast=way == "autocast")
+        for name in names
+        for way in ("autocast", "stream")
+        for layers in (1, 2)
+    }
+    seen, found = take(cases, fake_cuda.compile_guard(folder), folder / "run"), {}
+    for name in names:
+        for way in ("autocast", "stream"):
+            one, two = (seen[f"{name}, {way}, {layers}"] for layers in (1, 2))
+            plan = one["plan"].values()
+            found[f"{name}, {way}"] = {
+                "uncompiled": ((two["bytes"] - one["bytes"]) / 1e9, two["kernels"] - one["kernels"]),
+                "compiled": (sum(each["bytes"] for each in plan) / 1e9, sum(each["kernels"] for each in plan)),
+            }
+    return found
+
+
 def main() -> None:
     """Plans the cases of the arguments and prints them as JSON; without arguments, prints the table."""
     if len(sys.argv) > 1:
@@ -270,7 +284,8 @@ def main() -> None:
         sys.stdout.write(json.dumps(seen))
         return
     with tempfile.TemporaryDirectory() as folder:
-        for name, column in table(base(Path(folder))).items():
+        blocks = families(Path(folder) / "families", list(fake_cuda_cases.FAMILIES))
+        for name, column in {**table(base(Path(folder))), **blocks}.items():
             for part, (gigabytes, kernels) in column.items():
                 sys.stdout.write(f"{name:22} {part:32} {gigabytes:6.2f} GB {kernels:6.0f} kernels\n")
 

@@ -50,8 +50,8 @@ NO_KERNEL = frozenset(
 ONE_DTYPE = frozenset(
     {
         "mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "convolution",
-        "native_layer_norm", "index_put", "index_put_", "index_add", "index_add_", "index_copy", "index_copy_",
-        "scatter_add", "scatter_add_", "lerp", "lerp_",
+        "native_layer_norm", "_fused_rms_norm", "index_put", "index_put_", "index_add", "index_add_", "index_copy",
+        "index_copy_", "scatter_add", "scatter_add_", "lerp", "lerp_",
         "_varlen_attn", "_flash_attention_forward", "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
         "_fused_adam_", "_fused_adamw_", "_foreach_lerp_",
@@ -66,6 +66,8 @@ ONLY_WRITTEN = frozenset(
     }
 )  # fmt: skip
 """Operations that do not read their first argument: they write it, or take its shape alone."""
+ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward")
+"""Operations that a GPU has a kernel for, and that a torch without CUDA would compute step by step."""
 WITHOUT_A_FAKE = frozenset({"_fused_adamw_.tensor_lr"})
 """Operations that return nothing and that torch cannot run on tensors without data."""
 PARTS = ("terakoya", "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
@@ -350,6 +352,10 @@ def _attention(
     return attended
 
 
+def _unreachable(*_: Any, **__: Any) -> None:
+    raise AssertionError("tensors without data run no kernel")
+
+
 @contextlib.contextmanager
 def machine() -> Iterator[Work]:
     """While open, this process sees one CUDA device."""
@@ -369,6 +375,9 @@ def machine() -> Iterator[Work]:
         stack.enter_context(mock.patch("accelerate.state.check_cuda_p2p_ib_support", lambda: True))
         stack.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention))
+        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        for name in ONE_KERNEL:
+            library.impl(name, _unreachable, "CUDA")
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(FakeTensor, "numpy", lambda tensor: np.ones(tensor.shape)))

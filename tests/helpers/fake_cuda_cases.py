@@ -110,6 +110,56 @@ def some_cases(store: Path) -> dict[str, Any]:
     return cases
 
 
+def bert(store: Path, *, layers: int, width: int, length: int, **changes: Any) -> dict[str, Any]:
+    """Parameters of a BERT, in micro-batches of 32 rows."""
+    architecture = {
+        "type": "bert", "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": max(1, width // 64),
+        "intermediate_size": 4 * width, "max_position_embeddings": length, **NO_SCORES,
+    }  # fmt: skip
+    return toy.parameters(
+        store, data={"train": [str(store)], "validation": [], "sequence_length": length}, architecture=architecture,
+        objective={"type": "masked_lm", "mlm_probability": 0.15}, attention="flash", precision="bf16",
+        batch_size={"-1": 32}, micro_batch_size=32, logging_steps=100, **changes,
+    )  # fmt: skip
+
+
+def bert_base(store: Path, *, fused_kernels: str) -> dict[str, Any]:
+    """A step of BERT-base, 32 rows of 512."""
+    parameters = bert(store, layers=12, width=768, length=512, fused_kernels=fused_kernels)
+    return {"parameters": parameters, "optimizers": ["adamw"], "vocabulary": 32768}
+
+
+WIDE = {"hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 512}
+WIDE_LLAMA = {**WIDE, "intermediate_size": 2048}
+FAMILIES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "gpt2": ({**WIDE, "attn_pdrop": 0.0}, CAUSAL),
+    "llama": (WIDE_LLAMA, CAUSAL),
+    "mistral": ({**WIDE_LLAMA, "num_key_value_heads": 12}, CAUSAL),
+    "qwen3": ({**WIDE_LLAMA, "head_dim": 64, "num_key_value_heads": 12}, CAUSAL),
+    "olmo2": (WIDE_LLAMA, CAUSAL),
+    "gemma3_text": ({**WIDE_LLAMA, "head_dim": 64, "num_key_value_heads": 12, "sliding_window_pattern": 1}, CAUSAL),
+    "modernbert": ({**WIDE, "intermediate_size": 1152, "global_attn_every_n_layers": 1}, {"type": "masked_lm"}),
+    "t5": (
+        {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_heads": 12},
+        {"type": "span_corruption", "mean_noise_span_length": 76.0},
+    ),
+}
+"""Architecture and objective by name: as wide as BERT-base and GPT-2."""
+
+
+def wide(store: Path, name: str, *, layers: int, autocast: bool) -> dict[str, Any]:
+    """A step of a family of `FAMILIES`, 16 rows of 512."""
+    architecture, objective = FAMILIES[name]
+    depth = "num_layers" if name == "t5" else "num_hidden_layers"
+    parameters = toy.parameters(
+        store, data={"train": [str(store)], "validation": [], "sequence_length": 512},
+        architecture={"type": name, **architecture, depth: layers}, objective=dict(objective),
+        attention="sdpa" if name in WITHOUT_FLASH else "flash", precision="bf16", autocast=autocast,
+        batch_size={"-1": 16}, micro_batch_size=16, logging_steps=100,
+    )  # fmt: skip
+    return {"parameters": parameters, "optimizers": ["adamw"], "vocabulary": None}
+
+
 def take(cases: Mapping[str, Any], guard: Path, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the worker, a process of its own, saw of each case, and what it measures besides."""
     seen: dict[str, Any] = json.loads(run([str(WORKER), str(out), json.dumps(cases)], guard))

@@ -37,7 +37,7 @@ def products(n: int, h: int) -> int:
 @pytest.mark.nightly
 def test_a_compiled_block_adds_gradients_up_outside_of_its_products(fake_compiler: Any, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=50, seed=1)
-    parameters = fake_compiler.bert(store, layers=1, width=H, length=32, autocast=False)
+    parameters = fake_cuda_cases.bert(store, layers=1, width=H, length=32, autocast=False)
     cases: dict[str, Any] = {"stream": {"parameters": parameters, "vocabulary": None}}
     plan = fake_compiler.take(cases, fake_cuda.compile_guard(tmp_path), tmp_path / "run")["stream"]["plan"]
     # an `addmm` that adds to a matrix would be a copy more, in bytes and in kernels

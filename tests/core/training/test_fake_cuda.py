@@ -60,16 +60,33 @@ def check_recording(seen: Mapping[str, Any]) -> None:
     assert seen["unrecordable"] == [] == seen["waits"]
 
 
+def check_bert_base(seen: Mapping[str, Mapping[str, Any]]) -> None:
+    """A step of BERT-base, uncompiled: at most 800 kernels, and with fused ones 60 % of the 67 GB that it moved once.
+    docs/design/bf16-stream.md has the figures."""
+    steps = {
+        fused: {key: each[key] + each["updates"]["adamw"][key] for key in ("kernels", "bytes")}
+        for fused, each in seen.items()
+    }
+    assert all(each["kernels"] <= 800 for each in steps.values()), steps
+    assert steps["auto"]["bytes"] <= 0.6 * 67e9, steps
+    page = (Path(__file__).parents[3] / "docs" / "design" / "bf16-stream.md").read_text().split()
+    auto, off = ((f"{each['bytes'] / 1e9:.1f}", each["kernels"]) for each in (steps["auto"], steps["off"]))
+    text = "A whole step is {} GB in {} kernels, without fused kernels {} GB in {},".format(*auto, *off)
+    assert fake_cuda_cases.torch_version() != "2.13" or text in " ".join(page), text
+
+
 @pytest.mark.slow
 def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, tmp_path: Path) -> None:
     cases = fake_cuda_cases.some_cases(rows)
     first = next(iter(cases.values()))
     first["dry_run"] = first["parameters"]["tf32"] = True
     broken = {**fake_cuda_cases.case(rows, "bert", attention="sdpa", precision="bf16", optimizers=("adamw",))}
+    bert_base = {each: fake_cuda_cases.bert_base(rows, fused_kernels=each) for each in ("auto", "off")}
     seen, measured = fake_cuda_cases.take(
-        {**cases, "broken": {**broken, "item_in_modules": True}, "graphs": recorded(rows)}, guard, tmp_path
+        {**cases, "broken": {**broken, "item_in_modules": True}, "graphs": recorded(rows), **bert_base}, guard, tmp_path
     )
     read = seen.pop("broken")
+    check_bert_base({each: seen.pop(each) for each in bert_base})
     check_recording(seen.pop("graphs"))
     assert {each["device"] for each in seen.values()} == {"cuda:0"}
     assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
