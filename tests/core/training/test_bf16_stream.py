@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import NewGELUActivation
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm, Gemma3TextScaledWordEmbedding
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
@@ -39,7 +40,8 @@ from terakoya.training.setup import train_in_this_process
 
 OBJECTIVES = {
     **dict.fromkeys(("bert", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert"), "masked_lm"),
-    **dict.fromkeys(("gpt2", "gptj", "llama", "qwen3", "mistral", "olmo2", "modernbert_decoder"), "causal_lm"),
+    **dict.fromkeys(("gpt2", "gptj", "llama", "qwen3", "mistral", "olmo2", "gemma3_text"), "causal_lm"),
+    "modernbert_decoder": "causal_lm",
     "electra": "replaced_token",
     "t5": "span_corruption",
 }
@@ -78,6 +80,7 @@ LAYERS = {
     "qwen3's norm": lambda: Qwen3RMSNorm(48),
     "mistral's norm": lambda: MistralRMSNorm(48),
     "olmo2's norm": lambda: Olmo2RMSNorm(48),
+    "gemma3's norm": lambda: Gemma3RMSNorm(48),
     "t5's norm": lambda: T5LayerNorm(48),
     "deberta's norm": lambda: DebertaLayerNorm(48),
     "gelu_new": lambda: NewGELUActivation(),
@@ -135,6 +138,20 @@ def test_gradients_of_a_frequent_token_are_added_up_in_float32() -> None:
     assert found.dtype == torch.bfloat16
     found.sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad[0].tolist() == [4096.0] * 4
+
+
+def test_rows_of_an_embedding_are_scaled_by_the_number_itself() -> None:
+    layer = Gemma3TextScaledWordEmbedding(3, 4, 0, embed_scale=25.3)  # 25.25 in bf16
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.bfloat16())
+    exact = 25.3 * layer.weight.double()
+    WeightCopies(layer)
+    found = layer(torch.tensor([1, 2, 2]))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, exact[[1, 2, 2]].bfloat16())
+    found.sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad[:, 0], torch.tensor([0.0, 25.3, 50.6]), rtol=2**-8, atol=0.0)
 
 
 def test_layers_of_other_classes_stay_as_they_are() -> None:

@@ -36,7 +36,10 @@ def _additive_mask(attention_mask: Tensor | None, position_bias: Tensor | None) 
     """Returns the additive mask of the scores. Raises TypeError if there is no mask."""
     if attention_mask is None:
         raise TypeError("attention needs document_mask, or an additive attention_mask of four dimensions")
-    return attention_mask if position_bias is None else attention_mask + position_bias
+    if position_bias is None:
+        return attention_mask
+    # the mask has two values, which every dtype holds: the sum, larger by heads, is written in that of the bias
+    return attention_mask.to(position_bias.dtype) + position_bias
 
 
 def sdpa(

@@ -99,6 +99,35 @@ class Rows(torch.autograd.Function):
         return None, of_weight, None, None
 
 
+class Rotation(torch.autograd.Function):
+    """Rotary positions of queries (..., D) and keys (..., D) by cosines and sines (..., D), which may be float32: the
+    first half of a head's dimensions is rotated against the second. The gradient is the rotation back, so autograd has
+    no halves to put together."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = sin.chunk(2, -1)
+        signed = torch.cat([-first, second], -1)
+        ctx.save_for_backward(cos, signed)
+        return _rotated(query, cos, signed), _rotated(key, cos, signed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_query: Tensor, of_key: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        cos, signed = ctx.saved_tensors
+        signed = _exchange_halves(signed)
+        return _rotated(of_query, cos, signed), _rotated(of_key, cos, signed), None, None
+
+
+def _rotated(states: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
+    return torch.addcmul(states * cos, _exchange_halves(states), signed).to(states.dtype)
+
+
+def _exchange_halves(states: Tensor) -> Tensor:
+    """Returns `states` (..., D) with the halves of the last dimension exchanged."""
+    return torch.cat(states.chunk(2, -1)[::-1], -1)
+
+
 class Branch(torch.autograd.Function):
     """Where a residual sum begins: linear layers of the same states (..., I), and these states again, for the sum.
 

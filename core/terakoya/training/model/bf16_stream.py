@@ -27,6 +27,14 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.toolkit.objectives.padded_head import can_be_padded, pad_rows
+from terakoya.training.model.bf16_decoder_blocks import (
+    ATTENTIONS_WITH_WIDE_NORMS,
+    MODERNBERT_ATTENTIONS,
+    ROTARY_ATTENTIONS,
+    ModernBertAttention,
+    RotaryAttention,
+    WideNormAttention,
+)
 from terakoya.training.model.bf16_encoder_blocks import (
     ATTENTIONS,
     COPIES,
@@ -105,10 +113,14 @@ def _product(layer: nn.Module, states: Tensor, copies: Mapping[str, Tensor], *, 
     return product.view(*states.shape[:-1], -1)
 
 
-def _norm(function: Callable[..., Tensor], layer: nn.Module, states: Tensor, eps: float) -> Tensor:
-    """Returns torch's norm `function` of `states` (..., H), computed in float32, in bf16."""
+def _norm(
+    function: Callable[..., Tensor], layer: nn.Module, states: Tensor, eps: float, *, added: float = 0.0
+) -> Tensor:
+    """Returns torch's norm `function` of `states` (..., H), computed in float32, in bf16. `added` is added to the
+    weight."""
     copies = getattr(layer, COPIES)
     affine = [Rounded.apply(layer.get_parameter(name), copy) for name, copy in copies.items()]
+    affine = [each + added for each in affine] if added else affine
     shape = copies["weight"].shape
     with torch.autocast(states.device.type, enabled=False):  # it would return float32
         if states.device.type == "cuda":
@@ -152,6 +164,16 @@ class _TanhGELU(NewGELUActivation):
         return F.gelu(input, approximate="tanh")
 
 
+class _ScaledEmbedding(nn.Module):
+    """An embedding whose rows are multiplied by a number."""
+
+    scalar_embed_scale: float
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        layer: Any = self
+        return _Embedding.forward(layer, input_ids) * self.scalar_embed_scale
+
+
 class _NamedNorm(nn.Module):
     """A norm that Transformers writes out: by root mean square, or a layer norm where there is a bias."""
 
@@ -160,6 +182,15 @@ class _NamedNorm(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         function = F.rms_norm if self._parameters.get("bias") is None else F.layer_norm
         return _norm(function, self, hidden_states, self.variance_epsilon)
+
+
+class _NormFromZero(nn.Module):
+    """A norm by root mean square whose weight is the distance from 1."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _norm(F.rms_norm, self, x, self.eps, added=1.0)
 
 
 CLASSES: dict[type[nn.Module], type[nn.Module]] = {
@@ -179,8 +210,15 @@ NAMED_NORMS = (
     ("deberta", "DebertaLayerNorm"),
 )
 """Families and classes of the norms that Transformers writes out."""
+NORMS_FROM_ZERO = (("gemma3", "Gemma3RMSNorm"),)
+SCALED_EMBEDDINGS = (("gemma3", "Gemma3TextScaledWordEmbedding"),)
 NAMED: Mapping[type[nn.Module], Sequence[tuple[str, str]]] = {
     _NamedNorm: NAMED_NORMS,
+    _NormFromZero: NORMS_FROM_ZERO,
+    _ScaledEmbedding: SCALED_EMBEDDINGS,
+    RotaryAttention: ROTARY_ATTENTIONS,
+    WideNormAttention: ATTENTIONS_WITH_WIDE_NORMS,
+    ModernBertAttention: MODERNBERT_ATTENTIONS,
     Attention: ATTENTIONS,
     Layer: LAYERS,
     Output: OUTPUTS,
