@@ -186,7 +186,8 @@ def plan_block(parameters: dict[str, Any], out: Path, vocabulary: int | None) ->
             yield {}
 
     with mock.patch.object(fake_cuda_worker, "uncompiled", uncompiled):
-        case = {"parameters": parameters, "optimizers": ["adamw"], "vocabulary": vocabulary}
+        adamw = {"adamw": fake_cuda_cases.OPTIMIZERS["adamw"]}
+        case = {"parameters": parameters, "optimizers": adamw, "vocabulary": vocabulary}
         step = fake_cuda_worker.take_step("step", case, out)
     block, given, named, autocast = found[0]
     inputs = [each.detach().requires_grad_() if isinstance(each, Tensor) else each for each in given]

@@ -126,7 +126,7 @@ def bert(store: Path, *, layers: int, width: int, length: int, **changes: Any) -
 def bert_base(store: Path, *, fused_kernels: str) -> dict[str, Any]:
     """A step of BERT-base, 32 rows of 512."""
     parameters = bert(store, layers=12, width=768, length=512, fused_kernels=fused_kernels)
-    return {"parameters": parameters, "optimizers": ["adamw"], "vocabulary": 32768}
+    return {"parameters": parameters, "optimizers": {"adamw": OPTIMIZERS["adamw"]}, "vocabulary": 32768}
 
 
 WIDE = {"hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 512}
@@ -157,7 +157,7 @@ def wide(store: Path, name: str, *, layers: int, autocast: bool) -> dict[str, An
         attention="sdpa" if name in WITHOUT_FLASH else "flash", precision="bf16", autocast=autocast,
         batch_size={"-1": 16}, micro_batch_size=16, logging_steps=100,
     )  # fmt: skip
-    return {"parameters": parameters, "optimizers": ["adamw"], "vocabulary": None}
+    return {"parameters": parameters, "optimizers": {"adamw": OPTIMIZERS["adamw"]}, "vocabulary": None}
 
 
 def take(cases: Mapping[str, Any], guard: Path, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
