@@ -42,6 +42,7 @@ CASES = {
     "deberta_v2, replaced": ("deberta_v2", "replaced_token", {"sharing": "none"}),
     "modernbert, replaced": ("modernbert", "replaced_token", {}),
     "modernbert, retromae": ("modernbert", "retromae", {}),
+    "bert, contrastive": ("bert", "contrastive", {}),
     "gpt2": ("gpt2", "causal_lm", {}),
     "gpt2, stream": ("gpt2", "causal_lm", {"layout": "stream"}),
     "gptj": ("gptj", "causal_lm", {}),
