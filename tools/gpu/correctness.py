@@ -132,6 +132,7 @@ def loss_and_gradients(
     module = build_module(parameters, vocabulary)
     attention.use(module, attention.MASKED if way.is_compiled and way.attention == "sdpa" else way.attention)
     module.to(device).eval()
+    module.training = True  # the root computes the terms of training, its parts have no dropout
     if way.precision == "bf16":
         WeightCopies(module)
     autocast_forward(module, device, way.precision)
