@@ -139,7 +139,7 @@ def loss_and_gradients(
     if way.is_compiled:
         torch._dynamo.reset()
         architectures = all_architectures(parameters.architecture, parameters.objective)
-        layout = parameters.objective.row_layout().kind
+        layout = parameters.objective.row_layout()
         compilation.compile_module(module, architectures, vocabulary, "blocks", layout=layout, backend=backend)
     arrays, gradients = to_device(batch, device, flash=way.attention == "flash", compiled=way.is_compiled), []
     for _ in range(times):
