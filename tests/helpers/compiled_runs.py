@@ -25,9 +25,11 @@ from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
 
-TRACE_BOTH_WAYS = "aot_eager"
-"""torch's name of a compiler that traces forward and backward and runs both as they are."""
-
+MODERNBERT = {
+    "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32,
+    "max_position_embeddings": 48, "attention_dropout": 0.0,
+}  # fmt: skip
+"""A generator, since ModernBERT's has to be given."""
 CASES = {
     "bert": ("bert", "masked_lm", {}),
     "bert, stream": ("bert", "masked_lm", {"layout": "stream"}),
@@ -40,7 +42,7 @@ CASES = {
     "eurobert": ("eurobert", "masked_lm", {}),
     "electra": ("electra", "replaced_token", {}),
     "deberta_v2, replaced": ("deberta_v2", "replaced_token", {"sharing": "none"}),
-    "modernbert, replaced": ("modernbert", "replaced_token", {}),
+    "modernbert, replaced": ("modernbert", "replaced_token", {"generator": MODERNBERT, "generator_size": None}),
     "modernbert, retromae": ("modernbert", "retromae", {}),
     "bert, contrastive": ("bert", "contrastive", {}),
     "gpt2": ("gpt2", "causal_lm", {}),

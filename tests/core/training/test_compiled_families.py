@@ -33,7 +33,7 @@ REPRESENTATIVES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def check(
-    name: str, folder: Path, backend: str, *, compiler: str = compiled_runs.TRACE_BOTH_WAYS, **changes: Any
+    name: str, folder: Path, backend: str, *, compiler: str = compilation.TRACE_ONLY, **changes: Any
 ) -> list[int]:
     """Weights and the optimizer's state are those of the same run uncompiled, bit for bit, no graph has a break, and
     all graphs exist after three steps. Returns their number after each step, and after the last validation."""
@@ -77,7 +77,7 @@ def test_every_bundled_family_is_a_case_and_every_base_class_has_a_representativ
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_a_compiled_run_is_that_of_uncompiled_blocks(name: str, tmp_path: Path) -> None:
     backend, changes = REPRESENTATIVES[name]
-    check(name, tmp_path, backend, compiler=compilation.TRACE_ONLY, **{"micro_batch_size": 4, **changes})
+    check(name, tmp_path, backend, **{"micro_batch_size": 4, **changes})
 
 
 @pytest.mark.nightly
