@@ -56,7 +56,7 @@ def check_shards(case: Case) -> None:
         optimizer.step()
     for process in range(PROCESSES):
         try:
-            updated = list(_updated(settings, start, gradients, process))
+            updated = list(_update_parts(settings, start, gradients, process))
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise CheckFailed(_explain(settings, f"`step` raised {type(error).__name__}: {error}")) from error
         for name, found, elements in updated:
@@ -87,7 +87,7 @@ def _explain(settings: Optimizer, happened: str) -> str:
     )
 
 
-def _updated(
+def _update_parts(
     settings: Optimizer, start: Mapping[str, Tensor], gradients: Gradients, process: int
 ) -> Iterator[tuple[str, Tensor, slice]]:
     """Yields the names of the tensors that `process` updates, the values after all steps, and which elements of the

@@ -179,7 +179,7 @@ MISTAKES = [
     ("train p.json --out p.json", "p.json"),
     ("report run --out data", "expected an HTML file, got a folder; give --out data/report.html"),
     # addresses
-    ("train p.json --out s3://b/run", "s3://b/run: no access", "check the address and your credentials"),
+    ("train p.json --out s3://b/run", "s3://b/run/writer.json: no access", "check the address and your credentials"),
     ("train p.json --out s3://b/run --dry-run", "s3://b/run: no access", "check the address and your credentials"),
     ("train p.json --out s3://b/run --work-folder s3://b/w", "expected a work folder of this machine, got an address"),
     ("train p.json --out other --work-folder w", "expected an address such as s3://bucket/run in --out, got other"),

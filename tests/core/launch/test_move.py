@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,9 +78,11 @@ def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     ssh = tmp_path / "ssh.sh"
     ssh.write_text('shift; exec bash -c "$*"\n')
     said: list[str] = []
-    planned = move(
-        tmp_path / "run", "hosts", {"hosts": "localhost", "ssh": f"bash {ssh}"}, out=tmp_path / "there", say=said.append
-    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    host = {"hosts": "localhost", "ssh": f"bash {ssh}", "port": port}
+    planned = move(tmp_path / "run", "hosts", host, out=tmp_path / "there", say=said.append)
     toy.finish(started, code=75)
     stopped_at = list(toy.records(tmp_path / "run", "stopped"))
     assert len(stopped_at) == 1 and steps(tmp_path / "there") == stopped_at

@@ -219,7 +219,7 @@ def test_the_page_names_every_event_and_every_kind() -> None:
     for hook in [*plugins.EVENTS, *plugins.REGISTER_HOOKS.values()]:
         assert f"`{hook}" in TEXT, hook
     headings = {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^## (.+)$", TEXT, re.M)
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^##+ (.+)$", TEXT, re.M)
     }
     for link in re.findall(r"\]\(([^)]+)\)", TEXT):
         if link.startswith("#"):

@@ -69,7 +69,7 @@ def test_rows_of_divided_matrices_hold_each_element_once(axis: int, matrices: in
     whole = torch.arange(12.0 * 18).view(12, 18)
     found = torch.full_like(whole, torch.nan)
     for index, shard in product(range(2), range(shards)):
-        divided = TensorPart.whole(whole.shape).divided(axis, index, 2, matrices=matrices)
+        divided = TensorPart.whole(whole.shape).divide(axis, index, 2, matrices=matrices)
         part = divided.rows(shard, shards)
         rows = torch.chunk(divided.cut(whole), shards)  # as torch's `fully_shard` divides them
         own = rows[shard] if shard < len(rows) else rows[0][:0]

@@ -34,14 +34,14 @@ def test_a_fused_weight_is_divided_matrix_by_matrix() -> None:
     """Queries, keys and values with four heads of one number each: a part has two heads of each."""
     whole = torch.tensor([[1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]])
     part = TensorPart.whole(whole.shape)
-    assert part.divided(1, 0, 2, matrices=3).cut(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
-    assert part.divided(1, 1, 2, matrices=3).cut(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
-    assert part.divided(1, 2, 3).cut(whole).tolist() == [[21, 22, 23, 24]]
+    assert part.divide(1, 0, 2, matrices=3).cut(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
+    assert part.divide(1, 1, 2, matrices=3).cut(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
+    assert part.divide(1, 2, 3).cut(whole).tolist() == [[21, 22, 23, 24]]
 
 
 def test_a_part_does_not_keep_the_whole_in_memory() -> None:
     whole = torch.zeros(8, 4)
-    assert TensorPart.whole(whole.shape).divided(0, 0, 2).cut(whole).untyped_storage().nbytes() == 4 * 4 * 4
+    assert TensorPart.whole(whole.shape).divide(0, 0, 2).cut(whole).untyped_storage().nbytes() == 4 * 4 * 4
 
 
 class Block(nn.Module):

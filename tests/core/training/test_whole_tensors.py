@@ -86,7 +86,7 @@ def cut_by_columns(name: str, whole: Tensor, context: DistributedContext) -> tup
     """Tensor parallelism's: columns of three matrices side by side, and tensors that every process has."""
     if whole.shape[-1] % 6:
         return whole.clone(), lambda values: [whole_shard(name, values)]
-    part = TensorPart.whole(whole.shape).divided(whole.ndim - 1, context.rank, 2, matrices=3)
+    part = TensorPart.whole(whole.shape).divide(whole.ndim - 1, context.rank, 2, matrices=3)
     return part.cut(whole), lambda values: part.shards(name, values)
 
 

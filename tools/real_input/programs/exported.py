@@ -75,10 +75,12 @@ def compare_optimum(out: Path, texts: Sequence[str]) -> tuple[bool, str]:
 
     given, found = list(texts), {}
     tokenizer, model = load(out / "models" / "bert", transformers.AutoModelForMaskedLM)
-    theirs = ORTModelForMaskedLM.from_pretrained(out / "bert" / "onnx")
+    theirs = ORTModelForMaskedLM.from_pretrained(out / "bert" / "onnx", trust_remote_code=False)
     found["bert"] = compare_batch(tokenizer, model, theirs, given)
     tokenizer, model = load(out / "models" / "gpt", transformers.AutoModelForCausalLM)
-    theirs = ORTModelForCausalLM.from_pretrained(out / "gpt" / "onnx", use_cache=False, use_io_binding=False)
+    theirs = ORTModelForCausalLM.from_pretrained(
+        out / "gpt" / "onnx", use_cache=False, use_io_binding=False, trust_remote_code=False
+    )
     found["gpt"] = compare_batch(tokenizer, model, theirs, given)
     answers = 0
     for text in BEGINNINGS:

@@ -241,7 +241,7 @@ def _divide_layer(
     new_parameters = {}
     for name, (axis, side_by_side) in axes.items():
         whole = getattr(layer, name)
-        part = TensorPart.whole(whole.shape).divided(axis, group.index, group.size, matrices=side_by_side)
+        part = TensorPart.whole(whole.shape).divide(axis, group.index, group.size, matrices=side_by_side)
         own = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
         setattr(layer, name, own)
         new_parameters[own] = part

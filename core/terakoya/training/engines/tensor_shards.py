@@ -56,7 +56,7 @@ class TensorPart:
         shape = tuple(shape)
         return cls(shape, (Box((0,) * len(shape), shape),))
 
-    def divided(self, axis: int, index: int, count: int, *, matrices: int = 1) -> TensorPart:
+    def divide(self, axis: int, index: int, count: int, *, matrices: int = 1) -> TensorPart:
         """Part `index` of `count` equal parts of a whole tensor along `axis`. With several `matrices` side by side
         along it, each of them is divided."""
         (box,) = self.boxes

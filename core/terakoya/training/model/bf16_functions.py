@@ -109,17 +109,17 @@ class Rotation(torch.autograd.Function):
         first, second = sin.chunk(2, -1)
         signed = torch.cat([-first, second], -1)
         ctx.save_for_backward(cos, signed)
-        return _rotated(query, cos, signed), _rotated(key, cos, signed)
+        return _rotate(query, cos, signed), _rotate(key, cos, signed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_query: Tensor, of_key: Tensor) -> tuple[Tensor, Tensor, None, None]:
         cos, signed = ctx.saved_tensors
         signed = _exchange_halves(signed)
-        return _rotated(of_query, cos, signed), _rotated(of_key, cos, signed), None, None
+        return _rotate(of_query, cos, signed), _rotate(of_key, cos, signed), None, None
 
 
-def _rotated(states: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
+def _rotate(states: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
     return torch.addcmul(states * cos, _exchange_halves(states), signed).to(states.dtype)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveInt, PrivateAttr
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
@@ -64,8 +64,6 @@ class Hosts(Launcher):
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
     """The command to which a host and the command to run there are appended."""
 
-    _start_id: str = PrivateAttr(default_factory=lambda: secrets.token_hex(4))
-
     def nodes(self) -> int:
         """Returns the number of `hosts`."""
         return len(read_hosts(self.hosts))
@@ -91,7 +89,11 @@ class Hosts(Launcher):
         if _is_alone(job, hosts):
             job, parameters = with_parameters(job, folder / PARAMETERS)
             files[PARAMETERS] = json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"
-        scripts = {f"node-{rank}.sh": self._script(job, folder, hosts, counts, rank) for rank in range(len(hosts))}
+        # a store that outlives the run remembers under its name that it has ended
+        meeting = job.name if self.rendezvous is None else f"{job.name}-{secrets.token_hex(4)}"
+        scripts = {
+            f"node-{rank}.sh": self._script(job, folder, hosts, counts, rank, meeting) for rank in range(len(hosts))
+        }
         table = "\n".join(
             f"  node {rank}: {host.name}, {count} process{'es' if count > 1 else ''}, {share} rows a step"
             for rank, (host, count, share) in enumerate(zip(hosts, counts, rows, strict=True))
@@ -169,7 +171,9 @@ class Hosts(Launcher):
             return f"{note}; after losing a host the others continue{but}"
         return f"{note}; losing a host ends the run, and the same command resumes it"
 
-    def _script(self, job: Job, folder: Path, hosts: Sequence[Host], counts: Sequence[int], rank: int) -> str:
+    def _script(
+        self, job: Job, folder: Path, hosts: Sequence[Host], counts: Sequence[int], rank: int, meeting: str
+    ) -> str:
         processes = counts[rank]
         return NODE.substitute(
             name=job.name,
@@ -184,7 +188,12 @@ class Hosts(Launcher):
             folder=quote(str(folder)),
             # torchrun numbers its agents in the order of joining; batch_size goes by this rank
             command=quote(
-                *self._torchrun(job, hosts, processes, rank), "-m", "terakoya", *job.arguments, "--node-rank", str(rank)
+                *self._torchrun(job, hosts, processes, rank, meeting),
+                "-m",
+                "terakoya",
+                *job.arguments,
+                "--node-rank",
+                str(rank),
             ),
         )
 
@@ -202,7 +211,7 @@ class Hosts(Launcher):
             lines.append('export NCCL_SOCKET_IFNAME="$interface" GLOO_SOCKET_IFNAME="$interface"')
         return "".join(f"{line}\n" for line in lines)
 
-    def _torchrun(self, job: Job, hosts: Sequence[Host], processes: int, rank: int) -> list[str]:
+    def _torchrun(self, job: Job, hosts: Sequence[Host], processes: int, rank: int, meeting: str) -> list[str]:
         first, nodes = hosts[0].address, str(len(hosts))
         if not self._restarts(job):
             rendezvous = ["--node-rank", str(rank), "--master-addr", first, "--master-port", str(self.port)]
@@ -211,9 +220,7 @@ class Hosts(Launcher):
                 nodes = f"1:{nodes}"
             join_timeout = max(MIN_JOIN_SECONDS, job.timeout_seconds)
             endpoint = self.rendezvous or f"{first}:{self.port}"
-            # a store that outlives the run remembers that it has ended
-            name = job.name if self.rendezvous is None else f"{job.name}-{self._start_id}"
-            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", name]
+            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", meeting]
             is_host = int(rank == 0 and self.rendezvous is None)
             rendezvous += ["--rdzv-conf", f"is_host={is_host},join_timeout={join_timeout}"]
             rendezvous += ["--local-addr", hosts[rank].address, "--max-restarts", str(self._restarts(job))]
