@@ -190,8 +190,10 @@ def train(
 
 
 def records(out: Path, kind: str = "step") -> dict[int, dict[str, Any]]:
-    """The objects of one kind in `metrics.jsonl` by step; after a resume the later one stands."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    """The objects of one kind in `metrics.jsonl` by step; after a resume the later one stands. A line that is being
+    written is none yet."""
+    whole = (out / "metrics.jsonl").read_text().rpartition("\n")[0]
+    lines = [json.loads(line) for line in whole.splitlines()]
     return {line["step"]: line for line in lines if line["kind"] == kind}
 
 

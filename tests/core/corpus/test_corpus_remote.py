@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import sys
@@ -125,6 +126,9 @@ def test_an_unreachable_store_is_a_user_error(memory: str, monkeypatch: pytest.M
 
 
 def test_without_its_library_an_address_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = importlib.import_module("fsspec.registry")._registry
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    for name in {"s3", "s3a"} & opened.keys():  # by another test
+        monkeypatch.delitem(opened, name)
     with pytest.raises(UserError, match=r's3://bucket/a\.txt: .*pip install "terakoya\[data\]"'):
         find_files(["s3://bucket/a.txt"])
