@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size")
-"""The fields that `Architecture.scale_width` scales, by Transformers' names."""
+"""The fields that `Architecture.scale_width` scales if it is not told others, by Transformers' names."""
 
 Head = Literal["masked", "pretraining", "causal", "discriminator", "seq2seq", "body"]
 DocumentMasking = Literal["attention_interface", "mask_4d", "none"]
@@ -77,6 +77,11 @@ class Architecture(Component):
     output_layers: ClassVar[Sequence[str]] = ()
     """The last part of the names of a block's layers whose outputs are added to the hidden states, in a family with
     norms before its layers. A block whose output layers are 0 has no effect, which `"grow": "identity"` uses."""
+    mup_widths: ClassVar[Sequence[str]] = ()
+    """The fields that are widths, `hidden_size` among them, in a family that supports the key `mup`: a model in which
+    all of them are twice as large has the same best learning rate. Dimensions of a head are not among them; a width
+    that is None follows another one. `terakoya plugins check` does the coordinate check. Empty where the family does
+    not support it."""
     fused_layers: ClassVar[Mapping[str, int]] = {}
     """The last part of the name of a block's layer -> the number of matrices side by side in its outputs, where it is
     not one: 3 for queries, keys and values. `"grow": "tile"` repeats each by itself."""
@@ -112,20 +117,22 @@ class Architecture(Component):
         (B, T, H) is not the original one."""
         raise NotImplementedError
 
-    def scale_width(self, fraction: Fraction) -> Self:
-        """Returns this architecture with its width times `fraction`: hidden size, heads and feed-forward, not depth.
+    def scale_width(self, fraction: Fraction, widths: Sequence[str] = WIDTHS) -> Self:
+        """Returns this architecture with its `widths` times `fraction`: hidden size, heads and feed-forward, not depth.
 
         Raises:
             UserError: a width times `fraction` is not a whole number, or this architecture has other names for widths.
         """
         name, changed = type(self).__name__, {}
-        for key in WIDTHS:
+        for key in widths:
             width = getattr(self, key, None)
+            if width is None and key in type(self).model_fields:
+                continue
             if not isinstance(width, int):
                 raise UserError(f"architecture {name}: has no {key} to scale; describe the smaller model in full")
             if width * fraction != int(width * fraction):
-                widths = [getattr(self, each, None) or 1 for each in WIDTHS]
-                whole = [f"1/{part}" for part in range(2, 17) if not any(each % part for each in widths)]
+                sizes = [getattr(self, each, None) or 1 for each in widths]
+                whole = [f"1/{part}" for part in range(2, 17) if not any(each % part for each in sizes)]
                 raise UserError(
                     f"architecture {name}: {fraction} of {key} {width} is not a whole number; use "
                     + (f"one of {', '.join(whole)}, or describe" if whole else "1, or describe")

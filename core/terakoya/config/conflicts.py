@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from terakoya import plugins
 from terakoya.components import Architecture
 from terakoya.config import deepspeed as deepspeed_settings
+from terakoya.config import mup
 
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
@@ -29,6 +30,13 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
     yield from _architecture_conflicts(parameters)
     yield from _engine_conflicts(parameters)
     yield from _compile_conflicts(parameters)
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    yield from mup.find_problems(
+        parameters.mup,
+        architectures=[parameters.architecture, *nested],
+        optimizer=parameters.optimizer,
+        lora=parameters.lora,
+    )
     if parameters.cuda_graphs:
         yield from _cuda_graph_conflicts(parameters)
     if parameters.parallel.tp_size > 1:

@@ -13,6 +13,7 @@ from terakoya.components import Architecture, EventPlugin, Objective, Optimizer,
 from terakoya.config.data import Data
 from terakoya.config.lora import LoraSettings
 from terakoya.config.loss_scaling import LossScaling
+from terakoya.config.mup import Mup
 from terakoya.config.parallel import Parallel
 from terakoya.config.phases import Phase
 from terakoya.config.profile import Profile
@@ -58,6 +59,9 @@ class ParameterFields(Settings):
     """What the model learns, by its `type`: how rows are made and masked, and which losses there are."""
     optimizer: SerializeAsAny[Optimizer]
     """The optimizer, by its `type`, with its learning rate."""
+    mup: Mup | None = None
+    """Maximal update parametrisation: the best learning rate of a narrow model is about the best of a wide one. null is
+    the usual initial values, and one learning rate for all weights."""
     schedule: SerializeAsAny[Schedule]
     """How the learning rate changes over the run, by its `type`."""
     batch_size: Annotated[dict[str, int], Field(examples=[{"-1": 256}, {"*": 256}, {"0": 100, "1": 56}])]

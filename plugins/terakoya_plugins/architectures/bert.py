@@ -21,6 +21,7 @@ class Bert(EncoderArchitecture):
     bf16_stream = True
     model_classes: ClassVar = {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"}
     vocabulary_head = ("cls.predictions",)
+    mup_widths = ("hidden_size", "num_attention_heads", "intermediate_size")
 
     hidden_size: shared.HiddenSize = 768
     num_hidden_layers: shared.NumHiddenLayers = 12

@@ -25,6 +25,7 @@ class Electra(EncoderArchitecture):
         "masked": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining", "body": "ElectraModel"
     }  # fmt: skip
     vocabulary_head = ("generator_predictions", "generator_lm_head")
+    mup_widths = ("hidden_size", "embedding_size", "num_attention_heads", "intermediate_size")
     partition_obstacle = (
         "a generator and a discriminator have different numbers of heads, and each process would draw the generator's "
         "tokens itself"

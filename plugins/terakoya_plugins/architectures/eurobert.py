@@ -26,6 +26,7 @@ class EuroBert(GatedDecoderArchitecture):
     bf16_stream = True
     model_classes: ClassVar = {"masked": "EuroBertForMaskedLM", "body": "EuroBertModel"}
     same_weights = frozenset({"llama"})
+    mup_widths = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     test_settings: ClassVar = {"num_key_value_heads": 2}
 
     hidden_size: shared.HiddenSize = 768

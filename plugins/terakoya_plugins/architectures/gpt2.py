@@ -20,6 +20,7 @@ class GPT2(DecoderArchitecture):
     output_layers, scales_output_layers = ("c_proj",), True
     fused_layers: ClassVar = {"c_attn": 3}
     fuses_gelu = True
+    mup_widths = ("hidden_size", "num_attention_heads", "n_inner")
 
     hidden_size: shared.HiddenSize = 768
     num_hidden_layers: shared.NumHiddenLayers = 12

@@ -24,6 +24,7 @@ class GPTJ(DecoderArchitecture):
     document_masking = "mask_4d"
     block_list, final_norm, embedding_dropout_layer, output_layers = "h", "ln_f", "drop", ("out_proj", "fc_out")
     fuses_gelu = True
+    mup_widths = ("hidden_size", "num_attention_heads", "n_inner")
     test_settings: ClassVar = {"rotary_dim": 2}
 
     hidden_size: shared.HiddenSize = 4096

@@ -17,6 +17,7 @@ class Llama(GatedDecoderArchitecture):
     config_class = "LlamaConfig"
     bf16_stream = True
     model_classes: ClassVar = {"causal": "LlamaForCausalLM"}
+    mup_widths = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     test_settings: ClassVar = {"num_key_value_heads": 2}
 
     hidden_size: shared.HiddenSize = 4096

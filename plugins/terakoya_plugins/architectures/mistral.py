@@ -21,6 +21,7 @@ class Mistral(GatedDecoderArchitecture):
     config_class = "MistralConfig"
     bf16_stream = True
     model_classes: ClassVar = {"causal": "MistralForCausalLM"}
+    mup_widths = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     test_settings: ClassVar = {"num_key_value_heads": 2, "sliding_window": 4}
 
     hidden_size: shared.HiddenSize = 4096

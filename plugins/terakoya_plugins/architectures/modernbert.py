@@ -27,6 +27,7 @@ class ModernBert(ModernBertSettings, EncoderArchitecture):
     vocabulary_head, discriminator_head = ("head", "decoder"), ("head", "drop", "classifier")
     block_list, calls_whole_body = "layers", True
     output_layers = ("Wo",)
+    mup_widths = ("hidden_size", "num_attention_heads", "intermediate_size")
     fused_layers: ClassVar = {"Wqkv": 3, "Wi": 2}
     test_settings: ClassVar = {"local_attention": 8}
 

@@ -29,6 +29,7 @@ class ModernBertDecoder(ModernBertSettings, DecoderArchitecture):
     final_norm, whole_embedding = "final_norm", "embeddings"
     output_layers, scales_output_layers = ("Wo",), True
     fused_layers: ClassVar = {"Wi": 2}
+    mup_widths = ("hidden_size", "num_attention_heads", "intermediate_size")
     test_settings: ClassVar = {"local_attention": 8}
 
     tie_word_embeddings: shared.TieWordEmbeddings = True

@@ -17,6 +17,7 @@ class Olmo2(GatedDecoderArchitecture):
     config_class = "Olmo2Config"
     bf16_stream = True
     model_classes: ClassVar = {"causal": "Olmo2ForCausalLM"}
+    mup_widths = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     partition_obstacle = "its norms of queries and keys run over all heads together"
     test_settings: ClassVar = {"num_key_value_heads": 2}
 

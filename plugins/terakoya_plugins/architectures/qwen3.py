@@ -19,6 +19,7 @@ class Qwen3(GatedDecoderArchitecture):
     config_class = "Qwen3Config"
     bf16_stream = True
     model_classes: ClassVar = {"causal": "Qwen3ForCausalLM"}
+    mup_widths = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
     per_head_modules = ("self_attn.q_norm", "self_attn.k_norm")
     test_settings: ClassVar = {"num_key_value_heads": 2, "head_dim": 8}
 

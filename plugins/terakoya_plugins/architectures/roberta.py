@@ -27,6 +27,7 @@ class Roberta(EncoderArchitecture):
     }  # fmt: skip
     vocabulary_head, discriminator_head = ("lm_head",), ("dropout", "classifier")
     positions_follow_padding = True
+    mup_widths = ("hidden_size", "num_attention_heads", "intermediate_size")
 
     hidden_size: shared.HiddenSize = 768
     num_hidden_layers: shared.NumHiddenLayers = 12

@@ -25,6 +25,7 @@ class DisentangledEncoder(EncoderArchitecture):
 
     vocabulary_head = ("cls",)
     document_masking: ClassVar[DocumentMasking] = "mask_4d"
+    mup_widths = ("hidden_size", "num_attention_heads", "intermediate_size")
 
     hidden_size: shared.HiddenSize = 768
     num_hidden_layers: shared.NumHiddenLayers = 12

@@ -11,8 +11,10 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
+from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.model.module_parts import all_architectures
+from terakoya.training.model.mup import find_scales
 
 
 def build(
@@ -32,6 +34,7 @@ def build(
     """
     parallel, precision, max_grad_norm = parameters.parallel, parameters.precision, parameters.max_grad_norm
     architectures = all_architectures(parameters.architecture, parameters.objective)
+    shares = {name: scale.rate for name, scale in find_scales(parameters, module, vocabulary).items()}
     scaler = None
     if precision == "fp16":
         scaler = LossScaler(parameters.loss_scaling or LossScaling(), context.device)
@@ -41,7 +44,7 @@ def build(
         return DeepSpeedEngine(
             context, module, parameters.optimizer,
             parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps,
-            micro_batch_size=micro_batch_size, scaler=scaler,
+            micro_batch_size=micro_batch_size, scaler=scaler, learning_rate_shares=shares,
         )  # fmt: skip
     if precision == "fp8":
         fp8.convert(module)  # weights are the same ones, which an engine may then shard
@@ -51,9 +54,10 @@ def build(
         return ParallelEngine(
             context, module, parameters.optimizer, architectures, vocabulary,
             parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
+            learning_rate_shares=shares,
         )  # fmt: skip
     module.to(context.device)
-    optimizer = parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
+    optimizer = build_optimizer(parameters.optimizer, module, shares, fused=context.device.type in ("cpu", "cuda"))
     return DDPEngine(
         context, module, optimizer,
         precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.engine import LossFn, autocast_forward, may_update
+from terakoya.training.engines.learning_rates import set_learning_rate
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.bf16_stream import WeightCopies
@@ -177,8 +178,7 @@ class DDPEngine:
         if self.scaler is not None:
             self.scaler.unscale(self.trainable)
         norm = self.clip_in_update() if self.clips_in_update else self.clip()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         healthy = may_update(norm, skip_above)
         if self.context.device.type == "cpu" or not self.skips_steps:
             if healthy:

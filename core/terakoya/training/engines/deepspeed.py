@@ -19,6 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
 from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
 from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward, may_update
+from terakoya.training.engines.learning_rates import build_optimizer, set_learning_rate
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
@@ -84,6 +86,7 @@ class DeepSpeedEngine:
         micro_steps: int,
         micro_batch_size: int,
         scaler: LossScaler | None = None,
+        learning_rate_shares: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Wraps `module`, whose weights are initialised and equal on every process, and shards it as the stage says.
 
@@ -104,7 +107,8 @@ class DeepSpeedEngine:
         if scaler is not None:
             for value in self.trainable.values():
                 value.register_hook(scaler.unscale_gradient)
-        self.optimizer = optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
+        fused = context.device.type in ("cpu", "cuda")
+        self.optimizer = build_optimizer(optimizer, module, learning_rate_shares, fused=fused)
         self.fused = bool(self.optimizer.defaults.get("fused"))
         names = {id(value): name for name, value in self.trainable.items()}
         seen_whole = whole_names(optimizer, self.optimizer.param_groups, names) if zero_stage else ()
@@ -184,8 +188,7 @@ class DeepSpeedEngine:
         return norm
 
     def _step(self, learning_rate: float, skip_above: float) -> Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         if self.zero_stage == 0:
             bound = self.max_grad_norm or float("inf")
             norm = nn.utils.clip_grad_norm_(self.trainable.values(), bound, foreach=True)

@@ -34,6 +34,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.fsdp_groups import shard_module
 from terakoya.training.engines.gradient_sums import all_reduce_gradients
+from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import LocalStages, Pipeline
 from terakoya.training.engines.pipeline_stage import KEY, Stage, build_stage
@@ -101,6 +103,7 @@ class ParallelEngine(DDPEngine):
         max_grad_norm: float,
         micro_steps: int,
         scaler: LossScaler | None = None,
+        learning_rate_shares: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Keeps this process's parts of `module`, with the weights of rank 0, and builds their optimizer.
 
@@ -141,8 +144,9 @@ class ParallelEngine(DDPEngine):
         # Their optimizer, and rows of weights.
         if not sharded:
             local.to(context.device)
-        built = optimizer.build(local, fused=context.device.type in ("cpu", "cuda"))
         own_names = {id(value): self.names[own] for own, value in local.named_parameters()}
+        fused = context.device.type in ("cpu", "cuda")
+        built = build_optimizer(optimizer, local, learning_rate_shares, fused=fused, names=own_names)
         self.sharing = (*(SHARE if sharded else ()), *(("tp",) if self.division else ()))
         seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
         in_region = set() if self.division is None else self.division.in_region

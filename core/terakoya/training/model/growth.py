@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import Architecture
 from terakoya.components.copy_weights import join_names
 from terakoya.config.start_from import Growth
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import hash_u64
+from terakoya.training.model.module_parts import input_axis, norm_before_tied_head
 
 KEPT = 1e-4
 """The largest difference of logits, relative to the largest logit, that rounding explains."""
@@ -132,12 +132,8 @@ class _Larger:
         """
         if tuple(old.shape) == tuple(shape):
             return old
-        if isinstance(owner, Conv1D) and old.ndim == 2:
-            inputs, outputs = 0, 1
-        elif isinstance(owner, nn.Linear) and old.ndim == 2:
-            inputs, outputs = 1, 0
-        else:
-            inputs, outputs = -1, old.ndim - 1
+        axis = input_axis(owner, old)
+        inputs, outputs = (-1, old.ndim - 1) if axis is None else (axis, 1 - axis)
         odd = [dim for dim in range(old.ndim) if dim not in (inputs, outputs) and old.shape[dim] != shape[dim]]
         parts = self.fused.get(name.split(".")[-2], 1)
         sizes = old.shape[outputs], shape[outputs]
@@ -196,17 +192,9 @@ def _silence_new_blocks(grown: PreTrainedModel, depths: Mapping[str, int], archi
 def _weaken_tied_head(grown: PreTrainedModel, before: PretrainedConfig, architecture: Architecture) -> None:
     """Scales the norm before a head that is tied to the embeddings, which have become wider: a sum over copies counts
     each of them."""
-    head = grown.get_output_embeddings()
-    if head is None or head.weight is not grown.get_input_embeddings().weight:
-        return
-    inside = tuple(f"{parent}." for parent, _ in _lists(grown, architecture))
-    norms = [
-        module
-        for name, module in grown.named_modules()
-        if "norm" in type(module).__name__.lower() and not name.startswith(inside)
-    ]
-    if norms:
-        for value in norms[-1].parameters():
+    norm = norm_before_tied_head(grown, architecture.blocks(grown))
+    if norm is not None:
+        for value in norm.parameters():
             value.mul_(_hidden_size(before) / _hidden_size(grown.config))
 
 

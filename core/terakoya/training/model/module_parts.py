@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import Architecture, Objective
 from terakoya.components.vocabulary import Vocabulary
@@ -41,6 +42,25 @@ def top_level_models(module: nn.Module) -> Iterator[PreTrainedModel]:
         if isinstance(child, PreTrainedModel) and not inside:
             outer_names.append(name)
             yield child
+
+
+def input_axis(owner: nn.Module, value: Tensor) -> int | None:
+    """Returns the dimension of `value`, a parameter of `owner`, that is summed over inputs; None where there is none,
+    as in embeddings, norms and biases."""
+    if value.ndim != 2 or not isinstance(owner, nn.Linear | Conv1D):
+        return None
+    return 0 if isinstance(owner, Conv1D) else 1
+
+
+def norm_before_tied_head(model: PreTrainedModel, blocks: Sequence[nn.Module]) -> nn.Module | None:
+    """Returns the last norm of `model` outside its `blocks`, where its head is tied to its embeddings; None where the
+    head is not, or there is no such norm."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or getattr(head, "weight", head) is not getattr(embedding, "weight", None):
+        return None
+    inside = {each for block in blocks for each in block.modules()}
+    norms = [each for each in model.modules() if "norm" in type(each).__name__.lower() and each not in inside]
+    return norms[-1] if norms else None
 
 
 def all_architectures(architecture: Architecture, objective: Objective) -> list[Architecture]:

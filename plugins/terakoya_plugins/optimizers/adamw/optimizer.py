@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -22,6 +22,8 @@ class AdamW(Optimizer):
     Without `bias_correction` it is the optimizer of the original BERT and ELECTRA: moments start at zero and are used
     uncorrected.
     """
+
+    adam_like: ClassVar[bool] = True
 
     weight_decay: NonNegativeFloat = 0.01
     """The weight decay of matrices; biases and norms have none."""

@@ -1,0 +1,46 @@
+"""The part `mup` of the parameter JSON: the width at which the learning rate of a run was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import PositiveInt
+
+from terakoya import plugins
+from terakoya.components import Architecture, Optimizer
+from terakoya.config.lora import LoraSettings
+from terakoya.config.settings import Settings
+
+
+class Mup(Settings):
+    """Maximal update parametrisation (Yang et al., 2022, Tensor Programs V, arXiv:2203.03466)."""
+
+    base_width: PositiveInt
+    """The `hidden_size` of the model with which the learning rate was found, whose other widths were as much smaller;
+    the dimensions of a head stay. At this width nothing changes; at another one matrices have other initial values and
+    learning rates."""
+
+
+def find_problems(
+    mup: Mup | None, *, architectures: Sequence[Architecture], optimizer: Optimizer, lora: LoraSettings | None
+) -> Iterator[str]:
+    """Yields each conflict of `mup` with other settings: where, what was expected, what was given, what to do."""
+    if mup is None:
+        return
+    offers = plugins.registry().components()
+    for architecture in architectures:
+        if "hidden_size" in architecture.mup_widths:
+            continue
+        names = [each.name for each in offers if issubclass(each.component, Architecture) and each.component.mup_widths]
+        yield (
+            f"mup: architecture {type(architecture).__name__} does not say which of its sizes are widths "
+            f"(`mup_widths`); {', '.join(sorted(names))} do. Set it to null"
+        )
+    if not optimizer.adam_like:
+        names = [each.name for each in offers if issubclass(each.component, Optimizer) and each.component.adam_like]
+        yield (
+            f"mup: is for optimizers whose updates have the size of the learning rate, as Adam's do, got "
+            f"{type(optimizer).__name__}; use {' or '.join(sorted(names))}, or set it to null"
+        )
+    if lora is not None:
+        yield "mup: is for weights that are trained whole, and lora trains adapters; set it to null"

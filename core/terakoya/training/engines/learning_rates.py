@@ -1,0 +1,55 @@
+"""Optimizers whose groups have learning rates of their own, as shares of that of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from terakoya.components import Optimizer
+
+SHARE = "learning_rate_share"
+"""The key of a group that has another learning rate than that of the step: a multiple of it."""
+
+
+def build_optimizer(
+    optimizer: Optimizer,
+    module: nn.Module,
+    shares: Mapping[str, float],
+    *,
+    fused: bool,
+    names: Mapping[int, str] | None = None,
+) -> torch.optim.Optimizer:
+    """Returns the torch optimizer of `module`.
+
+    Where a group's weights have several `shares`, it becomes several groups. Weight decay is divided by the share: an
+    optimizer multiplies it by the learning rate, and a step keeps the same part of the weights in all groups.
+
+    Args:
+        shares: name of a parameter -> its learning rate, as a multiple of the step's; 1 for those that it does not
+            have.
+        names: the parameters' names by their ids; those in `module` if not given.
+    """
+    built = optimizer.build(module, fused=fused)
+    if any(share != 1.0 for share in shares.values()):
+        found = names if names is not None else {id(value): name for name, value in module.named_parameters()}
+        built.param_groups = [part for group in built.param_groups for part in _split(group, shares, found)]
+    return built
+
+
+def _split(group: dict[str, Any], shares: Mapping[str, float], names: Mapping[int, str]) -> Iterable[dict[str, Any]]:
+    """Yields the parts of `group` by their shares, in the order of their first weights."""
+    parts: dict[float, list[nn.Parameter]] = {}
+    for each in group["params"]:
+        parts.setdefault(shares.get(names[id(each)], 1.0), []).append(each)
+    for share, params in parts.items():
+        decay = {"weight_decay": group["weight_decay"] / share} if "weight_decay" in group else {}
+        yield {**group, "params": params, **decay, SHARE: share}
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Sets the learning rate of each group for the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get(SHARE, 1.0)
