@@ -78,6 +78,7 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
     from terakoya.contract import (
         architecture,
         causal,
+        coordinates,
         exporting,
         initializer,
         objective,
@@ -96,7 +97,13 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
     kinds: Mapping[str, tuple[type[settings.Case], Sequence[Check]]] = {
         "architectures": (
             architecture.ArchitectureCase,
-            (*architecture.CHECKS, phases.check_phase_settings, *head_checks, *exporting.CHECKS),
+            (
+                *architecture.CHECKS,
+                phases.check_phase_settings,
+                coordinates.check_coordinates,
+                *head_checks,
+                *exporting.CHECKS,
+            ),
         ),
         "objectives": (objective.ObjectiveCase, (*objective.CHECKS, *causal.OBJECTIVE)),
         "tokenizers": (tokenizer.TokenizerCase, tokenizer.CHECKS),
