@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(bench: ModuleType, store: Path, family: str, folder: Path) -> object:
-    where = ["--store", str(store), "--validation", str(store), "--curves", str(folder)]
+    where = ["--store", str(store), "--validation", str(store), "--curves", str(folder), "--jsts", str(folder)]
     return bench._arguments(["--family", family, *where, "--tiny"])
 
 
@@ -73,6 +74,80 @@ def test_both_legs_are_measured_alike(bench: ModuleType, store: Path, tmp_path: 
     loss, accuracy = bench.measure(model, bench.validation_batches(raw))
     assert mine["points"][0]["loss"] == pytest.approx(loss, abs=1e-5)
     assert mine["points"][0]["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+def write_pairs(folder: Path) -> None:
+    """Writes JSTS's two files with twelve pairs of letters each."""
+    for name in ("train", "valid"):
+        pairs = [
+            {"sentence1": f"{chr(97 + number)} b", "sentence2": "b c", "label": number / 3} for number in range(12)
+        ]
+        with gzip.open(folder / f"{name}-v1.3.json.gz", "wt", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(pair) + "\n" for pair in pairs)
+
+
+@pytest.mark.slow
+def test_discriminators_of_both_legs_are_kept_and_fine_tuned_alike(
+    bench: ModuleType, store: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForTokenClassification, ElectraForPreTraining
+
+    settings = arguments(bench, store, "electra", tmp_path)
+    write_pairs(tmp_path)
+    raw = bench.ours(settings)
+    legs = {
+        "terakoya": bench.train_ours(0, raw, tmp_path / "terakoya").facts,
+        "Trainer": bench.train_peer(0, raw, vars(settings), tmp_path / "Trainer").facts,
+    }
+    sizes = {}
+    for (name, leg), kind in zip(legs.items(), (AutoModelForTokenClassification, ElectraForPreTraining), strict=True):
+        points = leg["points"]
+        assert [point["step"] for point in points] == [0, 1, 2] and points[0]["cpu"] == 0 < points[2]["cpu"]
+        models = []
+        for point in points:
+            kept = tmp_path / name / "0" / f"step-{point['step']}"
+            model, loading = kind.from_pretrained(kept, output_loading_info=True)
+            assert not loading["missing_keys"] and not loading["unexpected_keys"]
+            models.append(model)
+        first, last = (dict(model.named_parameters()) for model in (models[0], models[2]))
+        assert all(bool((last[key] != value).any()) for key, value in first.items() if value.dim() == 2)
+        sizes[name] = models[0].num_parameters()
+        bench.score(points, tmp_path / name / "0", settings)
+        assert all(-1.0 <= point["accuracy"] <= 1.0 for point in points)
+        again = [dict(point) for point in points]
+        bench.score(again, tmp_path / name / "0", settings)
+        assert again == points
+    assert sizes["terakoya"] == pytest.approx(sizes["Trainer"], rel=0.15)
+
+
+def test_a_discriminator_that_knows_nothing_has_the_loss_of_a_coin(
+    bench: ModuleType, store: Path, tmp_path: Path
+) -> None:
+    settings = arguments(bench, store, "electra", tmp_path)
+    model = bench.peer_model(40, vars(settings))
+    torch.nn.init.zeros_(model.discriminator.discriminator_predictions.dense_prediction.weight)
+    before = torch.get_rng_state()
+    loss, _ = bench.measure(model, bench.validation_batches(bench.ours(settings)))
+    assert loss == pytest.approx(np.log(2), abs=1e-6)  # padding counts nowhere
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_electra_is_not_compared_without_pairs_to_fine_tune_on(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench._arguments(["--family", "electra", "--store", "S", "--validation", "V", "--curves", "C"])
+    assert "--jsts" in capsys.readouterr().err
+
+
+def test_a_score_is_reached_from_below(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [{"cpu": 0.0, "accuracy": 0.2}, {"cpu": 10.0, "accuracy": 0.4}, {"cpu": 30.0, "accuracy": 0.3}]
+    assert bench.loss_clock.reached(points, 0.3, "cpu", "accuracy") == pytest.approx(5.0)
+    assert bench.loss_clock.reached(points, 0.5, "cpu", "accuracy") is None
+    slow = [{"cpu": 0.0, "wall": 0.0, "accuracy": 0.2}, {"cpu": 90.0, "wall": 180.0, "accuracy": 0.3}]
+    quick = [{"cpu": 0.0, "wall": 0.0, "accuracy": 0.2}, {"cpu": 20.0, "wall": 40.0, "accuracy": 0.4}]
+    assert bench.verdict({"Trainer": [slow], "terakoya": [quick]}, None, "accuracy") == 0
+    assert "accuracy 0.300; cpu: Trainer 90.0 s, terakoya 10.0 s, 9.0 x" in capsys.readouterr().out
 
 
 def test_the_seconds_lie_on_the_line_between_two_validations(bench: ModuleType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from terakoya import hookimpl
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Point(TypedDict):
-    """One validation: the step, seconds of wall and of CPU time (all threads) and tokens trained on before it."""
+    """One validation: the step, seconds of wall and of CPU time (all threads) and tokens trained on before it.
+
+    ELECTRA's loss is the discriminator's, and its accuracy what the discriminator scores once it is fine-tuned.
+    """
 
     step: int
     wall: float
@@ -55,19 +59,22 @@ class Curve:
         self.points.append(point)
 
 
-def reached(points: list[Point], target: float, clock: str = "cpu") -> float | None:
-    """Returns the seconds of `clock` at which the loss first was at most `target`, on the line between two validations;
-    None where it never was."""
+def reached(points: list[Point], target: float, clock: str = "cpu", measure: str = "loss") -> float | None:
+    """Returns the seconds of `clock` at which the loss first was at most `target`, or `measure="accuracy"` at least, on
+    the line between two validations; None where it never was."""
+    sign = 1.0 if measure == "loss" else -1.0
     for before, after in pairwise(points):
-        if after["loss"] <= target:
-            share = (before["loss"] - target) / (before["loss"] - after["loss"]) if before["loss"] > target else 0.0
-            start, end = (dict(point)[clock] for point in (before, after))
-            return float(start + share * (end - start))  # type: ignore[operator]
+        start, end = ((dict(point)[clock], sign * dict(point)[measure] - sign * target) for point in (before, after))  # type: ignore[operator]
+        if end[1] <= 0.0:
+            share = start[1] / (start[1] - end[1]) if start[1] > 0.0 else 0.0
+            return float(start[0] + share * (end[0] - start[0]))  # type: ignore[operator]
     return None
 
 
 curve: Curve | None = None
 """The curve of the run to come."""
+discriminators: Path | None = None
+"""Where the run's discriminator is kept at each validation, by its step; None for runs that have none."""
 
 
 @hookimpl
@@ -80,6 +87,9 @@ def step_finished(run: Run, report: StepReport) -> None:
 @hookimpl
 def validation_finished(run: Run, values: Mapping[str, Mapping[str, float]]) -> None:
     """Notes the validation on the first store."""
+    if discriminators is not None:
+        run.objective.exports(run.module)["discriminator"].save_pretrained(discriminators / f"step-{run.step}")
     if curve is not None:
         numbers = next(numbers for store, numbers in values.items() if store)
-        curve.validated(numbers["loss"], numbers.get("masked_accuracy", numbers.get("token_accuracy", 0.0)))
+        loss = numbers.get("discriminator_loss", numbers["loss"])
+        curve.validated(loss, numbers.get("masked_accuracy", numbers.get("token_accuracy", 0.0)))

@@ -7,6 +7,10 @@ measured on the same documents with the same masks. The peer does what Transform
 documents joined and cut into blocks, logits at every position, AdamW with a linear schedule, dropout 0.1. Ours is the
 recipe of the preset `bert_ja` or `gpt_ja` at the size asked for. The legs take turns; each curve is kept as JSON.
 Seconds are those of training alone, without start and validations. Exits with 1 where a leg never reaches the target.
+
+With `--family electra --jsts FOLDER` the peer is `ElectraForMaskedLM` and `ElectraForPreTraining`, ours `electra_ja`,
+and seconds are those until a score: each leg's discriminators are kept at every validation, and each is fine-tuned on
+JSTS by plain Transformers, alike for both. The discriminator of step 0 has random weights.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import discriminators
 import loss_clock
 import numpy as np
 import torch
@@ -56,7 +61,13 @@ from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import validation_rows
 
 Batches = list[dict[str, torch.Tensor]]
-PRESETS = {"bert": "bert_ja", "gpt": "gpt_ja"}
+MASKING: dict[str, dict[str, Any]] = {
+    "bert": {"mlm_probability": 0.15},
+    "gpt": {"mlm": False},
+    "electra": {"mlm_probability": 0.15, "mask_replace_prob": 0.85, "random_replace_prob": 0.0},
+}
+"""How the peer's rows are masked; ELECTRA's as in the paper's code."""
+PRESETS = {"bert": "bert_ja", "gpt": "gpt_ja", "electra": "electra_ja"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,9 +78,15 @@ def main(argv: list[str] | None = None) -> int:
         "Trainer": partial(train_peer, raw=raw, settings=vars(arguments)),
         "terakoya": partial(train_ours, raw=raw),
     }
+    measure = "loss"
+    if arguments.family == "electra":
+        measure = "accuracy"
+        contestants = {name: partial(each, kept=arguments.curves / name) for name, each in contestants.items()}
     curves: dict[str, list[list[Point]]] = {name: [] for name in contestants}
     for number, name, turn in turns.interleave(contestants, arguments.rounds):
         points: list[Point] = turn.facts["points"]  # type: ignore[assignment]
+        if arguments.family == "electra":
+            score(points, arguments.curves / name / str(number), arguments)
         curves[name].append(points)
         arguments.curves.mkdir(parents=True, exist_ok=True)
         kept = {"leg": name, "round": number, "parameters": turn.facts["parameters"], "points": points}
@@ -78,19 +95,34 @@ def main(argv: list[str] | None = None) -> int:
         print(
             f"round {number + 1}  {name}, {turn.facts['parameters']:,.0f} parameters:", *map(_shown, points), sep="\n  "
         )
-    return verdict(curves, arguments.target)
+    return verdict(curves, arguments.target, measure)
 
 
-def verdict(curves: Mapping[str, list[list[Point]]], target: float | None) -> int:
-    """Prints how long each leg took to `target`, by default the peer's best loss of all rounds, and the ratio of each
-    round. Returns 1 if a leg never reached it, else 0."""
+def score(points: list[Point], folder: Path, arguments: argparse.Namespace) -> None:
+    """Sets the accuracy of each point to the score of the discriminator that was kept there, the mean over seeds."""
+    torch.set_num_threads(1)
+    tuning = discriminators.Tuning(
+        learning_rate=arguments.tuning_learning_rate, epochs=arguments.tuning_epochs, pairs=arguments.tuning_pairs
+    )
+    tokenizer = TokenStore.open(arguments.store).tokenizer_folder
+    for point in points:
+        kept = folder / f"step-{point['step']}"
+        found = [discriminators.score(kept, tokenizer, arguments.jsts, tuning, seed) for seed in arguments.tuning_seeds]
+        print(f"  {kept}:", *(f"{each:.3f}" for each in found), flush=True)
+        point["accuracy"] = sum(found) / len(found)
+
+
+def verdict(curves: Mapping[str, list[list[Point]]], target: float | None, measure: str = "loss") -> int:
+    """Prints how long each leg took to `target`, by default the peer's best loss of all rounds, or its best score with
+    `measure="accuracy"`, and the ratio of each round. Returns 1 if a leg never reached it, else 0."""
     if target is None:
-        target = max(min(point["loss"] for point in points) for points in curves["Trainer"])
+        best, of_rounds = (min, max) if measure == "loss" else (max, min)
+        target = of_rounds(best(dict(point)[measure] for point in points) for points in curves["Trainer"])  # type: ignore[type-var]
     missed = 0
     for number, (theirs, mine) in enumerate(zip(curves["Trainer"], curves["terakoya"], strict=True), start=1):
-        line = f"round {number}, loss {target:.3f}"
+        line = f"round {number}, {measure} {target:.3f}"
         for clock in ("cpu", "wall"):
-            seconds = [loss_clock.reached(points, target, clock) for points in (theirs, mine)]
+            seconds = [loss_clock.reached(points, target, clock, measure) for points in (theirs, mine)]
             shown = [
                 f"{each:,.1f} s" if each is not None else f"not within {points[-1][clock]:,.0f} s"  # type: ignore[literal-required]
                 for each, points in zip(seconds, (theirs, mine), strict=True)
@@ -111,20 +143,12 @@ def ours(arguments: argparse.Namespace) -> dict[str, Any]:
         "validation": [str(arguments.validation)],
         "sequence_length": arguments.sequence_length,
     }
-    architecture = raw["architecture"]
-    architecture.update(
-        hidden_size=arguments.hidden_size,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.hidden_size // 32,
-        max_position_embeddings=arguments.sequence_length,
-    )
-    width = arguments.hidden_size
-    gated = architecture["type"] in ("modernbert", "llama")  # three matrices instead of two: two thirds of the width
-    if architecture["type"] != "gpt2":
-        architecture["intermediate_size"] = 8 * width // 3 // 16 * 16 if gated else 4 * width
-    if architecture["type"] == "llama":
-        architecture["num_key_value_heads"] = width // 32
-    if "whole_word_mask" in raw["objective"]:
+    if generator := raw["objective"].get("generator"):
+        share = generator["num_hidden_layers"] / raw["architecture"]["num_hidden_layers"]
+        layers = max(2, round(share * arguments.layers))  # the first sees the whole document, the second its neighbours
+        _resize(generator, arguments, layers=min(layers, arguments.layers))
+    _resize(raw["architecture"], arguments, layers=arguments.layers)
+    if raw["objective"]["type"] == "masked_lm":
         raw["objective"]["whole_word_mask"] = False  # the peer masks single tokens: both learn its task
     every = max(1, arguments.steps // arguments.points)
     raw.update(
@@ -148,35 +172,54 @@ def ours(arguments: argparse.Namespace) -> dict[str, Any]:
     return raw
 
 
-def train_ours(_: int, raw: Mapping[str, Any]) -> turns.Turn:
-    """Trains with the parameters `raw`, as `terakoya train` does. The facts hold the curve and the parameter count."""
+def _resize(architecture: dict[str, Any], arguments: argparse.Namespace, *, layers: int) -> None:
+    width = arguments.hidden_size
+    architecture.update(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        max_position_embeddings=arguments.sequence_length,
+    )
+    gated = architecture["type"] in ("modernbert", "llama")  # three matrices instead of two: two thirds of the width
+    if architecture["type"] != "gpt2":
+        architecture["intermediate_size"] = 8 * width // 3 // 16 * 16 if gated else 4 * width
+    if architecture["type"] == "llama":
+        architecture["num_key_value_heads"] = width // 32
+
+
+def train_ours(number: int, raw: Mapping[str, Any], kept: Path | None = None) -> turns.Turn:
+    """Trains with the parameters `raw`, as `terakoya train` does. The facts hold the curve and the parameter count.
+    Discriminators are saved in a folder of `kept` for the round."""
     torch.set_num_threads(1)
     plugin = Path(loss_clock.__file__)
     clock = next(each.module for each in plugins.load([str(plugin)]).plugins if each.module.__file__ == str(plugin))
-    clock.curve = Curve()
+    clock.curve, clock.discriminators = Curve(), kept and kept / str(number)
     parameters = Parameters.from_dict(dict(raw), source="time_to_loss.py")
     with tempfile.TemporaryDirectory() as folder, Path(folder, "screen").open("w") as screen:
         with contextlib.redirect_stderr(screen):
             train_in_this_process(parameters, Path(folder) / "run")
         records = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     count = next(record["parameter_count"] for record in map(json.loads, records) if record["kind"] == "start")
-    points, clock.curve = clock.curve.points, None
+    points, clock.curve, clock.discriminators = clock.curve.points, None, None
     return turns.Turn([], {"points": points, "parameters": count})
 
 
-def train_peer(seed: int, raw: Mapping[str, Any], settings: Mapping[str, Any]) -> turns.Turn:
-    """Trains Transformers' model with `Trainer`. The facts hold the curve and the parameter count."""
+def train_peer(
+    number: int, raw: Mapping[str, Any], settings: Mapping[str, Any], kept: Path | None = None
+) -> turns.Turn:
+    """Trains Transformers' model with `Trainer`; `number` is its seed. The facts hold the curve and the parameter
+    count. Discriminators are saved in a folder of `kept` for the round."""
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    torch.manual_seed(number)
     transformers.logging.set_verbosity_error()
     store = TokenStore.open(settings["store"])
     tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_folder, local_files_only=True, trust_remote_code=False)
-    masked = settings["family"] == "bert"
-    model = peer_model(len(tokenizer), masked=masked, settings=settings)
+    model = peer_model(len(tokenizer), settings)
     curve = Curve()
     batches = validation_batches(raw)
     callback = Measure(curve, model, batches, max(1, settings["peer_steps"] // settings["points"]))
-    masking = DataCollatorForLanguageModeling(tokenizer, mlm=masked, **({"mlm_probability": 0.15} if masked else {}))
+    callback.discriminators = kept and kept / str(number)
+    masking = DataCollatorForLanguageModeling(tokenizer, **MASKING[settings["family"]])
     with tempfile.TemporaryDirectory() as folder:
         training = TrainingArguments(
             folder,
@@ -189,7 +232,7 @@ def train_peer(seed: int, raw: Mapping[str, Any], settings: Mapping[str, Any]) -
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            seed=seed,
+            seed=number,
         )
         rows = blocks(documents(store), settings["sequence_length"])
         callback.tokens = settings["peer_batch_size"] * settings["sequence_length"]
@@ -200,10 +243,12 @@ def train_peer(seed: int, raw: Mapping[str, Any], settings: Mapping[str, Any]) -
     return turns.Turn([], {"points": curve.points, "parameters": count})  # type: ignore[dict-item]
 
 
-def peer_model(vocabulary_size: int, *, masked: bool, settings: Mapping[str, Any]) -> PreTrainedModel:
+def peer_model(vocabulary_size: int, settings: Mapping[str, Any]) -> PreTrainedModel | discriminators.Peer:
     """A model of Transformers with random weights and its own defaults, dropout 0.1 among them."""
     width, length = settings["hidden_size"], settings["sequence_length"]
-    if masked:
+    if settings["family"] == "electra":
+        return discriminators.peer_model(vocabulary_size, settings)
+    if settings["family"] == "bert":
         return BertForMaskedLM(
             BertConfig(
                 vocab_size=vocabulary_size, hidden_size=width, num_hidden_layers=settings["layers"],
@@ -267,8 +312,11 @@ def _unpacked(arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def measure(model: PreTrainedModel, batches: Batches) -> tuple[float, float]:
-    """Returns the mean loss of all predicted tokens and the share that is predicted correctly."""
+def measure(model: PreTrainedModel | discriminators.Peer, batches: Batches) -> tuple[float, float]:
+    """Returns the mean loss of all predicted tokens and the share that is predicted correctly; of ELECTRA, the
+    discriminator's loss and 0."""
+    if isinstance(model, discriminators.Peer):
+        return discriminators.measure(model, batches), 0.0
     model.eval()
     loss = right = count = 0.0
     for batch in batches:
@@ -287,17 +335,26 @@ class Measure(TrainerCallback):
 
     tokens = 0
     """Tokens of a step."""
+    discriminators: Path | None = None
+    """Where ELECTRA's discriminator is saved at each validation, by its step."""
 
-    def __init__(self, curve: Curve, model: PreTrainedModel, batches: Batches, every: int) -> None:
+    def __init__(
+        self, curve: Curve, model: PreTrainedModel | discriminators.Peer, batches: Batches, every: int
+    ) -> None:
         self.curve, self.model, self.batches, self.every = curve, model, batches, every
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.curve.validated(*measure(self.model, self.batches))
+        self._validate()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.curve.step_ended(self.tokens)
         if self.curve.step % self.every == 0:
-            self.curve.validated(*measure(self.model, self.batches))
+            self._validate()
+
+    def _validate(self) -> None:
+        if self.discriminators is not None:
+            self.model.discriminator.save_pretrained(self.discriminators / f"step-{self.curve.step}")
+        self.curve.validated(*measure(self.model, self.batches))
 
 
 def _shown(point: Point) -> str:
@@ -313,7 +370,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--store", type=Path, required=True, help="what `terakoya prepare` wrote of the text to learn")
     parser.add_argument("--validation", type=Path, required=True, help="a store of other documents, same tokenizer")
     parser.add_argument("--curves", type=Path, required=True, help="the folder for one JSON file of each leg")
-    parser.add_argument("--preset", help="whose recipe ours follows (default: bert_ja, gpt_ja)")
+    parser.add_argument("--preset", help="whose recipe ours follows (default: bert_ja, gpt_ja, electra_ja)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="changes a key of the recipe")
     parser.add_argument("--target", type=float, help="the validation loss (default: the peer's best)")
     parser.add_argument("--steps", type=int, default=600, help="steps of ours")
@@ -327,12 +384,20 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--validation-rows", type=int, default=128)
     parser.add_argument("--points", type=int, default=20, help="validations of a leg")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--jsts", type=Path, help="the folder of JSTS's gzipped files, for ELECTRA")
+    parser.add_argument("--tuning-pairs", type=int, default=4000, help="training pairs of JSTS")
+    parser.add_argument("--tuning-epochs", type=float, default=3)
+    parser.add_argument("--tuning-learning-rate", type=float, default=1e-3)
+    parser.add_argument("--tuning-seeds", type=int, nargs="+", default=[1, 2])
     tiny = parser.add_argument("--tiny", action="store_true", help="two steps of one layer: that it runs, not a figure")
     arguments = parser.parse_args(argv)
     if getattr(arguments, tiny.dest):
         arguments.steps = arguments.peer_steps = arguments.points = 2
         arguments.hidden_size, arguments.layers, arguments.sequence_length = 32, 1, 32
         arguments.batch_size, arguments.peer_batch_size, arguments.validation_rows = 4, 4, 8
+        arguments.tuning_pairs, arguments.tuning_epochs, arguments.tuning_seeds = 8, 1, [1]
+    if arguments.family == "electra" and arguments.jsts is None:
+        parser.error("--family electra needs --jsts, the folder with train-v1.3.json.gz and valid-v1.3.json.gz")
     return arguments
 
 

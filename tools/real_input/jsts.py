@@ -59,7 +59,7 @@ def correlations(predicted: np.ndarray, wanted: np.ndarray) -> tuple[float, floa
 
 
 def tune(model: Any, sets: Mapping[str, Examples], tokenizer: PreTrainedTokenizerBase, options: Any, seed: int) -> Any:
-    """Tunes `model` on sets["train"]; returns the correlations on the other sets, by name."""
+    """Tunes `model` on sets["train"]; returns the correlations on the other sets, by name, in their order."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
@@ -80,7 +80,7 @@ def tune(model: Any, sets: Mapping[str, Examples], tokenizer: PreTrainedTokenize
         trainer = Trainer(model, arguments, data_collator=collator, train_dataset=sets["train"])  # type: ignore[arg-type]
         trainer.train()
         found = {}
-        for name in ("valid", "test"):
+        for name in (each for each in sets if each != "train"):
             predicted = trainer.predict(sets[name])  # type: ignore[arg-type]
             found[name] = correlations(predicted.predictions.squeeze(-1), np.asarray(predicted.label_ids))
     return found
