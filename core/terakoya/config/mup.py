@@ -1,4 +1,4 @@
-"""The part `mup` of the parameter JSON: the width at which the learning rate of a run was found."""
+"""The part `mup` of the parameter JSON: the width from which initial values and learning rates are scaled."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Mup(Settings):
     """Maximal update parametrisation (Yang et al., 2022, Tensor Programs V, arXiv:2203.03466)."""
 
     base_width: PositiveInt
-    """The `hidden_size` of the model with which the learning rate was found, whose other widths were as much smaller;
-    the dimensions of a head stay. At this width nothing changes; at another one matrices have other initial values and
-    learning rates."""
+    """The `hidden_size` at which nothing changes: that of a published recipe, or of the largest model. At another one
+    matrices have other initial values and learning rates, so that the same `learning_rate` is about the best. Models
+    that are compared have all widths in proportion, and heads of one size."""
 
 
 def find_problems(
