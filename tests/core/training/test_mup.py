@@ -15,11 +15,13 @@ import toy
 import worlds
 from engine_runs import LAST, MIDDLE, assert_close, checkpoint, here, state
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from terakoya.components import Architecture, Objective
 from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY
 from terakoya.contract.toy import settings as toy_settings
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
@@ -228,6 +230,20 @@ def test_a_resumed_run_is_the_same_bit_for_bit(runs: Path, name: str) -> None:
     assert set(toy.losses(runs / f"{name}_resumed")) == set(range(MIDDLE + 1, LAST + 1))
     for kind in ("model", "optimizer"):
         assert_close(state(runs / name, kind), state(runs / f"{name}_resumed", kind), 0.0)
+
+
+@pytest.mark.slow
+def test_the_export_is_a_plain_model(runs: Path, store: Path, tmp_path: Path) -> None:
+    """Its config has nothing of `mup`, and the weights alone are the model that was trained."""
+    export(runs / "one", tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    usual = Parameters.from_dict(run_settings(store, mup=None), source="test")
+    vocabulary = TokenStore.open(store).facts.vocabulary
+    assert model.config.to_diff_dict().keys() <= {
+        *usual.architecture.config(vocabulary).to_diff_dict(), "architectures", "dtype", "transformers_version"
+    }  # fmt: skip
+    for name, value in state(runs / "one", "model").items():
+        assert torch.equal(model.state_dict()[name.removeprefix("model.")], value), name
 
 
 @pytest.mark.slow
