@@ -65,8 +65,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
         "none": "**Nothing has been measured on a GPU yet.** [Three commands](../../tools/gpu/README.md) measure a "
         "card: whether a\nrun is right there, tokens/s and memory beside Transformers' `Trainer`, and what `terakoya "
-        "estimate` says of it. So far they\nhave run on a CPU at toy size only, like `tools/bench/gpu.py`: flash "
-        "attention, nccl and the promise that a step never waits\nfor the device have not been seen on a GPU.",
+        "estimate` says of it. So far they\nhave run on a CPU at toy size only: flash attention, nccl and the promise that a "
+        "step never waits for the device have not been\nseen on a GPU.",
         "some": "On GPUs, by [tools/gpu](../../tools/gpu/README.md); a folder of `tools/gpu/results` each:",
         "head": "| part | stage | case | seen |",
         "failed": "failed",
@@ -78,7 +78,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "none": "**GPU での測定はまだありません。** "
         "[三つのコマンド](../../tools/gpu/README.md)(英語)が、計算が正しいか、トークン毎秒とメモリ\n"
         "(Transformers の `Trainer` との比較)、`terakoya estimate` の見積もりとの差を測ります。"
-        "これまでは `tools/bench/gpu.py` と同じく、\n小さな設定で CPU で動かしただけです。"
+        "これまでは\n小さな設定で CPU で動かしただけです。"
         "flash attention、nccl、ステップがデバイスを待たないことは、GPU ではまだ確かめていません。",
         "some": "GPU での値です。[tools/gpu](../../tools/gpu/README.md)(英語)で測りました。"
         "`tools/gpu/results` のフォルダごとに載せます。",
