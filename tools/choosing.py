@@ -16,7 +16,7 @@ CORPORA = (("10 MB", 1e7), ("100 MB", 1e8), ("1 GB", 1e9), ("10 GB", 1e10), ("10
 """Bytes of Japanese text in UTF-8, which has about three bytes a character."""
 MACHINES = (("rtx-4090", 1), ("a100-80gb", 1), ("h100", 1), ("h100", 8))
 HOURS = 24
-FAMILIES = ("bert", "gpt2")
+FAMILIES = ("bert", "modernbert", "llama")
 
 HEAD = """\
 # Which model, for how long?

@@ -28,10 +28,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "electra": ("tiny_electra", "electra_small", "electra_base"),
     "roberta": ("roberta_base",),
     "deberta": ("deberta_base",),
-    "modernbert": ("modernbert_base",),
+    "modernbert": ("tiny_modernbert", "bert_ja_small", "bert_ja", "modernbert_base"),
     "t5": ("tiny_t5", "t5_base"),
     "gpt2": ("tiny_gpt2", "gpt2_125m", "gpt2_300m"),
-    "llama": ("tiny_llama", "llama_1b", "llama_8b"),
+    "llama": ("tiny_llama", "gpt_ja", "llama_1b", "llama_8b"),
 }
 """Family -> its presets, the smallest first."""
 CAUSAL = ("gpt2", "llama")

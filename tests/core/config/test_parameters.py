@@ -93,6 +93,7 @@ def test_the_presets_exist() -> None:
         "deberta_base.json",
         "deberta_v3_base.json",
         "modernbert_base.json",
+        "tiny_modernbert.json",
         "t5_base.json",
         "tiny_t5.json",
     } <= {path.name for path in PRESETS.iterdir()}
