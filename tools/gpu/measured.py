@@ -65,8 +65,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
         "none": "**Nothing has been measured on a GPU yet.** [Three commands](../../tools/gpu/README.md) measure a "
         "card: whether a\nrun is right there, tokens/s and memory beside Transformers' `Trainer`, and what `terakoya "
-        "estimate` says of it. So far they\nhave run on a CPU at toy size only: flash attention, nccl and the promise that a "
-        "step never waits for the device have not been\nseen on a GPU.",
+        "estimate` says of it. So far they\nhave run on a CPU at toy size only: flash attention, nccl and the promise "
+        "that a step never waits for the device have not been\nseen on a GPU.",
         "some": "On GPUs, by [tools/gpu](../../tools/gpu/README.md); a folder of `tools/gpu/results` each:",
         "head": "| part | stage | case | seen |",
         "failed": "failed",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import interpreted_run
 import pytest
 import torch
 import toy
@@ -282,11 +287,13 @@ def compare(store: Path, folder: Path, family: str, steps: int, learning_rate: f
     given = settings(
         store, family, max_steps=steps, optimizer={"type": "adamw", "learning_rate": learning_rate}, micro_batch_size=16
     )  # fmt: skip
-    stream = run(folder / "stream", given)
-    autocast = run(folder / "autocast", {**given, "autocast": True})
-    assert list(stream) == list(autocast) == list(range(1, steps + 1))
-    assert stream[steps] < 0.97 * stream[1] and stream != autocast
-    for start in range(1, steps, 20):
+    are_close(run(folder / "stream", given), run(folder / "autocast", {**given, "autocast": True}))
+
+
+def are_close(stream: dict[int, float], autocast: dict[int, float]) -> None:
+    assert list(stream) == list(autocast) == list(range(1, len(stream) + 1))
+    assert stream[len(stream)] < 0.97 * stream[1] and stream != autocast
+    for start in range(1, len(stream), 20):
         means = [sum(losses[step] for step in range(start, start + 20)) / 20 for losses in (stream, autocast)]
         assert means[0] == pytest.approx(means[1], rel=0.005), start
 
@@ -307,9 +314,24 @@ def test_twenty_steps_are_those_of_autocast(store: Path, tmp_path: Path, family:
         ("electra", 0.0005),
         ("modernbert", 0.001),
         ("t5", 0.001),
+        ("deberta", 0.001),
+        ("deberta_v2", 0.001),
     ],  # at 0.005 any rounding decides ELECTRA's, and GPT-2's on some processors
 )
 def test_two_hundred_steps_are_those_of_autocast(
     store: Path, tmp_path: Path, family: str, learning_rate: float
 ) -> None:
     compare(store, tmp_path, family, 200, learning_rate)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["bert", "deberta_v2"])
+def test_two_hundred_steps_with_fused_kernels_are_those_of_autocast(store: Path, tmp_path: Path, family: str) -> None:
+    given = settings(
+        store, family, max_steps=200, optimizer={"type": "adamw", "learning_rate": 0.002}, batch_size={"-1": 4}
+    )  # the interpreter takes a program after another
+    (tmp_path / "parameters.json").write_text(json.dumps(given))
+    command = [sys.executable, interpreted_run.__file__, tmp_path / "parameters.json", tmp_path / "fused"]
+    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
+    fused = {step: loss for step, (loss, _) in toy.losses(tmp_path / "fused").items()}
+    are_close(fused, run(tmp_path / "autocast", {**given, "autocast": True}))
