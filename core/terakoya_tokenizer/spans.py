@@ -6,6 +6,7 @@ Ids are looked up at once. What else a caller may ask for is computed when it do
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,8 +14,9 @@ import numpy as np
 
 from terakoya_tokenizer.added_tokens import AddedTokens
 from terakoya_tokenizer.mecab import MecabSplitter
+from terakoya_tokenizer.normalization import are_moved
 from terakoya_tokenizer.texts import PlainText, SegmentedText
-from terakoya_tokenizer.word_cache import LINE_END, MARK, FoundWords, WordCache, span
+from terakoya_tokenizer.word_cache import LINE_END, MARK, FoundTokens, WordCache
 from terakoya_tokenizer.wordpiece import Pieces
 
 
@@ -30,10 +32,8 @@ class _Pairs:
     def __init__(self) -> None:
         self._table = np.empty((self.LONGEST, 0), object)  # by length and start
 
-    def of(self, spans: np.ndarray) -> list[tuple[int, int]]:
-        """Returns the pair of each `span`."""
-        starts = spans >> 32
-        stops = spans & 0xFFFFFFFF
+    def of(self, starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
+        """Returns the pair of each of `starts` and `stops`."""
         end = int(starts.max(initial=0)) + 1
         if end > self.LAST:
             return list(zip(starts.tolist(), stops.tolist(), strict=True))
@@ -76,56 +76,66 @@ class EncodedTexts:
         normals: Sequence[str],
         words: Sequence[str],
         segmented: Mapping[int, SegmentedText],
-        found: FoundWords,
+        found: FoundTokens,
         around: tuple[int, int],
-        lock: threading.Lock,
     ) -> None:
         """Of each of `texts`, `normals` is what MeCab reads and `words` what it returns; `segmented` are those with
-        added tokens in them, by their numbers. `around` are the ids around each text. Who holds `lock` reads the words
-        that were `found`, among which are line ends of two tokens before, between and after all texts."""
+        added tokens in them, by their numbers. `around` are the ids around each text. Of the tokens that were `found`
+        two stand before, between and after all texts."""
         self._texts, self._normals, self._words, self._segmented = texts, normals, words, segmented
-        self._found, self._lock = found, lock
-        self._after = found.first_tokens[found.line_ends]  # the last one of the text before, if there is one
-        ids = found.ids()
-        ids[self._after + 1], ids[self._after] = around
-        self.ids: list[int] = ids.tolist()
+        self._found = found
+        self._after = found.line_ends[::2]  # the last one of the text before, if there is one
+        found.ids[self._after + 1], found.ids[self._after] = around
+        self.ids: list[int] = found.ids.tolist()
         self.firsts: list[int] = (self._after[:-1] + 2).tolist()
         self.lasts: list[int] = self._after[1:].tolist()
 
     @functools.cached_property
     def offsets(self) -> list[tuple[int, int]]:
         """Start and stop of each token in its text, (0, 0) for those around it."""
-        return _PAIRS.of(self._spans())
+        starts, stops = self._found.spans()
+        first, last = self._origins(starts[self._after])
+        starts, stops = first[starts], last[stops - 1]
+        for places in (self._after, self._after + 1):
+            starts[places] = stops[places] = 0
+        return _PAIRS.of(starts, stops)
 
     @functools.cached_property
     def words(self) -> list[int]:
         """The number of each token's word in its text."""
-        first_words = self._found.line_ends[:-1] + 1
-        in_text = np.arange(len(self._found.lengths))
-        in_text[1:] -= np.repeat(first_words, np.diff(self._found.line_ends))
-        numbers: list[int] = np.repeat(in_text, self._found.lengths).tolist()
-        return numbers
+        numbers = self._found.word_numbers() - 1
+        before = numbers[self._after] + 1
+        numbers -= np.repeat(before, np.diff(self._after, append=len(numbers)))
+        words: list[int] = numbers.tolist()
+        return words
 
-    def _spans(self) -> np.ndarray:
-        """Returns the `span` of each token in its text, 0 for those around it."""
-        with self._lock:
-            spans, characters = self._found.spans(), self._found.characters()
-        ends = self._found.line_ends
-        first_words = ends[:-1] + 1
-        begins = np.cumsum(characters) - characters
-        sizes = begins[ends[1:]] - begins[first_words]
-        begins[1:] -= np.repeat(begins[first_words], np.diff(ends))
-        spaced = sizes != np.fromiter(map(len, self._normals), np.int64, len(sizes))  # MeCab leaves spaces out
-        for number in np.flatnonzero(spaced).tolist():
-            begins[first_words[number] : ends[number + 1]] = self._text(number).word_positions()
-        spans += np.repeat(begins * span(1, 1), self._found.lengths)
-        for number, (text, normal) in enumerate(zip(self._texts, self._normals, strict=True)):
-            if normal is not text and (origins := self._text(number).origins()) is not None:
-                tokens = slice(self.firsts[number], self.lasts[number])
-                starts, stops = origins
-                spans[tokens] = starts[spans[tokens] >> 32] << 32 | stops[(spans[tokens] & 0xFFFFFFFF) - 1]
-        spans[self._after] = spans[self._after + 1] = 0
-        return spans
+    def _origins(self, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns for each character of all texts' words the position in its text of the first character that it comes
+        from, and the position after the last one. `ends` (N + 1) are the numbers of those before the first text and up
+        to the end of each."""
+        sizes = np.fromiter(map(len, self._normals), np.int64, len(self._normals))
+        begins = np.cumsum(sizes) - sizes
+        codes = np.frombuffer("".join(self._normals).encode("utf-32-le"), np.uint32)
+        read = np.flatnonzero(codes != ord(" "))  # MeCab leaves spaces out
+        counts = np.diff(np.searchsorted(read, begins), append=len(read))
+        first = read - np.repeat(begins, counts)
+        irregular = counts != np.diff(ends)
+        irregular[[*self._segmented, *(number for number, words in enumerate(self._words) if "\0" in words)]] = True
+        if irregular.any():
+            regular, first = first[~np.repeat(irregular, counts)], np.empty(ends[-1], np.int64)
+            first[~np.repeat(irregular, np.diff(ends))] = regular
+            for number in np.flatnonzero(irregular).tolist():
+                first[ends[number] : ends[number + 1]] = self._text(number).character_positions()
+        first = np.append(first, 0)
+        last = first + 1
+        changed = [number for number, text in enumerate(self._texts) if self._normals[number] is not text]
+        moved = itertools.compress(changed, are_moved([self._texts[number] for number in changed]).tolist())
+        for number in {*moved, *self._segmented}:
+            if (origins := self._text(number).origins()) is not None:
+                characters = slice(ends[number], ends[number + 1])
+                last[characters] = origins[1][first[characters]]
+                first[characters] = origins[0][first[characters]]
+        return first, last
 
     def _text(self, number: int) -> PlainText | SegmentedText:
         segmented = self._segmented.get(number)
@@ -159,9 +169,8 @@ class SpanEncoder:
         words = self._splitter.split(normals)
         for number, text in segmented.items():
             normals[number], words[number] = text.normal, text.words
-        lines = f" {LINE_END} ".join(["", *words, ""]).strip(" ")
-        found_words = self._cache.find(lines.split(" "))
-        return EncodedTexts(texts, normals, words, segmented, found_words, around, self._lock)
+        lines = f" {LINE_END} ".join(["", *words, ""])[1:]
+        return EncodedTexts(texts, normals, words, segmented, self._cache.find(lines), around)
 
     def _word_pieces(self, word: str) -> Pieces:
         if word.startswith(MARK):

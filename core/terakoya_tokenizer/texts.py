@@ -24,15 +24,15 @@ class PlainText:
         self._text = text.partition("\0")[0]
         self.normal, self.words = normal, words
 
-    def word_positions(self) -> list[int]:
-        """Returns the position of each word in `normal`. MeCab leaves white space out."""
-        begins = []
+    def character_positions(self) -> list[int]:
+        """Returns the position in `normal` of each character of the words. MeCab leaves white space out."""
+        positions: list[int] = []
         end = 0
         for word in self.words.split(" "):
             begin = self.normal.index(word.replace("\0", " "), end)
-            begins.append(begin)
             end = begin + len(word)
-        return begins
+            positions += range(begin, end)
+        return positions
 
     def origins(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns for each character of `normal` the position of the first character of the text that it comes from,
@@ -64,17 +64,15 @@ class SegmentedText:
         pairs = zip(self._segments, self._texts, strict=True)
         return [segment.text if text is None else text.normal for segment, text in pairs]
 
-    def word_positions(self) -> list[int]:
-        """Returns the position of each word in `normal`."""
-        begins = []
+    def character_positions(self) -> list[int]:
+        """Returns the position in `normal` of each character of the words."""
+        positions: list[int] = []
         start = 0
         for text, normal in zip(self._texts, self._normals(), strict=True):
-            if text is None:
-                begins.append(start)
-            elif text.words:
-                begins += [start + begin for begin in text.word_positions()]
+            places = range(len(normal)) if text is None else text.character_positions()
+            positions += [start + place for place in places]
             start += len(normal)
-        return begins or [0]
+        return positions
 
     def origins(self) -> tuple[np.ndarray, np.ndarray]:
         """See `PlainText.origins`."""

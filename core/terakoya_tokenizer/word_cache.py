@@ -1,10 +1,13 @@
-"""A cache from words to pieces: finding a word is a hash lookup, everything else is numpy."""
+"""A cache from words to tokens. Words are found by numpy, all at once: a hash of each, and what is stored for the hash.
+
+Looking them up one by one in a dictionary takes twice as long, much of it for making a string of each word.
+"""
 
 from __future__ import annotations
 
-import functools
+import itertools
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,117 +18,168 @@ MARK = "\ud800"
 LINE_END = f"{MARK}\n"
 """The entry among the words at the end of a line."""
 
-
-def span(start: int, stop: int) -> int:
-    """Returns the place of the characters from `start` to the one before `stop` as one number, for arrays of them.
-    Adding `span(n, n)` moves it by n."""
-    return start << 32 | stop
+_LINE_END_ID, _NO_ID = -1, -2
+_SLOT_BITS = 20
+_NUMBERS = ("id", "start", "stop", "is_first", "characters")
+_TOKEN = np.dtype([(name, np.int32) for name in _NUMBERS])
+"""A token of a word: its id, the positions in the word of its first character and the one after its last, 1 for the
+first token of a word, and for the last one the number of characters of the word. A word without tokens has one with
+`_NO_ID`."""
+_WORD = np.dtype(
+    [
+        ("hash", np.uint64),
+        ("first_character", np.int64),
+        ("first_token", np.int64),
+        ("characters", np.int32),
+        ("tokens", np.int32),
+    ]
+)
+"""A word: its hash, where its characters and its tokens begin, and how many of both it has. Its space counts."""
 
 
 class WordCache:
-    """The pieces of each word, computed once and stored in flat arrays.
+    """The tokens of each word, computed once and stored in flat arrays.
 
     A web corpus has an unlimited number of words: beyond `max_words` entries the cache is cleared.
     """
 
     def __init__(
-        self, pieces: Callable[[str], Pieces], dtype: np.dtype, *, slots: int = 0, max_words: int = 1_000_000
+        self, pieces: Callable[[str], Pieces], dtype: np.dtype, *, slots: int = 1, max_words: int = 1_000_000
     ) -> None:
-        """`pieces` splits a word; a `LINE_END` has `slots` tokens, which the caller fills."""
-        self._pieces, self._dtype, self._slots, self._max_words = pieces, dtype, slots, max_words
+        """`pieces` splits a word; a `LINE_END` has `slots` tokens."""
+        self._pieces, self._dtype, self._max_words = pieces, dtype, max_words
+        self._line_end = [_LINE_END_ID, 0, 1, 0, 0] * slots
+        self._random = np.random.default_rng(0)
         self._clear()
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def encode(self, words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode(self, words: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the ids (T,) of `words` in order, word starts (T,) bool, and the number of tokens (L,) int64 of each
-        line, including empty lines. A line ends at each `LINE_END`."""
+        line, including empty lines. `find` says what `words` are; a line ends at each `LINE_END`."""
         found = self.find(words)
-        ids = found.ids()
-        word_starts = np.zeros(len(ids), dtype=bool)
-        word_starts[found.first_tokens[:-1][found.lengths > 0]] = True
-        return ids.astype(self._dtype), word_starts, np.diff(found.first_tokens[found.line_ends], prepend=0)
+        is_token = np.ones(len(found.ids), dtype=bool)
+        is_token[found.line_ends] = False
+        lengths = np.diff(found.line_ends, prepend=-1) - 1
+        return found.ids[is_token].astype(self._dtype), found.word_starts()[is_token], lengths
 
-    def find(self, words: list[str]) -> FoundWords:
-        """Returns where `words` are in the cache; those that are new are added."""
-        if len(self._rows) > self._max_words:
+    def find(self, words: str) -> FoundTokens:
+        """Returns the tokens of `words`, each of which ends with a space; those that are new are added."""
+        if len(self) > self._max_words:
             self._clear()
-        return FoundWords(self._table, np.fromiter(map(self._rows.__getitem__, words), np.intp, len(words)))
+        characters = np.array([words]).view(np.uint32)
+        ends = np.flatnonzero(characters == ord(" ")) + 1
+        begins = np.append(0, ends[:-1])
+        sizes = ends - begins
+        places = np.arange(len(characters)) - np.repeat(begins, sizes)
+        while True:
+            hashes = np.add.reduceat(characters * self._factors_of(int(sizes.max())).take(places), begins)
+            found = np.frombuffer(self._words, _WORD).take(self._slots.take(_slots_of(hashes)))
+            others = np.flatnonzero(found["hash"] != hashes)  # those that are new, or have the slot of another word
+            if len(others):
+                rows = self._add(words, hashes[others], begins[others], ends[others])
+                found[others] = np.frombuffer(self._words, _WORD).take(rows)
+            if np.array_equal(found["characters"], sizes):
+                known = np.frombuffer(self._characters, np.uint32)
+                if np.array_equal(known.take(np.repeat(found["first_character"], sizes) + places), characters):
+                    return FoundTokens(self._tokens_of(found))
+            self._clear()  # two words have the same hash; with other factors they do not
 
     def _clear(self) -> None:
-        self._table = _Table()
-        self._rows = _Rows(self._add)
-        self._rows[LINE_END] = self._table.add(([0] * self._slots,) * 3, characters=0)
+        self._factors = np.empty(0, np.uint64)
+        self._rows: dict[int, int] = {}  # by hashes
+        self._slots = np.zeros(1 << _SLOT_BITS, np.int32)  # rows by the first bits of hashes; row 0 is no word
+        self._words, self._characters, self._tokens = bytearray(_WORD.itemsize), bytearray(), bytearray()
 
-    def _add(self, word: str) -> int:
-        """Adds a word and returns its row."""
-        row = self._rows[word] = self._table.add(self._pieces(word), characters=len(word))
-        return row
+    def _factors_of(self, size: int) -> np.ndarray:
+        """Returns odd numbers, by which the first `size` characters of a word are multiplied, and some more."""
+        if size > len(self._factors):
+            more = self._random.integers(0, 1 << 63, max(64, size), np.uint64) * np.uint64(2) + np.uint64(1)
+            self._factors = np.append(self._factors, more)
+        return self._factors
+
+    def _add(self, words: str, hashes: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> list[int]:
+        """Returns the rows of those of `words` with these `hashes` and places. Adds those that are new."""
+        keys = hashes.tolist()
+        new = []
+        for number, key in enumerate(keys):
+            if key not in self._rows:
+                self._rows[key] = len(self._rows) + 1
+                new.append(number)
+        if new:
+            places = zip(begins[new].tolist(), ends[new].tolist(), strict=True)
+            self._store([words[begin:end] for begin, end in places], hashes[new])
+        return [self._rows[key] for key in keys]
+
+    def _store(self, entries: Sequence[str], hashes: np.ndarray) -> None:
+        """Stores new words, each with its space."""
+        tokens = [self._tokens_in(entry[:-1]) for entry in entries]
+        rows = np.empty(len(entries), _WORD)
+        rows["hash"] = hashes
+        rows["characters"] = list(map(len, entries))
+        rows["tokens"] = [len(each) // len(_NUMBERS) for each in tokens]
+        rows["first_character"] = len(self._characters) // 4 + np.cumsum(rows["characters"]) - rows["characters"]
+        rows["first_token"] = len(self._tokens) // _TOKEN.itemsize + np.cumsum(rows["tokens"]) - rows["tokens"]
+        slots = _slots_of(hashes)
+        free = np.flatnonzero(self._slots[slots] == 0)
+        self._slots[slots[free]] = free + len(self._words) // _WORD.itemsize
+        self._words += rows.tobytes()
+        self._characters += "".join(entries).encode("utf-32-le", "surrogatepass")
+        self._tokens += array("i", itertools.chain.from_iterable(tokens)).tobytes()
+
+    def _tokens_in(self, word: str) -> list[int]:
+        """Returns the `_NUMBERS` of each token of a word."""
+        if word == LINE_END:
+            return self._line_end
+        ids, starts, stops = self._pieces(word)
+        tokens: list[int] = []
+        for id, start, stop in zip(ids, starts, stops, strict=True):
+            tokens += (id, start, stop, not tokens, 0)
+        tokens = tokens or [_NO_ID, 0, 0, 1, 0]
+        tokens[-1] = stops[-1] if word.startswith(MARK) else len(word)
+        return tokens
+
+    def _tokens_of(self, found: np.ndarray) -> np.ndarray:
+        """Returns each `_TOKEN` of the words that were found."""
+        counts = found["tokens"]
+        places = np.repeat(found["first_token"] - (np.cumsum(counts) - counts), counts)
+        places += np.arange(len(places))
+        return np.frombuffer(self._tokens, _TOKEN).take(places)
 
 
-class FoundWords:
-    """The rows of words in the cache. Their tokens are looked up when they are asked for, also after the cache has been
-    cleared; not while another thread adds words.
+class FoundTokens:
+    """The tokens of words, with one or more for each `LINE_END`.
 
     Attributes:
-        lengths: the number of tokens of each word (W,).
-        first_tokens: the number of tokens before each word, and that of all (W + 1,).
-        line_ends: the words that are a `LINE_END` (L,).
+        ids: (T,), writable.
+        line_ends: the places of the tokens of a `LINE_END`.
     """
 
-    def __init__(self, table: _Table, rows: np.ndarray) -> None:
-        self._table, self._rows = table, rows
-        self.lengths = np.frombuffer(table.lengths, np.int32)[rows]
-        self.first_tokens = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
-        self.line_ends = np.flatnonzero(rows == 0)
+    def __init__(self, tokens: np.ndarray) -> None:
+        self._all = tokens
+        is_token = tokens["id"] != _NO_ID
+        self._where = slice(None) if is_token.all() else is_token
+        self.ids = tokens["id"][self._where].copy()
+        self.line_ends = np.flatnonzero(self.ids == _LINE_END_ID)
 
-    def ids(self) -> np.ndarray:
-        """Returns the ids of the tokens (T,)."""
-        return self._values(self._table.ids)
+    def word_starts(self) -> np.ndarray:
+        """Returns whether each token is the first one of a word (T,)."""
+        return self._all["is_first"][self._where].astype(bool)
 
-    def spans(self) -> np.ndarray:
-        """Returns the `span` of each token in its word (T,)."""
-        return self._values(self._table.spans)
+    def word_numbers(self) -> np.ndarray:
+        """Returns the number of words up to each token, its own included (T,)."""
+        return np.cumsum(self._all["is_first"])[self._where]
 
-    def characters(self) -> np.ndarray:
-        """Returns the number of characters of each word (W,), 0 for a line end."""
-        return np.frombuffer(self._table.characters, np.int32)[self._rows]
-
-    def _values(self, flat: array[int]) -> np.ndarray:
-        values = np.frombuffer(flat, flat.typecode) if flat else np.empty(0, flat.typecode)
-        return values[self._places]
-
-    @functools.cached_property
-    def _places(self) -> np.ndarray:
-        """The place of each token in the flat arrays (T,)."""
-        offsets = np.frombuffer(self._table.offsets, np.int64)[self._rows]
-        places: np.ndarray = np.repeat(offsets - self.first_tokens[:-1], self.lengths)
-        places += np.arange(len(places))
-        return places
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns for each token the number of characters of all words before its first character, and that before the
+        character after its last one (T,). A `LINE_END` has none, and its tokens one."""
+        characters = self._all["characters"]
+        begins = np.cumsum(characters) - characters
+        return (begins + self._all["start"])[self._where], (begins + self._all["stop"])[self._where]
 
 
-class _Table:
-    """Flat arrays of words and of their tokens."""
-
-    def __init__(self) -> None:
-        self.lengths, self.characters, self.offsets = array("i"), array("i"), array("q")
-        self.ids, self.spans = array("i"), array("q")
-
-    def add(self, pieces: Pieces, *, characters: int) -> int:
-        """Adds a word and returns its row."""
-        ids, starts, stops = pieces
-        self.lengths.append(len(ids))
-        self.characters.append(characters)
-        self.offsets.append(len(self.ids))
-        self.ids.extend(ids)
-        self.spans.extend(map(span, starts, stops))
-        return len(self.lengths) - 1
-
-
-class _Rows(dict[str, int]):
-    def __init__(self, add: Callable[[str], int]) -> None:
-        self._add = add
-
-    def __missing__(self, word: str) -> int:
-        return self._add(word)
+def _slots_of(hashes: np.ndarray) -> np.ndarray:
+    """Returns the first bits of `hashes`."""
+    slots: np.ndarray = (hashes >> np.uint64(64 - _SLOT_BITS)).astype(np.intp)
+    return slots

@@ -57,14 +57,14 @@ class WordPiece:
             return [whole], [length]
         ids: list[int] = []
         stops: list[int] = []
-        start, pieces = 0, self._first
+        start, last, pieces = 0, length - 1, self._first
         while start < length:
-            for stop in range(min(length, start + self._longest), start, -1):
+            for stop in range(min(last, start + self._longest), start, -1):
                 id = pieces.get(word[start:stop])
                 if id is not None:
                     ids.append(id)
                     stops.append(stop)
-                    start, pieces = stop, self._next
+                    start, last, pieces = stop, length, self._next
                     break
             else:
                 return [self._unknown], [length]

@@ -36,7 +36,7 @@ from terakoya_tokenizer import BertJapaneseTokenizerFast as Fast
 from terakoya_tokenizer import normalization, register
 from terakoya_tokenizer.encodings import PlainEncoding
 from terakoya_tokenizer.spans import SpanEncoder
-from terakoya_tokenizer.word_cache import WordCache
+from terakoya_tokenizer.word_cache import LINE_END, WordCache
 from terakoya_tokenizer.wordpiece import Pieces
 
 CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
@@ -304,14 +304,59 @@ def test_spans_stay_when_the_cache_is_cleared() -> None:
         return [ord(word[0])] * len(word), [0] * len(word), [1] * len(word)
 
     cache = WordCache(pieces, np.dtype(np.int32), max_words=3)
-    found = cache.find(["あい", "う", "\ud800\n"])
-    before = [each.tolist() for each in (found.ids(), found.spans(), found.characters())]
-    again = cache.find(["あい", "う", "\ud800\n"])
+    found = cache.find(f"あい う {LINE_END} ")
     for word in "えおかきく":
-        cache.find([word])
+        cache.find(f"{word} ")
     assert len(cache) <= 4
-    assert [each.tolist() for each in (again.ids(), again.spans(), again.characters())] == before
-    assert before[0] == [ord("あ")] * 2 + [ord("う")] and before[2] == [2, 1, 0]
+    assert found.ids[:3].tolist() == [ord("あ")] * 2 + [ord("う")] and found.line_ends.tolist() == [3]
+    assert [each.tolist() for each in found.spans()] == [[0, 0, 2, 3], [1, 1, 3, 4]]
+    assert found.word_numbers().tolist() == [1, 1, 2, 2] and found.word_starts().tolist() == [True, False, True, False]
+
+
+class SameFactors:
+    """In the place of a random generator: words of the same letters have the same hash, the first time."""
+
+    def __init__(self) -> None:
+        self._random: np.random.Generator | None = None
+
+    def integers(self, low: int, high: int, size: int, dtype: type) -> np.ndarray:
+        if self._random is None:
+            self._random = np.random.default_rng(0)
+            return np.zeros(size, dtype)
+        return self._random.integers(low, high, size, dtype)
+
+
+def test_words_with_the_same_hash_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = WordCache(lambda word: ([ord(word[0])], [0], [len(word)]), np.dtype(np.int32))
+    monkeypatch.setattr(cache, "_random", SameFactors())
+    for words in ("東京 大阪 ", "京東 東京 ", "阪大 大阪 京東 "):
+        assert cache.encode(f"{words}{LINE_END} ")[0].tolist() == [ord(word[0]) for word in words.split()]
+    assert len(cache) < 7  # the first words are new again
+
+
+def test_words_that_share_a_slot_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    split: list[str] = []
+
+    def pieces(word: str) -> Pieces:
+        split.append(word)
+        return [ord(each) for each in word], [0] * 2, [1] * 2
+
+    monkeypatch.setattr("terakoya_tokenizer.word_cache._SLOT_BITS", 2)
+    cache = WordCache(pieces, np.dtype(np.int32))
+    words = [chr(0x3042 + number) + "る" for number in range(40)]
+    for _ in range(2):
+        ids, starts, lengths = cache.encode(" ".join([*words, LINE_END, ""]))
+        assert ids.tolist() == [ord(each) for word in words for each in word]
+        assert starts.tolist() == [True, False] * 40 and lengths.tolist() == [80]
+    assert split == words  # each once
+
+
+def test_spans_where_a_token_has_a_space_and_white_space_is_left_out(both: tuple[Any, Any]) -> None:
+    fast = copy.deepcopy(both[1])
+    fast.add_tokens(["A B"])
+    text = "京\tA B京 京"
+    encoded = fast(text, return_offsets_mapping=True, add_special_tokens=False)
+    assert parts(text, encoded, fast) == [("京", "京"), ("A B", "A B"), ("京", "京"), ("京", "京")]
 
 
 def test_pairs_and_cuts_are_those_of_the_slow_tokenizer(both: tuple[Any, Any]) -> None:
@@ -375,6 +420,8 @@ def test_a_saved_folder_is_that_of_the_slow_tokenizer(kind: str, folders: Any, t
     for again in (fast, Fast.from_pretrained(tmp_path / "fast"), Fast.from_pretrained(tmp_path / "slow")):
         assert dict(again(texts)) == dict(slow(texts)) == dict(plain(texts)) and len(again) == len(slow)
     encoded = fast(texts[0], return_offsets_mapping=True, add_special_tokens=False)
+    stripped = fast("空　左　 右 　東 右", return_offsets_mapping=True, add_special_tokens=False)
+    assert parts("空　左　 右 　東 右", stripped, fast)[-4:] == [("左", "左"), ("右", "右"), ("東", "東"), ("右", "右")]
     found = [each for each in parts(texts[0], encoded, fast) if each[0] in ("印", "[東京]")]
     assert all(token == part for token, part in found) and ("[東京]", "[東京]") in found
 

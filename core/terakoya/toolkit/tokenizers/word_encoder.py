@@ -114,11 +114,11 @@ class WordEncoder:
         return self._pieces(word)
 
 
-def _chunks(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the words and line ends of all `lines`, some `CHUNK_CHARACTERS` at a time."""
+def _chunks(lines: Sequence[str]) -> Iterator[str]:
+    """Yields the words and line ends of all `lines`, each with a space behind it, some `CHUNK_CHARACTERS` at a time."""
     start = size = 0
     for stop, line in enumerate(lines, 1):
         size += len(line)
         if size >= CHUNK_CHARACTERS or stop == len(lines):
-            yield f" {LINE_END} ".join([*lines[start:stop], ""]).rstrip(" ").split(" ")
+            yield f" {LINE_END} ".join([*lines[start:stop], ""])
             start, size = stop, 0
