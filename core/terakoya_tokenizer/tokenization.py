@@ -239,7 +239,10 @@ class _JapaneseBertConfig(PretrainedConfig):
 
 
 def register() -> None:
-    """Makes `AutoTokenizer` give a `BertJapaneseTokenizerFast` for each folder of a BertJapaneseTokenizer."""
+    """Makes `AutoTokenizer` give a `BertJapaneseTokenizerFast` for folders of a BertJapaneseTokenizer.
+
+    Not for those that it reads with code of their own (`trust_remote_code=True`), nor for those that Transformers does
+    not load: ModernBERT's without `auto_map`."""
     AutoTokenizer.register(
         _JapaneseBertConfig,
         slow_tokenizer_class=BertJapaneseTokenizer,

@@ -32,6 +32,7 @@ from transformers import BertJapaneseTokenizer as Slow
 from transformers.models.auto import tokenization_auto
 
 import terakoya
+from terakoya.toolkit.formats.transformers_folder import CODE
 from terakoya_tokenizer import BertJapaneseTokenizerFast as Fast
 from terakoya_tokenizer import normalization, register
 from terakoya_tokenizer.encodings import PlainEncoding
@@ -484,6 +485,22 @@ def test_auto_tokenizer_is_fast_after_registration(folders: Any, registered: Non
     with pytest.raises(ValueError, match='got "basic"'):
         Fast(str(basic / "vocab.txt"), word_tokenizer_type="basic")
     assert type(AutoTokenizer.from_pretrained(basic)) is Slow
+
+
+def test_folders_of_modernbert(registered: None, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "modernbert")
+    (folder / "config.json").write_text('{"model_type": "modernbert"}')
+    assert type(Fast.from_pretrained(folder)) is Fast
+    with pytest.raises(ValueError, match="Couldn't instantiate the backend tokenizer"):
+        AutoTokenizer.from_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["auto_map"] = {"AutoTokenizer": ["tokenization.BertJapaneseTokenizer", None]}  # as exports have it
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    code = CODE.format(name="BertJapaneseTokenizer")
+    (folder / "tokenization.py").write_text(code, encoding="utf-8")
+    assert type(AutoTokenizer.from_pretrained(folder)) is Fast
+    assert not AutoTokenizer.from_pretrained(folder, trust_remote_code=True).is_fast
+    assert type(Fast.from_pretrained(folder, trust_remote_code=True)) is Fast
 
 
 def test_a_script_runs_with_the_fast_tokenizer(
