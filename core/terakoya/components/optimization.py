@@ -29,9 +29,11 @@ class Optimizer(Component):
     of its groups at that moment, which are some of those that `build` was given, or none. Engines refuse an optimizer
     that is neither."""
 
-    adam_like: ClassVar[bool] = False
-    """Whether, as with Adam, updates have about the size of the learning rate, whatever the size of gradients and
-    weights, and weight decay is multiplied by it: the key `mup` can then set a learning rate for each group."""
+    supports_mup: ClassVar[bool] = False
+    """Whether the key `mup` may set a learning rate for each group: updates have about the size of the learning rate,
+    whatever the size of gradients and weights, and weight decay is multiplied by it. In r times the width matrices get
+    1 / r of the learning rate, as Adam needs it; in a group of the torch optimizer with `"width_power": p` they get
+    1 / r^p."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """Returns a torch optimizer over the trainable parameters of `module`, with separate groups for decay and no

@@ -36,8 +36,8 @@ def find_problems(
             f"mup: architecture {type(architecture).__name__} does not say which of its sizes are widths "
             f"(`mup_widths`); {', '.join(sorted(names))} do. Set it to null"
         )
-    if not optimizer.adam_like:
-        names = [each.name for each in offers if issubclass(each.component, Optimizer) and each.component.adam_like]
+    if not optimizer.supports_mup:
+        names = [each.name for each in offers if issubclass(each.component, Optimizer) and each.component.supports_mup]
         yield (
             f"mup: is for optimizers whose updates have the size of the learning rate, as Adam's do, got "
             f"{type(optimizer).__name__}; use {' or '.join(sorted(names))}, or set it to null"

@@ -55,10 +55,9 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         "mup: architecture T5 does not say which of its sizes are widths (`mup_widths`); bert, deberta, ",
     ),
     (
-        {**MUP, "optimizer": {"type": "muon"}},
-        "mup: is for optimizers whose updates have the size of the learning rate, as Adam's do, got Muon; use adamw",
+        {**MUP, "optimizer": {"type": "adafactor"}},
+        "mup: is for optimizers whose updates have the size of the learning rate, as Adam's do, got Adafactor; use",
     ),
-    ({**MUP, "optimizer": {"type": "adafactor"}}, "got Adafactor; use adamw or lion or stable_adamw, or set"),
     ({**MUP, "start_from": "model", "lora": {}}, "mup: is for weights that are trained whole, and lora"),
     ({"loss_scaling": {}}, 'loss_scaling: is for precision "fp16", got precision "fp32"'),
     ({"loss_scaling": {}, "precision": "bf16"}, 'loss_scaling: is for precision "fp16", got precision "bf16"'),

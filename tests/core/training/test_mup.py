@@ -170,6 +170,33 @@ def test_weights_shrink_by_the_same_part_at_every_width() -> None:
     assert sorted(grouped) == sorted(map(id, module.parameters()))
 
 
+@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
+def test_updates_of_muon_have_one_largest_singular_value(adjust_lr_fn: str) -> None:
+    """The spectral condition (Yang et al., 2023, arXiv:2310.17813): with widths in proportion it does not change with
+    the width."""
+    largest: dict[str, list[float]] = {}
+    for times in (1, TIMES):
+        sizes = {name: times * BERT[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+        optimizer = {"type": "muon", "weight_decay": 0.0, "adjust_lr_fn": adjust_lr_fn}
+        settings = parameters({**BERT, **sizes}, MASKED, 8 * TIMES, optimizer=optimizer)
+        module = build_module(settings, VOCABULARY)
+        shares = {name: each.rate for name, each in mup.find_scales(settings, module, VOCABULARY).items()}
+        built = build_optimizer(settings.optimizer, module, shares, fused=False)
+        set_learning_rate(built, 0.01)
+        generator = torch.Generator().manual_seed(1)
+        before = {name: value.detach().clone() for name, value in module.named_parameters()}
+        for value in module.parameters():
+            value.grad = torch.randn(value.shape, generator=generator)
+        built.step()
+        for name, value in module.named_parameters():
+            if ".layer." in name and value.ndim == 2:
+                change = float(torch.linalg.matrix_norm((value - before[name]).detach(), ord=2))
+                largest.setdefault(name, []).append(change)
+    assert len(largest) == 12
+    for narrow, wide in largest.values():
+        assert wide == pytest.approx(narrow, rel=0.1)
+
+
 # ---------------------------------------------------------------------------------------------------------- runs
 
 

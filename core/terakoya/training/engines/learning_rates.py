@@ -14,6 +14,10 @@ SHARE = "learning_rate_share"
 """The key of a group that has another learning rate than that of the step: a multiple of it."""
 
 
+WIDTH_POWER = "width_power"
+"""The key of a group whose learning rate follows another power of the width than Adam's: see `Optimizer`."""
+
+
 def build_optimizer(
     optimizer: Optimizer,
     module: nn.Module,
@@ -28,8 +32,7 @@ def build_optimizer(
     optimizer multiplies it by the learning rate, and a step keeps the same part of the weights in all groups.
 
     Args:
-        shares: name of a parameter -> its learning rate, as a multiple of the step's; 1 for those that it does not
-            have.
+        shares: name of a parameter -> its learning rate with Adam, as a multiple of the step's; 1 where it has none.
         names: the parameters' names by their ids; those in `module` if not given.
     """
     built = optimizer.build(module, fused=fused)
@@ -43,7 +46,8 @@ def _split(group: dict[str, Any], shares: Mapping[str, float], names: Mapping[in
     """Yields the parts of `group` by their shares, in the order of their first weights."""
     parts: dict[float, list[nn.Parameter]] = {}
     for each in group["params"]:
-        parts.setdefault(shares.get(names[id(each)], 1.0), []).append(each)
+        share = shares.get(names[id(each)], 1.0) ** group.get(WIDTH_POWER, 1.0)
+        parts.setdefault(share, []).append(each)
     for share, params in parts.items():
         decay = {"weight_decay": group["weight_decay"] / share} if "weight_decay" in group else {}
         yield {**group, "params": params, **decay, SHARE: share}

@@ -23,7 +23,7 @@ class AdamW(Optimizer):
     uncorrected.
     """
 
-    adam_like: ClassVar[bool] = True
+    supports_mup: ClassVar[bool] = True
 
     weight_decay: NonNegativeFloat = 0.01
     """The weight decay of matrices; biases and norms have none."""

@@ -21,7 +21,7 @@ class Lion(Optimizer):
     """lion-pytorch's Lion, with one moment instead of AdamW's two. Its authors use a learning rate 3 to 10 times lower
     than AdamW's, and a weight decay higher by the same factor."""
 
-    adam_like: ClassVar[bool] = True
+    supports_mup: ClassVar[bool] = True
 
     weight_decay: NonNegativeFloat = 0.1
     """The weight decay of matrices; biases and norms have none."""

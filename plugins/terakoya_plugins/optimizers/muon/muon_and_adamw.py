@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable_parameters
 from terakoya_plugins.optimizers.muon.batched import BatchedMuon
 
+WIDTH_POWERS = {"original": 0.0, "match_rms_adamw": 0.5}
+"""By which power of the width learning rates of matrices go down with the key `mup`, by `adjust_lr_fn`: the largest
+singular value of an update must stay as it is (Yang et al., 2023, arXiv:2310.17813), and is the learning rate times a
+number that does not depend on the width, or times 0.2 of its root."""
+
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """Steps a Muon and an AdamW. Both use this optimizer's groups, Muon's first, and its state.
@@ -78,6 +83,8 @@ def build(
             matrices, lr=learning_rate, weight_decay=weight_decay, momentum=momentum,
             nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn,
         )  # fmt: skip
+        for group in muon.param_groups:
+            group["width_power"] = WIDTH_POWERS[adjust_lr_fn]
     if rest:
         adamw = torch.optim.AdamW(
             [{**group, "elementwise": True} for group in decay_groups(rest, weight_decay)],

@@ -29,6 +29,7 @@ class Muon(Optimizer):
 
     elementwise: ClassVar[bool] = False
     tensorwise: ClassVar[bool] = True
+    supports_mup: ClassVar[bool] = True
 
     learning_rate: PositiveFloat = 1e-3
     """The peak learning rate of the matrices in the blocks, which is multiplied by the schedule's factor."""

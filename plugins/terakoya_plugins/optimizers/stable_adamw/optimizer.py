@@ -28,7 +28,7 @@ class StableAdamW(Optimizer):
 
     elementwise: ClassVar[bool] = False
     tensorwise: ClassVar[bool] = True
-    adam_like: ClassVar[bool] = True
+    supports_mup: ClassVar[bool] = True
 
     weight_decay: NonNegativeFloat = 0.01
     """The weight decay of matrices; biases and norms have none."""
