@@ -24,8 +24,8 @@ DocumentMasking = Literal["attention_interface", "mask_4d", "none"]
 
 @dataclass(frozen=True)
 class TensorPartition:
-    """How several processes share the matrix products of each block (`parallel.tp_size`; Shoeybi et al., 2019,
-    arXiv:1909.08053). Every process computes everything else for itself.
+    """How several processes share the matrix products of each block, and the vocabulary (`parallel.tp_size`; Shoeybi et
+    al., 2019, arXiv:1909.08053). Every process computes everything else for itself.
 
     Modules are named within a block of `Architecture.blocks`: `attention.output.dense`.
 
@@ -41,6 +41,8 @@ class TensorPartition:
         local: modules that every process holds whole and applies to its own part only, such as norms of heads.
         divided_attributes: module -> its attributes that count what is divided; each process sets them to its own
             count.
+        vocabulary: whether each process has a part of the rows of the model's input and output embeddings, a
+            `nn.Embedding` and a `nn.Linear`. False where the model uses these weights otherwise than by calling them.
     """
 
     sizes: Mapping[str, int]
@@ -49,6 +51,7 @@ class TensorPartition:
     row_parallel: Sequence[str]
     local: Sequence[str] = ()
     divided_attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    vocabulary: bool = True
 
 
 class Architecture(Component):

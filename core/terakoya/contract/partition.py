@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, TensorPartition
 from terakoya.contract.results import CheckFailed, CheckSkipped
 from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, partition_blocks
 from terakoya.training.engines.tensor_shards import TensorPart
+from terakoya.training.engines.vocabulary_layers import divide_vocabulary
 
 SIZE = 2
 """Number of processes that share a model."""
@@ -33,13 +35,14 @@ class ThreadSum:
     tensors: dict[int, Tensor] = field(default_factory=dict)
     barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(SIZE, timeout=SECONDS))
 
-    def add(self, index: int, values: Tensor) -> Tensor:
-        """The sum of the `values` of all threads, the same in each; `index` is the number of this thread."""
+    def add(self, index: int, values: Tensor, *, largest: bool) -> Tensor:
+        """The sum, or else the largest, of the `values` of all threads, the same in each; `index` is the number of this
+        thread."""
         self.tensors[index] = values
         self.barrier.wait()
-        total = torch.stack([self.tensors[each] for each in range(SIZE)]).sum(0)
+        every = torch.stack([self.tensors[each] for each in range(SIZE)])
         self.barrier.wait()
-        return total
+        return every.amax(0) if largest else every.sum(0)
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,23 @@ class ThreadGroup(TensorParallelGroup):
 
     thread_sum: ThreadSum
 
-    def all_reduce(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
         """See `TensorParallelGroup`."""
-        return self.thread_sum.add(self.index, values)
+        return self.thread_sum.add(self.index, values, largest=largest)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Hidden states (B, T, H); by parameter name, the gradient of a weighted sum of them and how it is divided."""
+    """Hidden states (B, T, H) and, of a model with a vocabulary head, logits (B, T, V); by parameter name, the gradient
+    of a weighted sum of them and how it is divided."""
 
     hidden: Tensor
+    logits: Tensor | None
     gradients: Mapping[str, Tensor]
     cuts: Mapping[str, TensorPart]
 
 
-def check_partition(architecture: Architecture, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> None:
+def check_partition(architecture: Architecture, models: Sequence[PreTrainedModel], batch: Mapping[str, Tensor]) -> None:
     """Runs `batch` through `models`: 1 + SIZE equal models, of which all but the first share their blocks.
 
     Raises:
@@ -86,8 +91,10 @@ def check_partition(architecture: Architecture, models: Sequence[nn.Module], bat
         try:
             with torch.enable_grad():
                 group = ThreadGroup(index, SIZE, thread_sum)
-                blocks = architecture.blocks(model)
-                return _compute(architecture, model, batch, partition_blocks(blocks, partition, group, dropout=None))
+                cuts = partition_blocks(architecture.blocks(model), partition, group, dropout=None)
+                if partition.vocabulary:
+                    cuts |= divide_vocabulary(model, [model], group)
+                return _compute(architecture, model, batch, cuts)
         except BaseException:
             thread_sum.barrier.abort()
             raise
@@ -131,15 +138,22 @@ def _local_weights(architecture: Architecture, model: nn.Module, partition: Tens
 
 def _compute(
     architecture: Architecture,
-    model: nn.Module,
+    model: PreTrainedModel,
     batch: Mapping[str, Tensor],
     cuts: Mapping[nn.Parameter, TensorPart],
 ) -> Computed:
     hidden = architecture.hidden(model, batch)
-    (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum().backward()
+    total = (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum()
+    logits = None
+    if model.get_output_embeddings() is not None:
+        logits = architecture.logits(model, hidden)
+        total = total + (logits * torch.linspace(-1, 1, logits.shape[-1])).sum()
+        logits = logits.detach()
+    total.backward()
     values = dict(model.named_parameters())
     return Computed(
         hidden.detach(),
+        logits,
         {name: value.grad for name, value in values.items() if value.grad is not None},
         {name: cuts[value] for name, value in values.items() if value in cuts},
     )
@@ -156,6 +170,14 @@ def _compare(expected: Computed, results: Sequence[Computed], local_weights: fro
                 "between an input and its row_parallel layer in column_parallel, fused layers with their number of "
                 "matrices, and all modules that hold a number of heads in divided_attributes?"
             )
+        if computed.logits is not None and expected.logits is not None:
+            is_whole = computed.logits.shape == expected.logits.shape
+            if not is_whole or (computed.logits - expected.logits).norm() > TOLERANCE * expected.logits.norm():
+                raise CheckFailed(
+                    f"logits of {SIZE} processes that share the vocabulary are not those of one process: does the "
+                    "model use the weights of its head or embeddings otherwise than by calling them? Then set "
+                    "vocabulary to False"
+                )
         for name, gradient in computed.gradients.items():
             reference = expected.gradients[name]
             if name in computed.cuts:

@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from terakoya.components import TensorPartition
 from terakoya.contract import architecture
 from terakoya.contract.results import CheckFailed
 from terakoya.plugins import registry
 
-CUT = ("bert", "gpt2", "gptj", "llama", "qwen3", "roberta")
+CUT = (
+    "bert", "eurobert", "gemma3_text", "gpt2", "gptj", "llama", "mistral", "modernbert_decoder", "qwen3", "roberta"
+)  # fmt: skip
 
 
 def make_case(name: str, **changes: Any) -> architecture.ArchitectureCase:
@@ -57,3 +61,23 @@ def test_a_wrong_partition_fails(broken: str) -> None:
     name, changes, message = BROKEN[broken]
     with pytest.raises((CheckFailed, RuntimeError), match=message):
         architecture.check_tensor_partition(make_case(name, **changes))
+
+
+def test_a_head_that_is_not_called_is_not_divided() -> None:
+    """Its logits are those of a part of the vocabulary; with `vocabulary` False every process has the whole head."""
+
+    def case_of(*, vocabulary: bool) -> architecture.ArchitectureCase:
+        made = make_case("llama", vocabulary=lambda _: vocabulary)
+
+        class Uncalled(made.component):  # type: ignore[name-defined, misc]
+            """Llama with a product of its own."""
+
+            def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+                """The logits (..., V)."""
+                return hidden @ model.lm_head.weight.T
+
+        return architecture.ArchitectureCase("architectures", "llama", Uncalled)
+
+    with pytest.raises(CheckFailed, match=r"logits of 2 processes .* set vocabulary to False"):
+        architecture.check_tensor_partition(case_of(vocabulary=True))
+    architecture.check_tensor_partition(case_of(vocabulary=False))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from terakoya.toolkit.objectives import low_precision_entropy
+from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 
 
@@ -66,7 +67,7 @@ def test_columns_beyond_the_classes_count_nothing() -> None:
     logits, labels = case(torch.bfloat16)
     padded = torch.cat([logits.detach(), torch.full((50, 20), 5.0, dtype=logits.dtype)], 1).requires_grad_()
     narrow, z = low_precision_entropy.summed_cross_entropy(logits * 1, labels)
-    wide, wide_z = low_precision_entropy.summed_cross_entropy(padded * 1, labels, 300)
+    wide, wide_z = low_precision_entropy.summed_cross_entropy(padded * 1, labels, Columns(300))
     assert torch.equal(wide, narrow) and torch.equal(wide_z, z)
     (want,), (got,) = torch.autograd.grad(narrow + z, logits), torch.autograd.grad(wide + wide_z, padded)
     assert torch.equal(got[:, :300], want) and torch.count_nonzero(got[:, 300:]) == 0

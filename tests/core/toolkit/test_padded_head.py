@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 from terakoya.toolkit.objectives import padded_head as padding
 from terakoya.toolkit.objectives.causal_module import CausalModule
+from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.cross_entropy import (
     summed_cross_entropy_,
     summed_cross_entropy_and_odds_,
@@ -63,9 +64,9 @@ def test_further_columns_count_nothing(dtype: torch.dtype, tolerance: float) -> 
     plain = F.cross_entropy(own, labels, reduction="sum")
     z = (own.logsumexp(1) * (labels >= 0)).square().sum()
     for ours, expected in (
-        (summed_cross_entropy_(leaf * 1, labels, ODD), plain),
-        (summed_cross_entropy_and_odds_(leaf * 1, labels, ODD)[0], plain),
-        (sum(summed_cross_entropy_and_z_(leaf * 1, labels, ODD)), plain + z),
+        (summed_cross_entropy_(leaf * 1, labels, Columns(ODD)), plain),
+        (summed_cross_entropy_and_odds_(leaf * 1, labels, Columns(ODD))[0], plain),
+        (sum(summed_cross_entropy_and_z_(leaf * 1, labels, Columns(ODD))), plain + z),
     ):
         assert isinstance(ours, Tensor)
         assert abs(ours.item() - expected.item()) <= tolerance * expected.item()
@@ -73,9 +74,11 @@ def test_further_columns_count_nothing(dtype: torch.dtype, tolerance: float) -> 
         (want,) = torch.autograd.grad(expected, leaf, retain_graph=True)
         assert (got - want).norm() <= tolerance * want.norm()
         assert not got[:, ODD:].any()
-    assert summed_cross_entropy_and_odds_(leaf * 1, labels, ODD)[1].shape == (9, ODD)
+    assert summed_cross_entropy_and_odds_(leaf * 1, labels, Columns(ODD))[1].shape == (9, ODD)
     with torch.no_grad():
-        assert summed_cross_entropy_(leaf.clone(), labels, ODD).item() == pytest.approx(plain.item(), rel=tolerance)
+        assert summed_cross_entropy_(leaf.clone(), labels, Columns(ODD)).item() == pytest.approx(
+            plain.item(), rel=tolerance
+        )
 
 
 def gradients(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -160,7 +163,7 @@ def test_what_is_not_padded() -> None:
     def classes(vocabulary: int) -> int | None:
         model = GPT2LMHeadModel(GPT2Config(**{**SIZES, "vocab_size": vocabulary}))
         with padded_head(model) as found:
-            return found
+            return found and found.classes
 
     assert [classes(each) for each in (63, 64, 65, 128)] == [63, None, 65, None]
     with torch.no_grad():
@@ -173,8 +176,8 @@ def test_what_is_not_padded() -> None:
 
 def test_autocast_casts_and_pads_in_one_pass() -> None:
     model = GPT2LMHeadModel(GPT2Config(**SIZES))
-    with torch.autocast("cpu", dtype=torch.bfloat16), padded_head(model), padded_head(model) as classes:
-        assert classes == ODD
+    with torch.autocast("cpu", dtype=torch.bfloat16), padded_head(model), padded_head(model) as columns:
+        assert columns == Columns(ODD)
         hidden = torch.randn(4, 16, dtype=torch.bfloat16)
         logits = model.lm_head(hidden)
         assert logits.shape == (4, PADDED) and logits.dtype == torch.bfloat16 and not logits[:, ODD:].any()

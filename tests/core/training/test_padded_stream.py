@@ -30,6 +30,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.toolkit.objectives import padded_head as padding
 from terakoya.toolkit.objectives.causal_module import CausalModule
+from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.padded_head import padded_head
 from terakoya.training.model.bf16_stream import PADDED_COPIES, WeightCopies
 from terakoya.training.setup import train_in_this_process
@@ -104,9 +105,9 @@ def test_losses_and_gradients_are_those_of_transformers(name: str, widths: set[i
     copies = WeightCopies(model)
     widths.clear()
     with torch.autocast("cpu", torch.bfloat16):
-        with padded_head(model) as classes:
+        with padded_head(model) as columns:
             logits = model(ids).logits.flatten(0, 1)
-        assert classes == ODD and logits.shape == (96, PADDED) and not logits[:, ODD:].any()
+        assert columns == Columns(ODD) and logits.shape == (96, PADDED) and not logits[:, ODD:].any()
         loss = padding_aware_loss(logits, labels)
         loss.backward()
         assert widths == {PADDED}

@@ -20,7 +20,7 @@ from terakoya.training.engines.tensor_shards import TensorPart
 class LonelyGroup(TensorParallelGroup):
     """A group that adds up only this process's values."""
 
-    def all_reduce(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
         """Returns a copy of `values`."""
         return values.clone()
 

@@ -50,6 +50,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ENCODERS = ("bert", "roberta")
+VOCABULARY = ("word_embeddings", "wte", "embed_tokens", "lm_head.weight", "lm_head.bias", "predictions.bias")
+"""Parts of the names of embeddings and vocabulary heads."""
 
 
 def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -145,6 +147,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         "precision": "fp16", "evaluation": None, "max_steps": 3,
         "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24},
     },
+    "head_in_parts": {"objective": {**CAUSAL, "head_positions": 5}},
+    "z_loss": {"objective": {**CAUSAL, "head_positions": 5, "z_loss": 0.1}},
     "full": {"activation_checkpointing": "full", "evaluation": None},
     "selective": {"activation_checkpointing": "selective", "evaluation": None},
 }  # fmt: skip
@@ -193,6 +197,8 @@ def test_clipping_is_that_of_one_process(runs: Path, name: str) -> None:
 def test_replicated_weights_stay_equal_and_divided_ones_across_replicas(runs: Path, run: str, name: str) -> None:
     found = json.loads((runs / run / "alike.json").read_text())
     whole, cut = ([each for each in found.values() if each["whole"] is kind] for kind in (True, False))
+    vocabulary = [name for name in found if any(part in name for part in VOCABULARY)]
+    assert vocabulary and not any(found[each]["whole"] for each in vocabulary), "embeddings and heads are divided"
     assert len(cut) >= 2 * 4 and {each["values"] for each in cut} == {4 if run == "four_gpt2" else 2}
     assert {each["values"] for each in whole} == {1}
     assert all(each["replicas"] for each in found.values())
@@ -271,6 +277,16 @@ def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     assert any(abs(loss - exact[step][0]) > 1e-5 for step, (loss, _) in toy.losses(mine).items()), (
         "the run computed in fp32"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["head_in_parts", "z_loss"])
+def test_losses_of_a_divided_vocabulary_are_those_of_one_process(runs: Path, run: str) -> None:
+    plain, mine = runs / f"plain_{run}", runs / run
+    assert_same_losses(plain, mine, CLOSE)
+    assert_same(gradients(plain), gradients(mine), CLOSE)
+    for step, record in toy.records(plain, "validation").items():
+        assert toy.records(mine, "validation")[step]["loss"] == pytest.approx(record["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
+from terakoya.toolkit.objectives.columns import most_likely
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.toolkit.objectives.head_in_parts import sum_with_gradients
 from terakoya.toolkit.objectives.padded_head import padded_head
@@ -55,12 +56,12 @@ class CausalModule(nn.Module):
 
     def _score(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Returns the sums over positions `hidden` (n, H) with `labels` (n,), -100 ignored."""
-        with padded_head(self.model) as classes:
+        with padded_head(self.model) as columns:
             logits = self.architecture.logits(self.model, hidden)
         sums = {}
         if not self.training:
-            sums["token_accuracy"] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
+            sums["token_accuracy"] = (most_likely(logits, columns) == labels).sum(dtype=torch.float32)
         if not self.z_loss:
-            return sums | {"lm_loss": summed_cross_entropy_(logits, labels, classes)}
-        loss, z = summed_cross_entropy_and_z_(logits, labels, classes)
+            return sums | {"lm_loss": summed_cross_entropy_(logits, labels, columns)}
+        loss, z = summed_cross_entropy_and_z_(logits, labels, columns)
         return sums | {"lm_loss": loss, "z_loss": z}

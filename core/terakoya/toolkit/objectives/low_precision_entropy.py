@@ -17,28 +17,36 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from terakoya.toolkit.objectives.columns import Columns, without_padding
+
 IGNORED = -100
 DTYPES = (torch.bfloat16, torch.float16)
 ELEMENTS_AT_ONCE = 1 << 22
 """Logits of the rows that are converted to float32 together, where nothing is compiled."""
 
 
-def summed_cross_entropy(logits: Tensor, labels: Tensor, classes: int | None = None) -> tuple[Tensor, Tensor]:
-    """Returns the summed cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored, and the sum of
-    log^2 Z over the other rows: float32 scalars. The backward overwrites the logits, and can run once. Columns after
-    the first `classes`, if given, count nothing and get a gradient of 0."""
-    loss, z = _Summed.apply(logits, labels, classes)
+def summed_cross_entropy(logits: Tensor, labels: Tensor, columns: Columns | None = None) -> tuple[Tensor, Tensor]:
+    """Returns the summed cross entropy of `logits` (N, W) against `labels` (N,) int64, -100 ignored, and the sum of
+    log^2 Z over the other rows: float32 scalars. The backward overwrites the logits, and can run once. Columns that are
+    no classes count nothing and get a gradient of 0."""
+    loss, z = _Summed.apply(logits, labels, columns)
     return loss, z
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
-        own = logits if classes is None else logits[:, :classes]
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, columns: Columns | None) -> tuple[Tensor, Tensor]:
+        used, own = labels != IGNORED, without_padding(logits, columns)
+        if columns is not None and columns.part is not None:
+            column, elsewhere = columns.part.locate(labels)
+            labels = torch.where(used & ~elsewhere, column, IGNORED)
         log_z, of_labels = torch.ops.terakoya.cross_entropy_rows(own, labels)
-        used = labels != IGNORED
+        if columns is not None and columns.part is not None:
+            largest = columns.part.group.all_reduce(log_z, largest=True)
+            both = columns.part.group.all_reduce(torch.stack([(log_z - largest).exp(), of_labels]))
+            log_z, of_labels = both[0].log() + largest, both[1]
         ctx.set_materialize_grads(False)
-        ctx.classes = classes
+        ctx.columns = columns
         ctx.save_for_backward(logits, labels, log_z, used)
         return (log_z - of_labels).mul_(used).sum(), log_z.square().mul_(used).sum()
 
@@ -50,10 +58,12 @@ class _Summed(torch.autograd.Function):
             return None, None, None
         share = torch.zeros_like(log_z) if of_loss is None else of_loss * used
         both = share if of_z is None else share + 2 * of_z * log_z * used
-        own = logits if ctx.classes is None else logits[:, : ctx.classes]
+        if ctx.columns is not None and ctx.columns.part is not None:
+            share = share * (labels != IGNORED)  # of labels that have a column here
+        own = without_padding(logits, ctx.columns)
         torch.ops.terakoya.cross_entropy_gradient_(own, labels, log_z, both, share)
-        if ctx.classes is not None:
-            logits[:, ctx.classes :].zero_()
+        if ctx.columns is not None:
+            logits[:, ctx.columns.classes :].zero_()
         return logits, None, None
 
 

@@ -1,9 +1,10 @@
 """A vocabulary head with a multiple of 64 columns, for a GPU: rows of 16-bit logits then begin at 128-byte boundaries,
 with which Tensor Cores are most efficient (NVIDIA, Matrix Multiplication Background User's Guide).
 
-Only the product sees the further columns. Weights, checkpoints and exports keep their shapes.
+Only the product sees the further columns. Weights, checkpoints and exports keep their shapes. Where processes divide
+the vocabulary, each has a head of its own part, and pads that.
 
-Letters: V vocabulary, W columns of the padded head, H hidden size.
+Letters: V vocabulary or this process's part of it, W columns of the padded head, H hidden size.
 """
 
 from __future__ import annotations
@@ -17,34 +18,42 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from terakoya.toolkit.objectives.columns import Columns, VocabularyPart
+
 MULTIPLE = 64
 DEVICES = ("cuda",)
 """Where heads are padded; a CPU gains nothing."""
 OWN_FORWARD = "padded_forward"
 """The method of a head that keeps a padded weight itself, as in the bf16 stream: its forward, with W columns."""
+PART = "vocabulary_part"
+"""The attribute of a head with its `VocabularyPart`, where it has the rows of one."""
 
 
 @contextlib.contextmanager
-def padded_head(model: PreTrainedModel) -> Iterator[int | None]:
-    """While open, the logits of `model` have W columns, of which the last are 0 and mean nothing. Yields V, or None
-    where logits have no further columns: V is a multiple of 64, the head is no plain linear layer whose weight is here
+def padded_head(model: PreTrainedModel) -> Iterator[Columns | None]:
+    """While open, the logits of `model` have W columns, of which the last W - V are 0 and mean nothing; of a divided
+    vocabulary only this process's. Yields what the columns are, or None where they are the vocabulary.
+
+    There are no further columns where V is a multiple of 64, the head is no plain linear layer whose weight is here
     whole, its product takes no Tensor Cores, or nothing is trained. torch's compiler pads by itself.
 
     Where the head has no `OWN_FORWARD`, the padded weight is made at its first call, in autocast's precision if that is
     on, and once if this is opened again while it is open.
     """
     head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear) and isinstance(head.__dict__.get("forward"), _PaddedForward):
-        yield head.out_features
-        return
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _gains(head):
-        yield None
-        return
-    head.forward = _PaddedForward(head)
-    try:
-        yield head.out_features
-    finally:
-        del head.forward
+    part: VocabularyPart | None = getattr(head, PART, None)
+    with contextlib.nullcontext() if part is None else part.alone():
+        if isinstance(head, nn.Linear) and isinstance(head.__dict__.get("forward"), _PaddedForward):
+            yield Columns(head.out_features, part)
+            return
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _gains(head):
+            yield None if part is None else Columns(part.count, part)
+            return
+        head.forward = _PaddedForward(head)
+        try:
+            yield Columns(head.out_features, part)
+        finally:
+            del head.forward
 
 
 def can_be_padded(head: nn.Module | None) -> bool:

@@ -3,10 +3,10 @@
 Each of them divides another thing among the processes of a `ProcessMesh`:
 
 - `pp_size`: blocks. A process keeps some stages of the model (`pipeline_stage`), which `pipeline` runs.
-- `tp_size`: matrix products within blocks, as `Architecture.tensor_partition` says (`tensor_layers`). What is not
-  divided (embeddings, vocabulary head, norms, the biases of row-parallel layers) is whole on every process, which
-  computes its gradients from the same bits with the same dropout, provided that the processes of a replica round
-  alike: the same kind of device, as many threads.
+- `tp_size`: matrix products within blocks, as `Architecture.tensor_partition` says (`tensor_layers`), and the rows of
+  embeddings and of the vocabulary head (`vocabulary_layers`). What is not divided (norms, embeddings of positions, the
+  biases of row-parallel layers) is whole on every process, which computes its gradients from the same bits with the
+  same dropout, provided that the processes of a replica round alike: the same kind of device, as many threads.
 - `sp_size`: positions of rows (`sequence_parallel`); processes exchange heads for positions in attention.
 - `"engine": "fsdp"`: weights, gradients and optimizer state, by rows, among the processes that otherwise hold the same
   ones, with torch's `fully_shard` (FSDP2; Zhao et al., 2023, arXiv:2304.11277). With `dp_shard_size` groups of
@@ -59,7 +59,8 @@ from terakoya.training.engines.pipeline import LocalStages, Pipeline
 from terakoya.training.engines.pipeline_stage import KEY, Stage, build_stage
 from terakoya.training.engines.sequence_attention import UlyssesExchange
 from terakoya.training.engines.sequence_parallel import slice_positions
-from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, divide_models
+from terakoya.training.engines.tensor_division import divide_models
+from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.module_parts import named_values, saved_values

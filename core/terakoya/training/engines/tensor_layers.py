@@ -12,7 +12,7 @@ Letters in shapes: B rows, T positions, H hidden size, P processes of a replica.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.components import Architecture, TensorPartition
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.architectures import attention
+from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.engines.tensor_shards import TensorPart
-from terakoya.training.model.module_parts import architecture_of, top_level_models
 
-KEY = "parallel.tp_size"
 LINEAR = (nn.Linear, Conv1D)
 """The layers that can be sharded; Conv1D, GPT-2's, has weights (inputs, outputs)."""
 
@@ -47,9 +43,9 @@ class TensorParallelGroup(ABC):
     size: int
 
     @abstractmethod
-    def all_reduce(self, values: Tensor) -> Tensor:
-        """Returns the sum of all processes' `values`, the same bits on each. The result has its own memory: `values`
-        stays unchanged for those that keep it, such as selective activation checkpointing."""
+    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
+        """Returns the sum, or else the largest, of all processes' `values`, the same bits on each. The result has its
+        own memory: `values` stays unchanged for those that keep it, such as selective activation checkpointing."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +54,14 @@ class ProcessTensorParallelGroup(TensorParallelGroup):
 
     group: dist.ProcessGroup
 
-    def all_reduce(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
         """See `TensorParallelGroup`."""
         total = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
+        dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return total
 
 
-class _CopyToRegion(torch.autograd.Function):
+class CopyToRegion(torch.autograd.Function):
     """Enters a parallel region: the identity in the forward, an all-reduce of the gradient in the backward."""
 
     @staticmethod
@@ -78,7 +74,7 @@ class _CopyToRegion(torch.autograd.Function):
         return ctx.group.all_reduce(gradients[0]), None
 
 
-class _ReduceFromRegion(torch.autograd.Function):
+class ReduceFromRegion(torch.autograd.Function):
     """Leaves a parallel region: an all-reduce in the forward, the identity for the gradient in the backward."""
 
     @staticmethod
@@ -133,8 +129,8 @@ class EnterRegionHook:
         if self.dropout is not None and module.training:
             self.dropout.begin()
         if given:
-            return (_CopyToRegion.apply(given[0], self.group), *given[1:]), named
-        return given, {**named, "hidden_states": _CopyToRegion.apply(named["hidden_states"], self.group)}
+            return (CopyToRegion.apply(given[0], self.group), *given[1:]), named
+        return given, {**named, "hidden_states": CopyToRegion.apply(named["hidden_states"], self.group)}
 
 
 class RowParallel(nn.Module):
@@ -156,44 +152,8 @@ class RowParallel(nn.Module):
         if self.dropout is not None and self.training:
             self.dropout.end()
         partial_sum = F.linear(part, self.weight.T if self.outputs_last else self.weight)
-        whole: Tensor = _ReduceFromRegion.apply(partial_sum, self.group)
+        whole: Tensor = ReduceFromRegion.apply(partial_sum, self.group)
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
-
-
-@dataclass(frozen=True)
-class TensorDivision:
-    """How the layers of a module are divided.
-
-    Attributes:
-        parts: the part that this process has of each divided parameter.
-        in_region: parameters that each process has whole and applies to its own part of the activations: their
-            gradients must be summed.
-    """
-
-    parts: Mapping[nn.Parameter, TensorPart]
-    in_region: Set[nn.Parameter]
-
-
-def divide_models(
-    module: nn.Module,
-    architectures: Sequence[Architecture],
-    vocabulary: Vocabulary,
-    group: TensorParallelGroup,
-    device: torch.device,
-) -> TensorDivision:
-    """Divides the blocks of every model in `module` among the processes of `group`, which compute on `device`."""
-    dropout = device if attention.dropout(module) > 0 else None
-    parts: dict[nn.Parameter, TensorPart] = {}
-    in_region: set[nn.Parameter] = set()
-    for model in top_level_models(module):
-        architecture = architecture_of(model, architectures, vocabulary, key=KEY)
-        partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
-        assert partition is not None, "checked when the parameters are read"
-        parts |= partition_blocks(blocks, partition, group, dropout=dropout)
-        for block in blocks:
-            for name in partition.local:
-                in_region |= set(block.get_submodule(name).parameters())
-    return TensorDivision(parts, in_region)
 
 
 def partition_blocks(

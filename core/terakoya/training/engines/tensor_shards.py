@@ -64,6 +64,11 @@ class TensorPart:
         starts = [(matrix * count + index) * size for matrix in range(matrices)]
         return TensorPart(self.shape, tuple(box.narrow(axis, start, size) for start in starts), axis)
 
+    def narrow(self, axis: int, first: int, size: int) -> TensorPart:
+        """The part of a whole tensor that begins at `first` along `axis`, `size` elements wide."""
+        (box,) = self.boxes
+        return TensorPart(self.shape, (box.narrow(axis, first, size),), axis)
+
     def rows(self, index: int, count: int) -> TensorPart:
         """The rows of this part that process `index` of `count` holds under `fully_shard`: ceil(n / count) of n; the
         last ones may hold fewer, or none."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
+from terakoya.toolkit.objectives.columns import Columns, most_likely
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_
 from terakoya.toolkit.objectives.padded_head import padded_head
 
@@ -26,20 +27,20 @@ class MaskedLMModule(nn.Module):
         """Sums over the micro-batch: `mlm_loss` and, with pairs, `nsp_loss`; in evaluation also correct predictions."""
         hidden = self.architecture.hidden(self.model, batch)
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
-        with padded_head(self.model) as classes:
+        with padded_head(self.model) as columns:
             logits = self.architecture.logits(self.model, picked)
-        sums = self._score("mlm_loss", "masked_accuracy", logits, batch["masked_labels"], classes)
+        sums = self._score("mlm_loss", "masked_accuracy", logits, batch["masked_labels"], columns)
         if self.next_sentence:
             logits = self.architecture.next_sentence_logits(self.model, hidden)
             sums |= self._score("nsp_loss", "nsp_accuracy", logits, batch["next_sentence_labels"])
         return sums
 
     def _score(
-        self, loss: str, accuracy: str, logits: Tensor, labels: Tensor, classes: int | None = None
+        self, loss: str, accuracy: str, logits: Tensor, labels: Tensor, columns: Columns | None = None
     ) -> dict[str, Tensor]:
         """The summed cross entropy of `logits` (N, C) and `labels` (N,), -100 ignored; in evaluation also the number of
-        correct predictions. Columns after the first `classes` count nothing."""
+        correct predictions. `columns` say what the columns are; without them they are all classes."""
         sums = {}
         if not self.training:
-            sums[accuracy] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
-        return sums | {loss: summed_cross_entropy_(logits, labels, classes)}
+            sums[accuracy] = (most_likely(logits, columns) == labels).sum(dtype=torch.float32)
+        return sums | {loss: summed_cross_entropy_(logits, labels, columns)}

@@ -56,9 +56,9 @@ class ReplacedTokenModule(nn.Module):
         labels = batch["masked_labels"]
         hidden = self.generator_architecture.hidden(self.generator, batch)
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
-        with padded_head(self.generator) as classes:
+        with padded_head(self.generator) as columns:
             logits = self.generator_architecture.logits(self.generator, picked)
-        generator_loss, odds = summed_cross_entropy_and_odds_(logits, labels, classes)
+        generator_loss, odds = summed_cross_entropy_and_odds_(logits, labels, columns)
         sampled = self.sample(odds, batch)
         correct = odds.gather(1, labels.clamp(min=0)[:, None])[:, 0] == 1.0  # the most likely token has odds 1
         corrupted, replaced = corrupt(batch["input_ids"], batch["masked_positions"], labels, sampled)

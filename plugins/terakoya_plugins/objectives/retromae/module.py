@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.errors import UserError
+from terakoya.toolkit.objectives.columns import most_likely
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_
 from terakoya.toolkit.objectives.padded_head import padded_head
 
@@ -60,12 +61,12 @@ class RetroMAEModule(nn.Module):
         """The summed cross entropy of the vocabulary head at `hidden` (n, H) for as many `labels`, -100 ignored; in
         evaluation also the number of correct predictions."""
         labels = labels.flatten()
-        with padded_head(self.model) as classes:
+        with padded_head(self.model) as columns:
             logits = self.architecture.logits(self.model, hidden)
         sums = {}
         if not self.training:
-            sums[accuracy] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
-        return sums | {loss: summed_cross_entropy_(logits, labels, classes)}
+            sums[accuracy] = (most_likely(logits, columns) == labels).sum(dtype=torch.float32)
+        return sums | {loss: summed_cross_entropy_(logits, labels, columns)}
 
 
 class EnhancedDecoder(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
+from terakoya.toolkit.objectives.columns import most_likely
 from terakoya.toolkit.objectives.cross_entropy import IGNORED, summed_cross_entropy_
 from terakoya.toolkit.objectives.padded_head import padded_head
 
@@ -27,12 +28,12 @@ class SpanCorruptionModule(nn.Module):
         """Sums over the micro-batch: `span_loss`; in evaluation also the number of correct target tokens, and the loss
         of those that are text."""
         hidden = self.architecture.hidden(self.model, batch)
-        with padded_head(self.model) as classes:
+        with padded_head(self.model) as columns:
             logits = self.architecture.logits(self.model, hidden.flatten(0, 1))
         labels = batch["labels"].flatten()
         sums = {}
         if not self.training:
-            sums["target_accuracy"] = (logits[:, :classes].argmax(-1) == labels).sum(dtype=torch.float32)
+            sums["target_accuracy"] = (most_likely(logits, columns) == labels).sum(dtype=torch.float32)
             special = torch.isin(labels, torch.tensor(self.special, device=labels.device))
-            sums["replaced_loss"] = summed_cross_entropy_(logits, labels.masked_fill(special, IGNORED), classes)
-        return sums | {"span_loss": summed_cross_entropy_(logits, labels, classes)}
+            sums["replaced_loss"] = summed_cross_entropy_(logits, labels.masked_fill(special, IGNORED), columns)
+        return sums | {"span_loss": summed_cross_entropy_(logits, labels, columns)}

@@ -1,0 +1,107 @@
+"""A vocabulary that the processes of a tensor-parallel group divide: each has some rows of the embeddings and of the
+vocabulary head (Shoeybi et al., 2019, arXiv:1909.08053, section 3).
+
+A process looks up the ids of its own part, and the results are added up. The head returns the logits of that part to an
+objective that asks for them (`padded_head`), whose cross entropy then exchanges three numbers a row
+(`toolkit/objectives/cross_entropy.py`); any other objective receives the logits of all parts. Parts differ by one row
+where the vocabulary cannot be divided evenly. Weights that are tied stay tied.
+
+Letters: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from terakoya.toolkit.objectives.columns import VocabularyPart
+from terakoya.toolkit.objectives.padded_head import PART
+from terakoya.training.distributed.topology import split_evenly
+from terakoya.training.engines.tensor_layers import EnterRegionHook, ReduceFromRegion, TensorParallelGroup
+from terakoya.training.engines.tensor_shards import TensorPart
+
+
+def divide_vocabulary(
+    module: nn.Module, models: Iterable[PreTrainedModel], group: TensorParallelGroup
+) -> dict[nn.Parameter, TensorPart]:
+    """Keeps this process's rows of the embeddings and heads of `models`, which are in `module`, and inserts the
+    communication.
+
+    Returns:
+        the part that this process has of each divided parameter. Such a parameter keeps its names and is a new object.
+    """
+    layers = dict.fromkeys(each for model in models for each in _vocabulary_layers(model))
+    parts: dict[nn.Parameter, TensorPart] = {}
+    divided: dict[nn.Parameter, nn.Parameter] = {}
+    for layer in layers:
+        size = layer.weight.shape[0]
+        first, last = split_evenly(size, group.size, group.index)
+        for whole in layer.parameters(recurse=False):
+            part = TensorPart.whole(whole.shape).narrow(0, first, last - first)
+            divided[whole] = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
+            parts[divided[whole]] = part
+        of_process = VocabularyPart(first, last - first, size, group)
+        if isinstance(layer, nn.Embedding):
+            _look_up_part(layer, of_process, group)
+        else:
+            _score_part(layer, of_process, group)
+    for owner in module.modules():
+        for name, value in list(owner.named_parameters(recurse=False)):
+            if value in divided:
+                setattr(owner, name, divided[value])
+    return parts
+
+
+def _vocabulary_layers(model: PreTrainedModel) -> Iterable[nn.Embedding | nn.Linear]:
+    """Yields the layers of `model` whose weights have a row for each id."""
+    size = model.config.vocab_size
+    words: nn.Module | None = model.get_input_embeddings()
+    for each in words.modules() if words is not None else ():
+        if isinstance(each, nn.Embedding) and each.num_embeddings == size:
+            yield each
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear) and head.out_features == size:
+        yield head
+
+
+def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorParallelGroup) -> None:
+    embedding.num_embeddings = part.count
+    if embedding.padding_idx is not None:
+        own = embedding.padding_idx - part.first
+        embedding.padding_idx = own if 0 <= own < part.count else None
+    embedding.__dict__["forward"] = _LookUp(embedding, part, group)
+
+
+def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGroup) -> None:
+    head.out_features = part.count
+    setattr(head, PART, part)
+    head.register_forward_pre_hook(EnterRegionHook(group, None), with_kwargs=True)
+
+    def add_other_parts(head: nn.Module, given: Any, logits: Tensor) -> Tensor | None:
+        """Returns the logits (..., V) of all parts, unless an objective works on its own part."""
+        if part.is_alone:
+            return None
+        whole: Tensor = ReduceFromRegion.apply(F.pad(logits, (part.first, part.size - part.first - part.count)), group)
+        return whole
+
+    head.register_forward_hook(add_other_parts)
+
+
+class _LookUp:
+    """The forward of an `embedding` of which this process has a part of the rows."""
+
+    def __init__(self, embedding: nn.Embedding, part: VocabularyPart, group: TensorParallelGroup) -> None:
+        self.embedding = embedding
+        self.part = part
+        self.group = group
+
+    def __call__(self, input_ids: Tensor) -> Tensor:
+        """Returns the embeddings (..., H) of `input_ids` (...), the same on every process."""
+        own, elsewhere = self.part.locate(input_ids)
+        found = type(self.embedding).forward(self.embedding, own)
+        whole: Tensor = ReduceFromRegion.apply(found.masked_fill(elsewhere[..., None], 0.0), self.group)
+        return whole
