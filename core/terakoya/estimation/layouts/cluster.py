@@ -171,7 +171,6 @@ class Program:
         bucket: bytes of the buffers for gradients.
         hidden: held and sent for an element of the hidden states, and of their gradients, between pipeline stages:
             those on their way, and the output of each micro-batch in flight. 0 counts none of these in memory.
-        ends_shared: whether tensor-parallel devices also divide embeddings and logits.
         max_gathered: elements that stage 3 holds whole at once, at most; None is two layers.
         cast_weights: whether autocast keeps copies of weights in 16 bits.
         fused: pointwise operations are compiled into few kernels, which halves the traffic.
@@ -189,7 +188,6 @@ class Program:
     reduced: float = 4
     bucket: float = 0
     hidden: float = 0
-    ends_shared: bool = True
     max_gathered: float | None = None
     cast_weights: bool = True
     fused: bool = False

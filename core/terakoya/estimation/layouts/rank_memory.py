@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from terakoya.estimation.layouts.cluster import Layout, Program
-from terakoya.estimation.layouts.step_time import rank_weights, sharing_ends
+from terakoya.estimation.layouts.step_time import rank_weights
 from terakoya.estimation.layouts.transformer import Transformer
 
 
@@ -17,7 +17,7 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     With a pipeline that device runs the first stage, which has most micro-batches in flight, or the last, which has
     logits.
     """
-    weights = rank_weights(model, layout, program)
+    weights = rank_weights(model, layout)
     replicas, shards = layout.data * layout.sequence, layout.shards
     stage = layout.zero_stage
     whole = 1.0 if stage < 3 else 1 / shards
@@ -45,7 +45,7 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     working = 0.0
     if layout.recomputation == "full":  # one layer's activations exist while its gradient is computed
         working = activations(model, layout.replace(recomputation=None)) * tokens
-    logits, backward = model.head_activations * tokens / sharing_ends(layout, program), model.backward * tokens
+    logits, backward = model.head_activations * tokens / layout.tensor, model.backward * tokens
     if layout.pipeline == 1 or last * of_layer + logits > first * of_layer + backward:
         parts |= {"activations": last * of_layer + working, "logits": logits}
     else:

@@ -87,27 +87,22 @@ def step_time(model: Transformer, layout: Layout, cluster: Cluster, program: Pro
     compute = sum(stage.values()) + sum(head.values())
     parts["data"] = _data(model, layout, cluster, program, compute)
     shards = layout.shards if layout.zero_stage else 1
-    parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout, program) / shards / cluster.gpu.bandwidth
+    parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout) / shards / cluster.gpu.bandwidth
     nodes = max(1.0, layout.devices / cluster.per_node)
     parts["waiting"] = cluster.straggler_fraction * math.log2(nodes) * sum(parts.values())
     tokens = layout.rows * model.sequence_length
     return StepTime(parts, tokens, model.flops, layout.devices, cluster.gpu.peak)
 
 
-def rank_weights(model: Transformer, layout: Layout, program: Program) -> float:
+def rank_weights(model: Transformer, layout: Layout) -> float:
     """Elements of one device's part of the largest stage: embeddings are on the first stage, the head is on the last, a
-    tied matrix on both."""
+    tied matrix on both. Tensor-parallel devices divide all of it."""
     layers = model.layers / layout.pipeline * model.layer_weights
     ends = model.embedding_weights + model.head_weights
     if layout.pipeline > 1:
         tied = model.head_weights or model.vocabulary_size * model.hidden_size
         ends = max(model.embedding_weights, tied)
-    return layers / layout.tensor + ends / sharing_ends(layout, program)
-
-
-def sharing_ends(layout: Layout, program: Program) -> int:
-    """Number of devices that divide embeddings and logits."""
-    return layout.tensor if program.ends_shared else 1
+    return (layers + ends) / layout.tensor
 
 
 def efficiency(rows: float, inputs: float, outputs: float, half: float) -> float:
@@ -190,8 +185,9 @@ def _exchanges(model: Transformer, layout: Layout, cluster: Cluster) -> float:
 
 
 def _head(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> dict[str, float]:
-    """Seconds of logits and loss for one micro-batch, forward and backward."""
-    tokens, outputs = _tokens(model, layout), model.vocabulary_size / sharing_ends(layout, program)
+    """Seconds of logits and loss for one micro-batch, forward and backward. Not included: the two reductions of
+    tensor-parallel devices that divide the vocabulary, next to four in each layer."""
+    tokens, outputs = _tokens(model, layout), model.vocabulary_size / layout.tensor
     products = product_seconds(tokens, model.hidden_size, outputs, cluster) * (1 + BACKWARD) * model.head_share
     seconds_per_byte = cluster.traffic_factor * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
     traffic = LOGITS_TRAFFIC * tokens * outputs * seconds_per_byte * model.head_share
@@ -222,7 +218,7 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     members = layout.data * layout.sequence
     if members == 1:
         return 0.0
-    weights = rank_weights(model, layout, program)
+    weights = rank_weights(model, layout)
 
     shards = layout.shards
     stride = layout.tensor * (layout.pipeline if layout.stages_near else 1)

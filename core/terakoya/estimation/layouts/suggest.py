@@ -153,21 +153,22 @@ def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float
             bucket *= 2
         ahead = min(AHEAD, model.parameters) if parallel["zero_stage"] == 3 else 0
         size = FLOAT32 * (bucket + ahead)
-        return Program(optimizer=state, partition=FLOAT32, bucket=size, max_gathered=LIVE, ends_shared=False)
+        return Program(optimizer=state, partition=FLOAT32, bucket=size, max_gathered=LIVE)
     if parallel["engine"] == "fsdp":  # weights outside of blocks, and their gradients, stay whole
-        ends = model.embedding_weights + model.head_weights
+        tensor = parallel.get("tp_size", 1)
+        ends = (model.embedding_weights + model.head_weights) / tensor
         low = FLOAT32 if precision == "fp32" else FLOAT16
         sent = FLOAT32 if precision == "fp32" else FLOAT16 + FLOAT32  # a block's gradient, and what is sent of it
-        layer = model.layer_weights / parallel.get("tp_size", 1)
+        layer = model.layer_weights / tensor
         pipeline = parallel.get("pp_size", 1) > 1
         return Program(
             # a stage's weights stay gathered in a pipeline, those outside of blocks in float32
             weights=low if pipeline else FLOAT32, partition=FLOAT32 if pipeline else 0,
             hidden=FLOAT32 if pipeline else 0, optimizer=state, gathered=low,
-            bucket=FLOAT32 * ends + sent * layer + ((FLOAT32 - low) * ends if pipeline else 0), ends_shared=False,
+            bucket=FLOAT32 * ends + sent * layer + ((FLOAT32 - low) * ends if pipeline else 0),
             max_gathered=ends * FLOAT32 / low + 2 * layer, cast_weights=precision == "fp32",
         )  # fmt: skip
-    return Program(optimizer=state, hidden=FLOAT32, ends_shared=False)
+    return Program(optimizer=state, hidden=FLOAT32)
 
 
 def refusal_reason(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout) -> str | None:
