@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -75,6 +75,11 @@ class Objective(Component):
     def terms(self) -> Mapping[str, LossTerm]:
         """Returns a term, with its count and weight, for every name that the forward of `build(...)` returns."""
         raise NotImplementedError
+
+    def architectures(self, architecture: Architecture) -> Sequence[Architecture]:
+        """Returns those of the models that `build` makes of `architecture`, which comes first. By default the others
+        are the architectures among the settings; override this where another is derived from it."""
+        return [architecture, *(value for value in dict(self).values() if isinstance(value, Architecture))]
 
     def sums_by_position(self) -> bool:
         """Returns whether every term is a sum over positions, and each position's summand depends on its own hidden

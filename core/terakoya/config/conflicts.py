@@ -227,8 +227,7 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """Conflicts of tensor parallelism, with the nearest settings that work."""
     processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
     key = f"parallel.tp_size {processes}"
-    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
-    for architecture in [parameters.architecture, *nested]:
+    for architecture in parameters.objective.architectures(parameters.architecture):
         name, partition = type(architecture).__name__, architecture.tensor_partition()
         if partition is None:
             supporting = sorted(

@@ -40,7 +40,8 @@ class Parallel(Settings):
     replicas of a node, weights are gathered within nodes alone. null is all. Only with `engine` fsdp. Unit:
     replicas."""
     tp_size: PositiveInt = 1
-    """Processes that share each matrix product of a replica (tensor parallelism). Unit: processes."""
+    """Processes that share each matrix product of a replica, and its vocabulary (tensor parallelism). Unit:
+    processes."""
     pp_size: PositiveInt = 1
     """Processes that share the blocks of a replica, one after another (pipeline parallelism). Unit: processes."""
     pp_stages_per_process: PositiveInt = 1

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture
+from terakoya.components import Architecture, TensorPartition
 from terakoya.toolkit.architectures import shared_settings as shared
-from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +26,6 @@ class Electra(EncoderArchitecture):
     }  # fmt: skip
     vocabulary_head = ("generator_predictions", "generator_lm_head")
     mup_widths = ("hidden_size", "embedding_size", "num_attention_heads", "intermediate_size")
-    partition_obstacle = (
-        "a generator and a discriminator have different numbers of heads, and each process would draw the generator's "
-        "tokens itself"
-    )
 
     embedding_size: PositiveInt = 128
     """The width of the embeddings, which are projected to `hidden_size` where it differs."""
@@ -48,6 +44,10 @@ class Electra(EncoderArchitecture):
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         return model.discriminator_predictions(hidden)
+
+    def tensor_partition(self) -> TensorPartition:
+        """Divides heads and the middle of the feed-forward."""
+        return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 
 @hookimpl

@@ -15,7 +15,8 @@ from terakoya.contract.results import CheckFailed
 from terakoya.plugins import registry
 
 CUT = (
-    "bert", "eurobert", "gemma3_text", "gpt2", "gptj", "llama", "mistral", "modernbert_decoder", "qwen3", "roberta"
+    "bert", "electra", "eurobert", "gemma3_text", "gpt2", "gptj", "llama", "mistral", "modernbert_decoder", "qwen3",
+    "roberta",
 )  # fmt: skip
 
 

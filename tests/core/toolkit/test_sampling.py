@@ -1,9 +1,13 @@
 """Sampling from weights: the correct distribution, which depends only on the row's own random number."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
+from terakoya.contract.partition import ThreadGroup, ThreadSum
+from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.sampling import BLOCK, draw
 from terakoya.toolkit.random_keys import numbers, streams
 
@@ -75,3 +79,23 @@ def test_the_result_does_not_depend_on_other_rows() -> None:
     alone = torch.cat([draw(weights[row : row + 1], uniform[row : row + 1]) for row in range(50)])
     assert torch.equal(together, alone)
     assert torch.equal(draw(weights.flip(0), uniform.flip(0)).flip(0), together)
+
+
+@pytest.mark.parametrize("first", [1, 130, 299])
+def test_parts_of_the_classes_sample_what_one_process_samples(first: int) -> None:
+    """The first part ends at `first`; a row has no weight in it, and one none in the other."""
+    rows, classes = 4000, 300
+    weights = torch.rand(rows, classes, generator=torch.Generator().manual_seed(2), dtype=torch.float64) ** 8
+    weights[0, :first], weights[1, first:] = 0.0, 0.0
+    uniform, thread_sum = uniforms(rows), ThreadSum()
+
+    def work(index: int) -> torch.Tensor:
+        begin, end = ((0, first), (first, classes))[index]
+        part = VocabularyPart(begin, end - begin, classes, ThreadGroup(index, 2, thread_sum))
+        return draw(weights[:, begin:end], uniform, part)
+
+    with ThreadPoolExecutor(2) as pool:
+        drawn, other = pool.map(work, range(2))
+    assert torch.equal(drawn, other)
+    assert drawn[0] >= first > drawn[1]
+    assert torch.equal(drawn, draw(weights, uniform))

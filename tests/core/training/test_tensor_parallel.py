@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 LAST, MIDDLE = 2, 1
 CLOSE = 5e-6
 """Tolerance of a weight's gradient, relative to its norm: the largest observed error is 2e-6, of qwen3's query norm."""
+REPLACED = {"type": "replaced_token", "mlm_probability": 0.2, "generator_size": "1/2"}
 MASKED, CAUSAL = {"type": "masked_lm", "mlm_probability": 0.2}, {"type": "causal_lm", "append_eos": False}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -44,6 +45,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "type": "bert", "hidden_size": 18, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 34,
         "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     },
+    "electra": {
+        "type": "electra", "embedding_size": 14, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "intermediate_size": 36, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
     "roberta": {
         "type": "roberta", "hidden_size": 18, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 34,
         "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
@@ -60,7 +66,7 @@ def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[s
         **toy.parameters(store, validation, batch_size={"-1": 7}, micro_batch_size=2, max_steps=LAST),
         # weights large enough for attention to matter
         "architecture": {**ARCHITECTURES[name], "initializer_range": 0.2},
-        "objective": MASKED if name in ENCODERS else CAUSAL,
+        "objective": REPLACED if name == "electra" else MASKED if name in ENCODERS else CAUSAL,
         # with a large eps the update is nearly proportional to the gradient, so errors keep their size
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
         "checkpoint": {"save_steps": 1},
@@ -219,7 +225,7 @@ def test_replicated_weights_stay_equal_under_dropout(runs: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
-    accuracy = "masked_accuracy" if name in ENCODERS else "token_accuracy"
+    accuracy = {"electra": "generator_accuracy"}.get(name, f"{'masked' if name in ENCODERS else 'token'}_accuracy")
     for run in (f"pair_{name}", f"replicas_{name}"):
         plain, mine = (toy.records(runs / each, "validation") for each in (f"plain_{name}", run))
         assert plain.keys() == mine.keys() == {0, MIDDLE, LAST}
@@ -254,14 +260,15 @@ def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_plain_transformers_loads_what_was_trained(runs: Path, name: str) -> None:
     """With the weights of the checkpoint, and the logits of the model that one process trained."""
-    kind = AutoModelForMaskedLM if name in ENCODERS else AutoModelForCausalLM
+    kind = AutoModelForCausalLM if name not in (*ENCODERS, "electra") else AutoModelForMaskedLM
+    model, folder = ("generator", "model/generator") if name == "electra" else ("model", "model")
     plain, mine = (
-        kind.from_pretrained(runs / f"{run}_{name}/checkpoints/step-{LAST:08d}/model", local_files_only=True)
+        kind.from_pretrained(runs / f"{run}_{name}/checkpoints/step-{LAST:08d}" / folder, local_files_only=True)
         for run in ("plain", "pair")
     )
     values = state(runs / f"pair_{name}", "model")
     for each, value in mine.named_parameters():
-        assert torch.equal(value, values[f"model.{each}"]), each
+        assert torch.equal(value, values[f"{model}.{each}"]), each
     ids = torch.randint(5, 200, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(mine(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)

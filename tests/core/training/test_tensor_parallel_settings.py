@@ -38,11 +38,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "num_attention_heads 12 and n_inner 121 of architecture GPT2 cannot be shared evenly; use 1",
     ),
     (
-        {"architecture": {"type": "electra"}, "objective": {"type": "replaced_token"}},
-        "parallel.tp_size 2: processes share the layers of bert, eurobert, gemma3_text, gpt2, gptj, llama, "
-        "mistral, modernbert_decoder, qwen3, roberta, but architecture "
-        "Electra cannot: a generator and a discriminator have different numbers of heads, and each process would draw "
-        'the generator\'s tokens itself. Set it to 1; "engine": "fsdp" splits',
+        {"architecture": {"type": "electra", "num_attention_heads": 4}, "objective": {"type": "replaced_token"}},
+        "parallel.tp_size 2: num_attention_heads 1 of architecture Electra cannot be shared evenly; use 1",
+    ),
+    (
+        {"architecture": {"type": "olmo2"}},
+        "parallel.tp_size 2: processes share the layers of bert, electra, eurobert, gemma3_text, gpt2, gptj, llama, "
+        "mistral, modernbert_decoder, qwen3, roberta, but architecture Olmo2 cannot: its norms of queries and keys run "
+        'over all heads together. Set it to 1; "engine": "fsdp" splits',
     ),
     ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
     ({"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately, and parallel.tp_size 2 sp'),

@@ -16,7 +16,13 @@ from torch import Tensor
 
 
 class Group(Protocol):
-    """Processes that divide a vocabulary."""
+    """Processes that divide a vocabulary, seen from one of them: number `index` of `size`."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
     def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
         """Returns the sum, or else the largest, of all processes' `values`, the same bits on each."""
@@ -73,14 +79,18 @@ class Columns:
         """The processes that have the columns of other ids."""
         return None if self.part is None else self.part.group
 
-    def locate(self, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the column of each of `labels`, and whether it is another process's; None where none is."""
-        return (labels, None) if self.part is None else self.part.locate(labels)
-
 
 def without_padding(logits: Tensor, columns: Columns | None) -> Tensor:
     """Returns the columns of `logits` (N, W) that stand for ids; None stands for all."""
     return logits if columns is None else logits[:, : columns.classes]
+
+
+def values_at(values: Tensor, ids: Tensor, columns: Columns | None) -> Tensor:
+    """Returns the value (N,) at each row's id of `ids` (N,) in `values` (N, C), of all parts."""
+    if columns is None or columns.part is None:
+        return values.gather(1, ids[:, None])[:, 0]
+    column, elsewhere = columns.part.locate(ids)
+    return columns.part.group.all_reduce(values.gather(1, column[:, None])[:, 0].masked_fill(elsewhere, 0.0))
 
 
 def most_likely(logits: Tensor, columns: Columns | None) -> Tensor:

@@ -98,71 +98,77 @@ def _largest(own: Tensor, columns: Columns | None) -> Tensor:
 
 def _exponentiate(
     logits: Tensor, labels: Tensor, columns: Columns | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
     """Writes exponentials over `logits` (N, W), of which those of each row's largest are 1 and those of padding 0.
 
-    Returns, each (N, 1): whether a row's label counts, whether it does and has a column here, that column or 0, the
-    row's largest logit, its label's logit less the largest, and the sum of its exponentials.
+    Returns, each (N, 1): whether a row's label counts, its label's column or 0, whether that is another process's
+    (None where none is), the row's largest logit, its label's logit less the largest, and the sum of its exponentials.
     """
     used = (labels != IGNORED)[:, None]
     column = labels[:, None].masked_fill(~used, 0)  # another negative label is an error of `gather`
-    own, is_here = without_padding(logits, columns), used
-    largest = _largest(own, columns)
-    if columns is None or columns.part is None:
-        of_labels = own.gather(1, column) - largest
-        total = own.sub_(largest).exp_().sum(1, keepdim=True)
-    else:
+    elsewhere = None
+    if columns is not None and columns.part is not None:
         column, elsewhere = columns.part.locate(column)
-        is_here = used & ~elsewhere
-        of_labels = (own.gather(1, column) - largest).masked_fill(elsewhere, 0.0)
-        total = own.sub_(largest).exp_().sum(1, keepdim=True)
-        total, of_labels = columns.part.group.all_reduce(torch.cat([total, of_labels], 1)).split(1, 1)
+    own = without_padding(logits, columns)
+    largest = _largest(own, columns)
+    of_labels = own.gather(1, column) - largest
+    own.sub_(largest).exp_()
+    total = own.sum(1, keepdim=True)
     if columns is not None:
         logits[:, columns.classes :].zero_()
-    return used, is_here, column, largest, of_labels, total
+    if columns is not None and columns.part is not None and elsewhere is not None:
+        of_labels = of_labels.masked_fill(elsewhere, 0.0)
+        total, of_labels = columns.part.group.all_reduce(torch.cat([total, of_labels], 1)).split(1, 1)
+    return used, column, elsewhere, largest, of_labels, total
+
+
+def _subtract_at_labels(own: Tensor, column: Tensor, elsewhere: Tensor | None, share: Tensor) -> None:
+    """Subtracts `share` (N, 1) at each row's `column`, where that is one of this process's."""
+    own.scatter_add_(1, column, -(share if elsewhere is None else share.masked_fill(elsewhere, 0.0)))
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, columns: Columns | None) -> tuple[Tensor, Tensor]:
-        used, is_here, column, _, of_labels, total = _exponentiate(logits, labels, columns)
+        used, column, elsewhere, _, of_labels, total = _exponentiate(logits, labels, columns)
         ctx.columns = columns
         ctx.mark_dirty(logits)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, total, column, used, is_here)
+        ctx.save_for_backward(logits, total, column, elsewhere, used)
         return (total.log() - of_labels).mul_(used).sum(), logits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
-        logits, total, column, used, is_here = ctx.saved_tensors
+        logits, total, column, elsewhere, used = ctx.saved_tensors
         if gradient is None:
             return None, None, None
-        own = without_padding(logits, ctx.columns).mul_(gradient * used / total)
-        own.scatter_add_(1, column, -(gradient * is_here))
+        share = gradient * used
+        own = without_padding(logits, ctx.columns).mul_(share / total)
+        _subtract_at_labels(own, column, elsewhere, share)
         return logits, None, None
 
 
 class _SummedCrossEntropyAndZ(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, columns: Columns | None) -> tuple[Tensor, Tensor, Tensor]:
-        used, is_here, column, largest, of_labels, total = _exponentiate(logits, labels, columns)
+        used, column, elsewhere, largest, of_labels, total = _exponentiate(logits, labels, columns)
         ctx.columns = columns
         log_total = total.log()
         log_z = log_total + largest
         ctx.mark_dirty(logits)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, total, column, used, is_here, log_z)
+        ctx.save_for_backward(logits, total, column, elsewhere, used, log_z)
         return (log_total - of_labels).mul_(used).sum(), log_z.square().mul_(used).sum(), logits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_loss: Tensor | None, of_z: Tensor | None, _: None) -> tuple[Tensor | None, None, None]:
-        logits, total, column, used, is_here, log_z = ctx.saved_tensors
+        logits, total, column, elsewhere, used, log_z = ctx.saved_tensors
         if of_loss is None and of_z is None:
             return None, None, None
-        loss = 0.0 if of_loss is None else of_loss
-        both = loss * used + (0.0 if of_z is None else 2 * of_z * log_z) * used
+        share = (0.0 if of_loss is None else of_loss) * used
+        both = share + (0.0 if of_z is None else 2 * of_z * log_z) * used
         own = without_padding(logits, ctx.columns).mul_(both / total)
-        own.scatter_add_(1, column, -(loss * is_here).to(total.dtype))
+        _subtract_at_labels(own, column, elsewhere, share.to(total.dtype))
         return logits, None, None

@@ -41,7 +41,7 @@ def padded_head(model: PreTrainedModel) -> Iterator[Columns | None]:
     on, and once if this is opened again while it is open.
     """
     head = model.get_output_embeddings()
-    part: VocabularyPart | None = getattr(head, PART, None)
+    part = vocabulary_part(model)
     with contextlib.nullcontext() if part is None else part.alone():
         if isinstance(head, nn.Linear) and isinstance(head.__dict__.get("forward"), _PaddedForward):
             yield Columns(head.out_features, part)
@@ -54,6 +54,12 @@ def padded_head(model: PreTrainedModel) -> Iterator[Columns | None]:
             yield Columns(head.out_features, part)
         finally:
             del head.forward
+
+
+def vocabulary_part(model: PreTrainedModel) -> VocabularyPart | None:
+    """Returns the part of the vocabulary whose rows this process has of the head of `model`; None where it has all."""
+    part: VocabularyPart | None = getattr(model.get_output_embeddings(), PART, None)
+    return part
 
 
 def can_be_padded(head: nn.Module | None) -> bool:

@@ -14,17 +14,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from terakoya.toolkit.objectives.columns import VocabularyPart
+
 BLOCK = 128
 """Classes of one block: near the square root of a common vocabulary size."""
 
 
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+def draw(weights: Tensor, uniform: Tensor, part: VocabularyPart | None = None) -> Tensor:
     """Returns class numbers (N,) int64, sampled in proportion to `weights` (N, C), which are not negative; each row has
     a positive one.
 
     `uniform` (N,) float64, in [0, 1 - 2**-52], are the random numbers: equal weights and numbers give equal classes,
-    independent of other rows.
+    independent of other rows. With a `part` the weights are those of its classes: the processes that divide the classes
+    choose one of them by its sum of weights, which samples among its own, so that all return the same numbers.
     """
+    if part is not None:
+        return _draw_among_parts(weights, uniform, part)
     classes = weights.shape[1]
     whole = classes // BLOCK * BLOCK
     blocks = weights[:, :whole].unflatten(1, (whole // BLOCK, BLOCK)).sum(-1)
@@ -35,6 +40,14 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     of_block = weights.gather(1, inside.clamp(max=classes - 1)).masked_fill(inside >= classes, 0.0)
     number, _ = _locate(of_block, share.clamp(0.0, 1.0 - 2.0**-52))
     return (block * BLOCK + number).clamp(max=classes - 1)[:, 0]
+
+
+def _draw_among_parts(weights: Tensor, uniform: Tensor, part: VocabularyPart) -> Tensor:
+    sums = weights.new_zeros(len(weights), part.group.size, dtype=torch.float64)
+    sums[:, part.group.index] = weights.sum(-1, dtype=torch.float64)
+    chosen, share = _locate(part.group.all_reduce(sums), uniform[:, None])
+    number = part.first + draw(weights, share[:, 0].clamp(0.0, 1.0 - 2.0**-52))
+    return part.group.all_reduce(number * (chosen[:, 0] == part.group.index))
 
 
 def _locate(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,12 +45,13 @@ def divide_models(
     parts: dict[nn.Parameter, TensorPart] = {}
     in_region: set[nn.Parameter] = set()
     whole_vocabulary = False
-    models = list(top_level_models(module))
+    models, block_count = list(top_level_models(module)), 0
     for model in models:
         architecture = architecture_of(model, architectures, vocabulary, key=KEY)
         partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
         assert partition is not None, "checked when the parameters are read"
-        parts |= partition_blocks(blocks, partition, group, dropout=dropout)
+        parts |= partition_blocks(blocks, partition, group, dropout=dropout, first=block_count)
+        block_count += len(blocks)
         for block in blocks:
             for name in partition.local:
                 in_region |= set(block.get_submodule(name).parameters())

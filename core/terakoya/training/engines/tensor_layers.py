@@ -162,17 +162,19 @@ def partition_blocks(
     group: TensorParallelGroup,
     *,
     dropout: torch.device | None,
+    first: int = 0,
 ) -> dict[nn.Parameter, TensorPart]:
     """Replaces the whole weights in `blocks` by this process's parts, and inserts the communication.
 
     Args:
         dropout: the device of the computation if the regions apply dropout, else None.
+        first: the number of the first block, so that no two draw the same dropout.
 
     Returns:
         the part that this process has of each divided parameter. Such a parameter keeps its name and is a new object.
     """
     parts: dict[nn.Parameter, TensorPart] = {}
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(blocks, first):
         local_dropout = None if dropout is None else LocalDropout(group, number, dropout)
         for name, matrices in partition.column_parallel.items():
             parts |= _divide_layer(block.get_submodule(name), group, outputs=True, matrices=matrices)

@@ -64,8 +64,8 @@ def norm_before_tied_head(model: PreTrainedModel, blocks: Sequence[nn.Module]) -
 
 
 def all_architectures(architecture: Architecture, objective: Objective) -> list[Architecture]:
-    """The run's `architecture` and those in the settings of its `objective`."""
-    return [architecture, *(value for value in dict(objective).values() if isinstance(value, Architecture))]
+    """The run's `architecture` and the others of which its `objective` makes models."""
+    return list(objective.architectures(architecture))
 
 
 def architecture_of(

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.errors import UserError
+from terakoya.toolkit.objectives.columns import values_at
 from terakoya.toolkit.objectives.cross_entropy import IGNORED, summed_cross_entropy_and_odds_
-from terakoya.toolkit.objectives.padded_head import padded_head
+from terakoya.toolkit.objectives.padded_head import padded_head, vocabulary_part
 from terakoya.toolkit.objectives.sampling import draw
 
 BINS = 512
@@ -60,7 +61,7 @@ class ReplacedTokenModule(nn.Module):
             logits = self.generator_architecture.logits(self.generator, picked)
         generator_loss, odds = summed_cross_entropy_and_odds_(logits, labels, columns)
         sampled = self.sample(odds, batch)
-        correct = odds.gather(1, labels.clamp(min=0)[:, None])[:, 0] == 1.0  # the most likely token has odds 1
+        correct = values_at(odds, labels.clamp(min=0), columns) == 1.0  # the most likely token has odds 1
         corrupted, replaced = corrupt(batch["input_ids"], batch["masked_positions"], labels, sampled)
         real = batch["document_ids"] >= 0
         hidden = self.architecture.hidden(self.discriminator, {**batch, "input_ids": corrupted})
@@ -78,9 +79,9 @@ class ReplacedTokenModule(nn.Module):
 
     def sample(self, odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Samples a token (K,) for each slot from the generator's distribution; `odds` (K, V) are proportional to its
-        probabilities at temperature 1."""
+        probabilities at temperature 1, those of this process's part where processes divide the vocabulary."""
         weights = odds if self.temperature == 1.0 else odds.pow(1.0 / self.temperature)
-        return draw(weights, batch["sample_uniforms"])
+        return draw(weights, batch["sample_uniforms"], vocabulary_part(self.generator))
 
 
 def corrupt(input_ids: Tensor, positions: Tensor, labels: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ counts as original; no gradient flows through samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -111,6 +111,10 @@ class ReplacedToken(Objective):
 
         scores = sums.get("discriminator_scores")
         return {} if scores is None else discriminator_metrics(scores, centre=self._centre())
+
+    def architectures(self, architecture: Architecture) -> Sequence[Architecture]:
+        """The discriminator's, then the generator's."""
+        return [architecture, self._generator(architecture)]
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """Masks `rows` (B, T) by their keys.
