@@ -37,7 +37,7 @@ def copy_weights(
         differing: dict[str, list[str]] = {}
         for name, value in ours.items():
             _, before, origin = values.setdefault(id(value), (value, theirs[name], key))
-            if not torch.equal(before, theirs[name]):
+            if before is not theirs[name] and not torch.equal(before, theirs[name]):
                 differing.setdefault(origin, []).append(name)
         for origin, names in differing.items():
             difference = _difference(models[origin], same=origin == key)

@@ -30,7 +30,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
-from terakoya.training import setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
@@ -39,6 +38,7 @@ from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.whole_tensors import whole_names
 from terakoya.training.loss import weighted_loss
+from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """Returns the module as it is trained, with adapters."""
     from terakoya.training.model import lora
 
-    module = setup.build_module_for_training(parameters, vocabulary)
+    module = build_module_for_training(parameters, vocabulary)
     with _nothing_moves():  # peft moves adapters to where the layer under them is
         lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # moving it would need data

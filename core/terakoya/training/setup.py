@@ -34,7 +34,6 @@ from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
-from terakoya.training.checkpoint.restoring import missing_base_error
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
@@ -44,12 +43,11 @@ from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
-from terakoya.training.model import compilation, lora
-from terakoya.training.model.build import build_module_for_training
+from terakoya.training.model import compilation
+from terakoya.training.model.build import build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.fused import choice as fused_kernels
 from terakoya.training.model.module_parts import all_architectures, saved_values
-from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
@@ -271,29 +269,24 @@ def build_trainer(
     if context.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = parameters.tf32
 
-    # Model: attention, weights, adapters.
-    module = build_module_for_training(parameters, vocabulary)
+    # Model: weights, adapters, attention.
+    in_parts = engines.holds_parts(parameters, context)
+    built = build_initial(parameters, vocabulary, tokenizer_folder, context, fresh=fresh, in_parts=in_parts)
+    module, started = built.module, built.started
+    if built.obstacle is not None:
+        run_log.warn(f"every process builds the whole model before it keeps its part: {built.obstacle}")
     backend = _choose_attention(parameters, module, loader, context.device, say=run_log.print)
     compiled, reason = compilation.choose(parameters, context.device)
     if reason is not None:
         run_log.print(f"compile off: {reason}")
     attention.use(module, attention.MASKED if backend == "sdpa" and compiled != "off" else backend)
     module.train()
-    started_from: dict[str, Any] | None = None
-    if parameters.start_from is not None and (fresh or parameters.lora):
-        try:
-            loaded = load_on_rank0_and_broadcast(parameters, module, vocabulary, tokenizer_folder, context)
-        except UserError as error:
-            raise (error if fresh else missing_base_error(error)) from error
-        started_from = loaded.facts
-        for note in loaded.notes:
-            run_log.print(note)
+    for note in started.notes if started is not None else ():
+        run_log.print(note)
     if parameters.frozen_layers >= 0 and parameters.start_from is None:
         run_log.warn(
             f"frozen_layers {parameters.frozen_layers} without start_from: the frozen weights stay randomly initialised"
         )
-    parameter_count = sum(parameter.numel() for parameter in module.parameters())
-    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
     shapes = {name: tuple(value.shape) for name, value in saved_values(module)}
@@ -319,7 +312,10 @@ def build_trainer(
     batches_of_phases = [phase.rank_batch for phase in plan.phases]
     micro_steps = max(each.micro_steps for each in batches_of_phases)
     micro_batch_size = max(each.micro_batch_size for each in batches_of_phases)
-    engine = engines.build(parameters, module, vocabulary, context, micro_steps, micro_batch_size, fused_kernels=fused)
+    engine = engines.build(
+        parameters, module, vocabulary, context, micro_steps, micro_batch_size,
+        fused_kernels=fused, deferred=built.deferred,
+    )  # fmt: skip
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module,
@@ -355,10 +351,10 @@ def build_trainer(
         run, engine, batches, validation, run_log, plugins,
         tokenizer_folder=tokenizer_folder,
         facts={
-            **_manifest_facts(parameters, stores, context, plugins, length, parameter_count, compiled, fused),
+            **_manifest_facts(parameters, stores, context, plugins, length, built.parameter_count, compiled, fused),
             **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
             "trained_parameter_count": trained_count,
-            "started_from": started_from,
+            "started_from": None if started is None else started.facts,
         },
         shapes=shapes,
         throughputs=throughputs,

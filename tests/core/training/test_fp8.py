@@ -27,7 +27,7 @@ GPU = torch.device("cuda", 0)
 def test_a_run_on_a_cpu_is_refused_before_anything_is_built(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terakoya.training.setup.build_module_for_training", None)
+    monkeypatch.setattr("terakoya.training.setup.build_initial", None)
     settings = toy.parameters(store, precision="fp8")
     with pytest.raises(UserError, match=r'"fp8" needs a GPU of compute capability 8.9 or more .*, got cpu; use "bf16"'):
         train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)

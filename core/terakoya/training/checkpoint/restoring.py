@@ -55,19 +55,11 @@ def restore_module(
         try:
             started = load_start_weights(based, module, vocabulary, tokenizer_folder)
         except UserError as error:
-            raise missing_base_error(error) from error
+            raise lora.missing_base_error(error) from error
         check_base_unchanged(started.facts, started_from)
         lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     checkpoint_state.load_module(folder, module)
     return module
-
-
-def missing_base_error(error: UserError) -> UserError:
-    """Returns `error`, about base weights that cannot be read, with the reason why adapters need them."""
-    return UserError(
-        f"{error}\n{lora.KEY}: a checkpoint holds only the adapters; the folder of the weights under them must be "
-        "there, unchanged"
-    )
 
 
 def check_base_unchanged(now: StartFacts, before: StartFacts | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.training.distributed import cpu_allocator, gpu_allocator
@@ -108,16 +108,6 @@ class DistributedContext:
         if self.control is None:
             return self
         return replace(self, control=dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)))
-
-    def broadcast_module(self, module: nn.Module) -> None:
-        """Copies rank 0's weights and buffers of `module` to every rank, one at a time, by way of the device.
-
-        `module` is on the host. Only rank 0 reads `start_from`.
-        """
-        for value in [*module.parameters(), *module.buffers()]:
-            on_device = value.detach().to(self.device)
-            dist.broadcast(on_device, src=0)
-            value.detach().copy_(on_device)
 
     def raise_on_all_ranks(self, action: str, error: BaseException | None) -> None:
         """Raises on every rank if any rank passes an `error`; the message names rank, host and cause. Collective.

@@ -13,6 +13,7 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
+from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.model.mup import find_scales
 
@@ -26,8 +27,10 @@ def build(
     micro_batch_size: int,
     *,
     fused_kernels: bool = False,
+    deferred: DeferredTensors | None = None,
 ) -> Engine:
     """Returns the engine of `parameters` over `module`, with its optimizer. The bf16 stream takes `fused_kernels`.
+    `deferred` has the weights where each process `holds_parts` and none has built them all.
 
     Raises:
         UserError: engine, architecture and optimizer are incompatible.
@@ -48,13 +51,13 @@ def build(
         )  # fmt: skip
     if precision == "fp8":
         fp8.convert(module)  # weights are the same ones, which an engine may then shard
-    if context.world_size > 1 and (parallel.engine == "fsdp" or parallel.replica_size > 1):
+    if holds_parts(parameters, context):
         from terakoya.training.engines.parallel import ParallelEngine
 
         return ParallelEngine(
             context, module, parameters.optimizer, architectures, vocabulary,
             parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
-            learning_rate_shares=shares,
+            learning_rate_shares=shares, deferred=deferred,
         )  # fmt: skip
     module.to(context.device)
     optimizer = build_optimizer(parameters.optimizer, module, shares, fused=context.device.type in ("cpu", "cuda"))
@@ -64,6 +67,12 @@ def build(
         bf16_stream=uses_bf16_stream(parameters), fused_kernels=fused_kernels,
         cuda_graphs=parameters.cuda_graphs and context.device.type == "cuda",  # `estimate` builds it on a CPU
     )  # fmt: skip
+
+
+def holds_parts(parameters: Parameters, context: DistributedContext) -> bool:
+    """Whether each process of a run of `parameters` holds parts of the module on plain torch."""
+    parallel = parameters.parallel
+    return context.world_size > 1 and (parallel.engine == "fsdp" or parallel.replica_size > 1)
 
 
 def uses_bf16_stream(parameters: Parameters) -> bool:

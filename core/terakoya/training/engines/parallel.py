@@ -53,6 +53,7 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.fsdp_groups import shard_module
 from terakoya.training.engines.gradient_sums import all_reduce_gradients
+from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import LocalStages, Pipeline
@@ -63,6 +64,7 @@ from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
+from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import named_values, saved_values
 
 log = logging.getLogger("terakoya")
@@ -105,8 +107,10 @@ class ParallelEngine(DDPEngine):
         micro_steps: int,
         scaler: LossScaler | None = None,
         learning_rate_shares: Mapping[str, float] = MappingProxyType({}),
+        deferred: DeferredTensors | None = None,
     ) -> None:
-        """Keeps this process's parts of `module`, with the weights of rank 0, and builds their optimizer.
+        """Keeps this process's parts of `module`, with the weights of rank 0, and builds their optimizer. `deferred`
+        computes them where the module was built without them.
 
         Raises:
             UserError: there are fewer blocks than stages; under `fully_shard` none of `architectures` defines a model's
@@ -115,7 +119,7 @@ class ParallelEngine(DDPEngine):
         mesh = self.processes = ProcessMesh.of(context, parallel)
         sharded = parallel.engine == "fsdp" and mesh.size(*SHARE) > 1
         self.exchange = None if (group := mesh.group("sp")) is None else UlyssesExchange(group)
-        context.broadcast_module(module)
+        initial = InitialWeights(module, deferred, context)
         names = {id(value): name for name, value in named_values(module)}
 
         # The stages, and of them the parts of layers.
@@ -134,7 +138,8 @@ class ParallelEngine(DDPEngine):
         self.division = None
         if (group := mesh.group("tp")) is not None:
             layers = ProcessTensorParallelGroup(mesh.index("tp"), mesh.size("tp"), group)
-            self.division = divide_models(local, architectures, vocabulary, layers, context.device)
+            with initial.deferring():
+                self.division = divide_models(local, architectures, vocabulary, layers, context.device)
 
         self.parts, self.alike = self._locate(local, sharded=sharded)
         held = context.gather(set(self.parts)) if stages else []
@@ -144,17 +149,22 @@ class ParallelEngine(DDPEngine):
 
         # Their optimizer, and rows of weights.
         if not sharded:
+            initial.fill(local, self.names, self.parts)
             local.to(context.device)
         own_names = {id(value): self.names[own] for own, value in local.named_parameters()}
         fused = context.device.type in ("cpu", "cuda")
-        built = build_optimizer(optimizer, local, learning_rate_shares, fused=fused, names=own_names)
+        with initial.deferring():
+            built = build_optimizer(optimizer, local, learning_rate_shares, fused=fused, names=own_names)
         self.sharing = (*(SHARE if sharded else ()), *(("tp",) if self.division else ()))
         seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
         in_region = set() if self.division is None else self.division.in_region
         own_in_region = [own for own, value in local.named_parameters() if value in in_region]
         self.groups: list[list[FSDPModule]] = []
         self.sharded: dict[str, Tensor] = {}
-        state = self._shard(local, stages, built, own_names, architectures, vocabulary, precision) if sharded else {}
+        state: Mapping[str, dict[str, Any]] = {}
+        if sharded:
+            state = self._shard(local, stages, built, own_names, architectures, vocabulary, precision)
+            initial.fill(local, self.names, self.parts)
         super().__init__(
             context,
             local,
@@ -174,12 +184,18 @@ class ParallelEngine(DDPEngine):
         }
         self.whole = WholeTensors(
             built, holdings, mesh.group(*self.sharing), device=context.device,
-            state={name: found for name, found in state.items() if name in seen_whole},
+            state={
+                name: {key: initial.value(value) for key, value in found.items()}
+                for name, found in state.items()
+                if name in seen_whole
+            },
         )  # fmt: skip
         place = mesh.index(*SHARE), mesh.size(*SHARE)
         for name in state.keys() - seen_whole:  # Adagrad, for one, has a state before its first step
             built.state[self.trained[name]] = {
-                key: TensorPart.whole(value.shape).rows(*place).cut(value).to(context.device) if value.ndim else value
+                key: TensorPart.whole(value.shape).rows(*place).cut(initial.value(value)).to(context.device)
+                if value.ndim
+                else value
                 for key, value in state[name].items()
             }
         self.trainable = list(self.trained.values())

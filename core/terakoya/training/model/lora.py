@@ -62,6 +62,14 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int)
     setattr(module, ADAPTED, True)
 
 
+def missing_base_error(error: UserError) -> UserError:
+    """Returns `error`, about base weights that cannot be read, with the reason why adapters need them."""
+    return UserError(
+        f"{error}\n{KEY}: a checkpoint holds only the adapters; the folder of the weights under them must be "
+        "there, unchanged"
+    )
+
+
 def _peft() -> ModuleType:
     model_folder.silence_logging()  # importing peft imports accelerate, which imports DeepSpeed
     try:

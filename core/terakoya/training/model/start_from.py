@@ -28,6 +28,8 @@ from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
+from terakoya.training.model.deferred_folder import deferred_weights, in_this_thread
 from terakoya.training.model.growth import grow
 from terakoya.training.model.module_parts import all_architectures, architecture_of, named_values
 from terakoya.training.model.new_vocabulary import plan_rows, replace_rows
@@ -73,39 +75,51 @@ def load_on_rank0_and_broadcast(
     vocabulary: Vocabulary,
     tokenizer_folder: Path,
     context: DistributedContext,
+    deferred: DeferredTensors | None = None,
 ) -> LoadedWeights:
     """Runs `load_start_weights` on rank 0, the only rank that needs the folders, and broadcasts its result. The engine
     broadcasts the weights later.
 
     Raises:
-        UserError: on every rank, the error of `load_start_weights`.
+        CannotDeferError: on every rank, `load_start_weights` failed where weights were `deferred`.
+        UserError: on every rank, its error where they were not.
     """
     result: LoadedWeights | str = ""
     if context.is_main:
         try:
-            result = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
-        except UserError as error:
+            result = load_start_weights(parameters, module, vocabulary, tokenizer_folder, deferred)
+        except Exception as error:
+            if deferred is None and not isinstance(error, UserError):
+                raise
             result = str(error)
     result = context.broadcast(result)
     if isinstance(result, str):
-        raise UserError(result)
+        raise UserError(result) if deferred is None else CannotDeferError(result)
     return result
 
 
 def load_start_weights(
-    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path
+    parameters: Parameters,
+    module: nn.Module,
+    vocabulary: Vocabulary,
+    tokenizer_folder: Path,
+    deferred: DeferredTensors | None = None,
 ) -> LoadedWeights:
     """Copies the weights of `start_from` into `module`, which `objective.build` returned; all of them or none.
 
     Args:
         tokenizer_folder: the stores' tokenizer, to compare with the folder's own.
+        deferred: has the weights of `module`, and defers those that are read; it is entered.
 
     Raises:
+        CannotDeferError: these weights cannot be `deferred`.
         UserError: one line for each thing that does not fit: settings, vocabulary, weights that are missing, unused or
             of another shape, and shared weights that differ.
     """
     settings = parameters.start_from
     assert settings is not None
+    if deferred is not None and settings.grow is not None:
+        raise CannotDeferError(f"{KEY}.grow compares what both models compute")
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
     architectures = all_architectures(parameters.architecture, parameters.objective)
@@ -119,7 +133,7 @@ def load_start_weights(
         match = WeightMatch()
         with folder_digests.check_while_loading(folder):
             config = read_config(folder, target, where, architectures)
-            sources[name], info = _read_model(folder, type(target), config, where)
+            sources[name], info = _read_model(folder, type(target), config, where, deferred)
         _fit_vocabulary(sources[name], folder, settings, vocabulary, tokenizer_folder, where, match)
         conflicts, allowed = compare_settings(config, target.config, settable, settings)
         if settings.grow is not None and not conflicts and not match.problems:
@@ -204,7 +218,11 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
 
 
 def _read_model(
-    folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, where: str
+    folder: Path,
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    where: str,
+    deferred: DeferredTensors | None,
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     """Returns the folder's model in fp32, and Transformers' loading info.
 
@@ -213,18 +231,23 @@ def _read_model(
     """
     try:
         with silence_transformers():
-            model, info = kind.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                dtype=torch.float32,
-                attn_implementation="eager",
-            )
+            source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+            if deferred is not None:
+                source = {"pretrained_model_name_or_path": None, "state_dict": deferred_weights(folder, deferred)}
+            with in_this_thread():
+                model, info = kind.from_pretrained(
+                    **source,
+                    config=config,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                    dtype=torch.float32,
+                    attn_implementation="eager",
+                )
     except (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise UserError(f"{where}: weights cannot be read: {error}") from error
+    model.name_or_path = str(folder)
     return model, info
 
 

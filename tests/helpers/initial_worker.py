@@ -1,0 +1,41 @@
+"""Jobs of `worlds` that build a run and take no step: each writes its weights as a checkpoint has them, and what each
+process held: `RANK.json` with the bytes of its own part and the most that there were at once."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import worlds
+from memory_worker import most_at_once
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+from worlds import Job
+
+from terakoya.training import setup
+from terakoya.training.checkpoint import state
+from terakoya.training.distributed.context import DistributedContext
+
+
+def run(jobs: Sequence[Job], context: DistributedContext) -> None:
+    """Builds each job."""
+    setup._warm_up = lambda *_: None  # type: ignore[assignment] # its gradients are no part of the start
+    for job in jobs:
+        out = Path(job["out"])
+        gc.collect()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            trainer = worlds.trainer(job, worlds.in_replicas(job, context))
+        engine: Any = trainer.engine
+        held = [value.to_local() if isinstance(value, DTensor) else value for value in engine.module.parameters()]
+        found = {"own": sum(each.nbytes for each in held), "most": max(most_at_once(profiler))}
+        (out / f"{context.rank}.json").write_text(json.dumps(found))
+        if context.is_main:
+            (out / "state").mkdir()
+        context.barrier()
+        written = state.write(out / "state", context.rank, engine)
+        assert not written.not_finite, written.not_finite
+        context.barrier()
+        trainer.run_log.close()
