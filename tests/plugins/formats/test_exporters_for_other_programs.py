@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hard_lines import LINES
 from tiny_exports import TEXT, make_model, train_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -217,24 +219,29 @@ def test_a_sentencepiece_model_that_llama_cpp_splits_otherwise_is_refused(
         GgufExporter().export({"": model}, source, tmp_path / "out")
 
 
-def train_split_bpe(folder: Path, pattern: str, *, normalize: bool = False, ignore_merges: bool = False) -> Path:
-    """A byte-level BPE whose words `pattern` splits, as the tokenizers of Qwen and Llama 3 are saved."""
+def train_split_bpe(
+    folder: Path, pattern: str, *, normalize: bool = False, ignore_merges: bool = False, lines: Sequence[str] = ()
+) -> Path:
+    """A byte-level BPE whose words `pattern` splits, as the tokenizers of Qwen and Llama 3 are saved. With `lines`, its
+    merges are those of whole lines."""
     backend = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    words = pre_tokenizers.Sequence([split, bytes_])
+    backend.pre_tokenizer = bytes_ if lines else words
     backend.decoder = decoders.ByteLevel()
     if normalize:
         backend.normalizer = normalizers.NFC()
     backend.train_from_iterator(
-        [TEXT * 3],
+        lines or [TEXT * 3],
         trainers.BpeTrainer(
-            vocab_size=300,
+            vocab_size=2000 if lines else 300,
             special_tokens=["<|endoftext|>"],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         ),
     )
+    backend.pre_tokenizer = words
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>").save_pretrained(folder)
     return folder
 
@@ -332,6 +339,40 @@ def test_llama_cpp_splits_by_the_patterns_of_qwen_and_llama_3(
     source = train_split_bpe(tmp_path / "tokenizer", pattern, **settings)
     model = make_causal("llama", source, "huggingface")
     compare_with_llama_cpp(model, source, tmp_path / "out", allow_unnormalized=settings.get("normalize", False))
+
+
+@pytest.mark.nightly
+@needs("gguf", "llama_cpp")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("pattern", "ignore_merges", "name"),
+    [
+        (vocabulary.GPT2, False, "gpt-2"), (vocabulary.QWEN, False, "qwen2"), (vocabulary.LLAMA3, True, "llama-bpe"),
+        (vocabulary.LLAMA3, False, "dbrx"),
+    ],
+)  # fmt: skip
+def test_llama_cpp_splits_hard_lines_as_the_pattern_does(
+    pattern: str, ignore_merges: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merges are learned from whole lines, so a border that one of the two does not see gives other ids."""
+    source = train_split_bpe(tmp_path / "tokenizer", pattern, ignore_merges=ignore_merges, lines=LINES * 3)
+    model, tokenizer = make_causal("llama", source, "huggingface"), AutoTokenizer.from_pretrained(source)
+    assert differing_lines(model, source, tokenizer, tmp_path / "out") == []
+    other = "gpt-2" if name == "qwen2" else "qwen2"
+    monkeypatch.setattr(vocabulary, "PATTERNS", {(pattern, ignore_merges): other})
+    assert len(differing_lines(model, source, tokenizer, tmp_path / "other")) > 5
+
+
+def differing_lines(model: PreTrainedModel, source: Path, tokenizer: Any, out: Path) -> list[str]:
+    """The lines that have other ids in llama.cpp."""
+    from llama_cpp import Llama
+
+    out.mkdir()
+    GgufExporter().export({"": model}, source, out)
+    program = Llama(str(next(out.glob("*.gguf"))), vocab_only=True, verbose=False)
+    ids = [program.tokenize(line.encode(), add_bos=True, special=True) for line in LINES]
+    program.close()
+    return [line for line, got in zip(LINES, ids, strict=True) if got != list(tokenizer(line)["input_ids"])]
 
 
 def make_causal(name: str, source: Path, type: str, **further: Any) -> PreTrainedModel:
