@@ -1,6 +1,6 @@
 """A cache from words to tokens. Words are found by numpy, all at once: a hash of each, and what is stored for the hash.
 
-Looking them up one by one in a dictionary takes twice as long, much of it for making a string of each word.
+Looking them up one by one in a dictionary takes nearly twice as long, much of it for making a string of each word.
 """
 
 from __future__ import annotations
