@@ -8,6 +8,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parameters import Parameters
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
@@ -18,6 +19,7 @@ from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.model.mup import find_scales
 
 
+@returning_freed_memory()
 def build(
     parameters: Parameters,
     module: nn.Module,

@@ -14,6 +14,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.model import lora, mup
 from terakoya.training.model.activation_checkpointing import apply_activation_checkpointing
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
@@ -64,6 +65,7 @@ class InitialModule:
     obstacle: str | None = None
 
 
+@returning_freed_memory()
 def build_initial(
     parameters: Parameters,
     vocabulary: Vocabulary,
