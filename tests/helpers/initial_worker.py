@@ -1,5 +1,7 @@
-"""Jobs of `worlds` that build a run and take no step: each writes its weights as a checkpoint has them, and what each
-process held: `RANK.json` with the bytes of its own part and the most that there were at once."""
+"""Jobs of `worlds` that build a run and take no step: each writes its weights as a checkpoint has them, those with
+`model` also the models in Transformers' format. `RANK.json` has bytes of what each process held: its `own` part, and
+the `most` at once in the beginning, and on rank 0 beside its part while it wrote models, `writing`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from worlds import Job
 from terakoya.training import setup
 from terakoya.training.checkpoint import state
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.saving import write_model_folders
 
 
 def run(jobs: Sequence[Job], context: DistributedContext) -> None:
@@ -31,11 +34,18 @@ def run(jobs: Sequence[Job], context: DistributedContext) -> None:
         engine: Any = trainer.engine
         held = [value.to_local() if isinstance(value, DTensor) else value for value in engine.module.parameters()]
         found = {"own": sum(each.nbytes for each in held), "most": max(most_at_once(profiler))}
-        (out / f"{context.rank}.json").write_text(json.dumps(found))
         if context.is_main:
             (out / "state").mkdir()
         context.barrier()
         written = state.write(out / "state", context.rank, engine)
         assert not written.not_finite, written.not_finite
         context.barrier()
+        if job.get("model") and context.is_main:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                write_model_folders(
+                    out, trainer.run, full_module=False, with_model=True, started_from=None,
+                    tokenizer_folder=trainer.run.tokenizer_folder,
+                )  # fmt: skip
+            found["writing"] = max(most_at_once(profiler))
+        (out / f"{context.rank}.json").write_text(json.dumps(found))
         trainer.run_log.close()

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 class Exporter(Component):
     """A format in which finished models are written."""
 
+    one_weight_at_a_time: ClassVar[bool] = False
+    """Whether `export` does nothing with a model but to give it to `toolkit.formats.transformers_folder.write`. Models
+    may then have no memory for their weights, which are read one at a time."""
+
     for_transformers: ClassVar[bool] = True
     """Whether the written folder is `models` as Transformers loads them; else its README.md may say how to use it."""
 

@@ -77,7 +77,7 @@ def export(
     check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
     exporter.check()
-    with _open_source(source, weights) as opened:
+    with _open_source(source, weights, to_write=exporter.one_weight_at_a_time) as opened:
         folder, models = opened.folder, opened.models
         if only is not None:
             if only not in models:
@@ -119,8 +119,8 @@ class _Source:
 
 
 @contextmanager
-def _open_source(source: Path, weights: str | None) -> Iterator[_Source]:
-    """Loads what `source` refers to. Raises UserError as `export` does."""
+def _open_source(source: Path, weights: str | None, *, to_write: bool) -> Iterator[_Source]:
+    """Loads what `source` refers to; see `models_to_write` for those `to_write`. Raises UserError as `export` does."""
     from terakoya.conversion.import_checkpoint import copy_tokenizer
 
     if (source / "config.json").is_file() and not (source / "manifest.json").is_file():
@@ -133,7 +133,7 @@ def _open_source(source: Path, weights: str | None) -> Iterator[_Source]:
     folder = find_checkpoint(source)
     manifest = read_manifest(folder)
     with tempfile.TemporaryDirectory() as temporary:
-        models, adapters = _build(folder, manifest, Path(temporary), weights)
+        models, adapters = _build(folder, manifest, Path(temporary), weights, to_write=to_write)
         yield _Source(folder, manifest["step"], models, folder / "tokenizer", adapters)
 
 
@@ -169,15 +169,20 @@ def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreT
 
 
 def _build(
-    folder: Path, manifest: Mapping[str, Any], adapters: Path | None, weights: str | None = None
+    folder: Path,
+    manifest: Mapping[str, Any],
+    adapters: Path | None,
+    weights: str | None = None,
+    *,
+    to_write: bool = False,
 ) -> tuple[Mapping[str, PreTrainedModel], Mapping[str, Path]]:
     """Builds the models as `build_models` does, with the `weights` of an event plugin if one is named, and first writes
     their adapters below the new folder `adapters`.
 
-    Returns the models, and the folder of each adapter, both by sub-folder.
+    Returns the models, and the folder of each adapter, both by sub-folder. See `models_to_write` for those `to_write`.
     """
     from terakoya.training.checkpoint import event_tensors
-    from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
+    from terakoya.training.checkpoint.restoring import models_to_write, restore_module, saved_parameters
     from terakoya.training.model import lora
 
     plugins = registry()
@@ -185,9 +190,12 @@ def _build(
     if missing:
         raise UserError(f"{folder}: " + "; ".join(missing))
     parameters = saved_parameters(folder, manifest)
+    vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
+    if to_write and weights is None and parameters.lora is None:
+        return models_to_write(folder, parameters, vocabulary, tokenizer_folder=folder / "tokenizer"), {}
     module = restore_module(
-        folder, parameters, Vocabulary.model_validate(manifest["vocabulary"]),
-        tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
+        folder, parameters, vocabulary, tokenizer_folder=folder / "tokenizer",
+        started_from=manifest.get("started_from"),
     )  # fmt: skip
     if weights is not None:
         event_tensors.load_weights(folder, weights, module)

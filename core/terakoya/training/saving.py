@@ -19,8 +19,9 @@ from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint.event_tensors import EventTensors
-from terakoya.training.checkpoint.restoring import StartFacts, restore_module
+from terakoya.training.checkpoint.restoring import StartFacts, models_to_write, restore_module
 from terakoya.training.checkpoint.snapshot import Snapshot
+from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
 from terakoya.training.run import Run
@@ -225,6 +226,7 @@ def _write_nothing(folder: Path) -> None:
     """Writes no folders besides `state/`."""
 
 
+@returning_freed_memory()
 def write_model_folders(
     folder: Path,
     run: Run,
@@ -242,6 +244,11 @@ def write_model_folders(
         started_from: the manifest's entry about the folders of `start_from`.
     """
     parameters, module = run.parameters.built_in(run.phase), run.module
+    if with_model and not full_module and parameters.lora is None:
+        models = models_to_write(folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder)
+        for name, model in models.items():
+            model_folder.write(model, folder / "model" / name)
+        return
     if with_model and not full_module:  # rebuild it from the `state/` that was just written
         module = restore_module(
             folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from

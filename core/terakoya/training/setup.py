@@ -274,7 +274,8 @@ def build_trainer(
     built = build_initial(parameters, vocabulary, tokenizer_folder, context, fresh=fresh, in_parts=in_parts)
     module, started = built.module, built.started
     if built.obstacle is not None:
-        run_log.warn(f"every process builds the whole model before it keeps its part: {built.obstacle}")
+        obstacle = built.obstacle
+        run_log.warn(f"every process builds the whole model before it keeps its part: {obstacle}")
     backend = _choose_attention(parameters, module, loader, context.device, say=run_log.print)
     compiled, reason = compilation.choose(parameters, context.device)
     if reason is not None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class HuggingFace(Exporter):
     """One folder per model, with the tokenizer's files in each."""
 
+    one_weight_at_a_time = True
+
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes `models` (sub-folder -> model; "" is `out` itself) with the tokenizer."""
         from terakoya.toolkit.formats import transformers_folder

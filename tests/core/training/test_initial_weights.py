@@ -21,7 +21,7 @@ from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import named_values
 from terakoya.training.stores import Stores
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # most of it is for the runs that all tests share
 
 FSDP, TP, PP = {"engine": "fsdp"}, {"tp_size": 2}, {"pp_size": 2}
 MASKED, CAUSAL = {"type": "masked_lm"}, {"type": "causal_lm", "append_eos": False}
@@ -31,7 +31,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 DRAWN: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}.fsdp": (name, FSDP) for name in OBJECTIVES},
-    **{f"{name}.tp": (name, TP) for name in ("bert", "gpt2", "llama")},
+    **{f"{name}.tp": (name, TP) for name in ("bert", "electra", "gpt2", "llama")},
     **{f"{name}.pp": (name, PP) for name in ("gpt2", "llama")},
 }
 """What can be divided how: an architecture, and how two processes work together."""
@@ -40,6 +40,8 @@ STARTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2.pp.started": ("gpt2", PP), "gpt2.tp.started": ("gpt2", TP),
 }  # fmt: skip
 CASES = {**DRAWN, **STARTED}
+WRITTEN = ("bert.fsdp", "electra.fsdp", "modernbert.fsdp", "gpt2.pp", "llama.tp")
+"""Those that also write their models."""
 OTHER = 7
 """The seed of the weights in the folders that runs start from."""
 
@@ -72,8 +74,9 @@ def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             model.save_pretrained(base / f"{name}.folder" / role, max_shard_size="1MB")
     for case, (name, parallel) in CASES.items():
         begin = {"start_from": str(base / f"{name}.folder")} if case in STARTED else {}
-        jobs.append({"out": str(base / case), "settings": settings(store, name, parallel=parallel, **begin)})
-    toy.finish(worlds.start(partial(initial_worker.run, jobs), (2,), base / "said"), seconds=200.0)
+        raw = settings(store, name, parallel=parallel, **begin)
+        jobs.append({"out": str(base / case), "settings": raw, "model": case in WRITTEN})
+    toy.finish(worlds.start(partial(initial_worker.run, jobs), (2,), base / "said"), seconds=400.0)
     return base
 
 
@@ -99,3 +102,17 @@ def test_no_process_holds_more_than_its_part_and_a_block(runs: Path, store: Path
     for rank in range(2):
         held = json.loads((runs / case / f"{rank}.json").read_text())
         assert held["most"] <= 1.5 * held["own"] + block < whole, (held, block, whole)
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_models_are_written_as_by_one_process_and_one_weight_at_a_time(
+    runs: Path, store: Path, case: str, tmp_path: Path
+) -> None:
+    parameters, module = build(store, CASES[case][0])
+    for name, model in parameters.objective.exports(module).items():
+        model.save_pretrained(tmp_path / name)
+        file = Path(name, "model.safetensors")
+        assert (runs / case / "model" / file).read_bytes() == (tmp_path / file).read_bytes()
+    largest = max(value.nbytes for value in module.parameters())
+    mapped = 2 * max(path.stat().st_size for path in (runs / case / "state").iterdir())  # of which little is in memory
+    assert json.loads((runs / case / "0.json").read_text())["writing"] <= mapped + 3 * largest

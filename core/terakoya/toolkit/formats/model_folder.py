@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -20,18 +20,32 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from terakoya.atomic_files import os_error_of
+from terakoya.toolkit.formats import streamed_weights
 
 FORMER_NAMES_OF_TWO = {"gemma3_text": ("rope_theta", "rope_local_base_freq")}
 """What Transformers 4 calls the bases of rotary positions in whole and in local layers, by the type of models that have
 two; ModernBERT's names where it is not here."""
 
+VALUE_OF = "value_of_weight"
+"""The attribute of a model with what computes its weights."""
+
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Saves `model` into `folder`: config.json and safetensors weights, its own or those of the state dict `state`."""
     silence_logging()
+    state = _with_former_bias(model, state)
+    value_of = getattr(model, VALUE_OF, None)
     with safetensors_as_os_errors(folder):
-        model.save_pretrained(folder, state_dict=_with_former_bias(model, state))
+        if value_of is None:
+            model.save_pretrained(folder, state_dict=state)
+        else:
+            streamed_weights.save(model, folder, state, value_of)
     _add_former_rotary_keys(folder / "config.json")
+
+
+def compute_when_written(model: PreTrainedModel, value_of: Callable[[Tensor], Tensor]) -> None:
+    """Lets `write` compute the weights of `model` one at a time, by `value_of`: it has no memory for them."""
+    setattr(model, VALUE_OF, value_of)
 
 
 def _with_former_bias(model: PreTrainedModel, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:

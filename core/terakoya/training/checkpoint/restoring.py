@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.model import lora
+from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.start_from import load_start_weights
+
+log = logging.getLogger("terakoya")
 
 StartFacts = Mapping[str, Any]
 """A manifest's `started_from`: name of a model -> its `folder`, and the SHA-256 of each of the folder's `files`."""
@@ -37,12 +44,14 @@ def restore_module(
     *,
     tokenizer_folder: Path,
     started_from: StartFacts | None,
+    deferred: DeferredTensors | None = None,
 ) -> nn.Module:
     """Returns the root module of the checkpoint `folder` with its weights and, with `lora`, its adapters, on the CPU.
 
     Args:
         folder: the checkpoint; only its `state/` is read.
         started_from: the manifest's entry about the base weights under the adapters.
+        deferred: reads the weights when their values are asked for; it is entered.
 
     Raises:
         UserError: the folders of the base weights are missing or changed, or the checkpoint is of another model.
@@ -58,8 +67,35 @@ def restore_module(
             raise lora.missing_base_error(error) from error
         check_base_unchanged(started.facts, started_from)
         lora.add_adapters(module, parameters.lora, seed=parameters.seed)
-    checkpoint_state.load_module(folder, module)
+    checkpoint_state.load_module(folder, module, deferred)
     return module
+
+
+def models_to_write(
+    folder: Path, parameters: Parameters, vocabulary: Vocabulary, *, tokenizer_folder: Path
+) -> Mapping[str, PreTrainedModel]:
+    """Returns the models of the checkpoint `folder`, by sub-folder, for `model_folder.write` alone: it reads their
+    weights one at a time. Where code of plugins needs weights at once, the models have all of them.
+
+    Raises:
+        UserError: as `restore_module`.
+    """
+    assert parameters.lora is None, "adapters are merged into whole weights"
+    restore = partial(
+        restore_module, folder, parameters, vocabulary, tokenizer_folder=tokenizer_folder, started_from=None
+    )
+    deferred = DeferredTensors(draws=False)
+    try:
+        with deferred:
+            models = parameters.objective.exports(restore(deferred=deferred))
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever code raises that expects values
+        log.info("%s: its models are written from whole weights: %s: %s", folder, type(error).__name__, error)
+        return parameters.objective.exports(restore())
+    for model in models.values():
+        model_folder.compute_when_written(model, deferred.value)
+    return models
 
 
 def check_base_unchanged(now: StartFacts, before: StartFacts | None) -> None:

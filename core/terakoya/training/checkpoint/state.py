@@ -16,6 +16,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
+from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import saved_values
 
 FILE_BYTES = 1 << 30
@@ -137,13 +139,14 @@ class _StoredShard(NamedTuple):
     """A shard in a file.
 
     Attributes:
+        path: the file.
         key: its name in the file.
         shape: the shape of the whole tensor.
         shard_shape: the shape of the shard.
         start: where the shard begins in the whole tensor.
     """
 
-    file: Any
+    path: Path
     key: str
     shape: tuple[int, ...]
     shard_shape: tuple[int, ...]
@@ -153,6 +156,13 @@ class _StoredShard(NamedTuple):
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shard_shape)
+
+    def read(self) -> Tensor:
+        """Returns its values, of which those that are used are read. The file is mapped into memory for as long as the
+        tensor lives, so that what was read of it no longer counts for this process then."""
+        with safe_open(self.path, "pt") as file:
+            value: Tensor = file.get_tensor(self.key)
+            return value
 
     def flat_start(self) -> int | None:
         """Returns the first element's index in the flattened tensor; None where the shard is not one range of it."""
@@ -167,17 +177,17 @@ class StoredTensors:
     """The tensors in some files of a checkpoint, read one at a time."""
 
     def __init__(self, folder: Path, paths: Iterable[Path]) -> None:
-        """Opens the files `paths` of the checkpoint `folder`."""
+        """Finds the tensors in the files `paths` of the checkpoint `folder`."""
         self.folder = folder
         self.shards: defaultdict[str, list[_StoredShard]] = defaultdict(list)
         for path in paths:
-            file = safe_open(path, "pt")
-            locations = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-            for key in file.keys():  # noqa: SIM118 - not a mapping
-                shard_shape = tuple(file.get_slice(key).get_shape())
-                name, shape, start = locations.get(key, (key, shard_shape, (0,) * len(shard_shape)))
-                start = start if isinstance(start, int) else tuple(start)
-                self.shards[name].append(_StoredShard(file, key, tuple(shape), shard_shape, start))
+            with safe_open(path, "pt") as file:
+                locations = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+                for key in file.keys():  # noqa: SIM118 - not a mapping
+                    shard_shape = tuple(file.get_slice(key).get_shape())
+                    name, shape, start = locations.get(key, (key, shard_shape, (0,) * len(shard_shape)))
+                    start = start if isinstance(start, int) else tuple(start)
+                    self.shards[name].append(_StoredShard(path, key, tuple(shape), shard_shape, start))
 
     def names(self) -> frozenset[str]:
         """Returns the names of all tensors."""
@@ -194,17 +204,18 @@ class StoredTensors:
             UserError: the checkpoint has no such tensor, and is of another model, or a part of the tensor is missing.
         """
         shards = self._shards_of(name)
-        first: Tensor = shards[0].file.get_tensor(shards[0].key)
         if len(shards) == 1:
-            return first.reshape(shards[0].shape)
-        whole = torch.empty(shards[0].shape, dtype=first.dtype)
+            return shards[0].read().reshape(shards[0].shape)
+        whole: Tensor | None = None
         for shard in shards:
-            value = shard.file.get_tensor(shard.key)
+            value = shard.read()
+            whole = torch.empty(shard.shape, dtype=value.dtype) if whole is None else whole
             if isinstance(shard.start, int):
                 whole.view(-1)[shard.start : shard.start + len(value)] = value
             else:
                 box = (slice(at, at + size) for at, size in zip(shard.start, shard.shard_shape, strict=True))
                 whole[tuple(box)] = value
+        assert whole is not None, "a tensor that is whole has shards"
         return whole
 
     def part(self, name: str, start: int, size: int) -> Tensor:
@@ -221,7 +232,7 @@ class StoredTensors:
             assert first is not None
             low, high = max(start, first), min(start + size, first + shard.size)
             if low < high:  # files are mapped into memory: elements that are not used are not read
-                parts.append(shard.file.get_tensor(shard.key).flatten()[low - first : high - first])
+                parts.append(shard.read().flatten()[low - first : high - first])
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
 
     def box(self, name: str, start: Sequence[int], size: Sequence[int]) -> Tensor:
@@ -245,7 +256,7 @@ class StoredTensors:
             if all(low < high for low, high in spans):
                 there = tuple(slice(low - b, high - b) for (low, high), b in zip(spans, shard.start, strict=True))
                 here = tuple(slice(low - a, high - a) for (low, high), a in zip(spans, start, strict=True))
-                values = shard.file.get_tensor(shard.key)[there]
+                values = shard.read()[there]
                 found = torch.empty(tuple(size), dtype=values.dtype) if found is None else found
                 found[here] = values
         return torch.empty(tuple(size)) if found is None else found
@@ -294,7 +305,7 @@ def check_tensors(folder: Path) -> tuple[int, list[str]]:
         for name in sorted(state.names()):
             if not state.is_whole(name):
                 problems.append(f"state/: a part of {name} is missing")
-            elif not all(is_finite(shard.file.get_tensor(shard.key)) for shard in state.shards[name]):
+            elif not all(is_finite(shard.read()) for shard in state.shards[name]):
                 problems.append(f"state/: {name} is not finite")
     return sum(len(state.names()) for state in states), problems
 
@@ -318,8 +329,9 @@ def check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
             )
 
 
-def load_module(folder: Path, module: torch.nn.Module) -> None:
-    """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process only.
+def load_module(folder: Path, module: torch.nn.Module, deferred: DeferredTensors | None = None) -> None:
+    """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process only. What is `deferred` is
+    read when its value is asked for.
 
     Raises:
         UserError: the checkpoint is of another model.
@@ -331,4 +343,7 @@ def load_module(folder: Path, module: torch.nn.Module) -> None:
         raise UserError(f"{folder}: has tensors this model does not know: {', '.join(sorted(unknown)[:5])}")
     with torch.no_grad():
         for name, value in values.items():
-            value.copy_(state(name))
+            if deferred is not None and state.shape(name) == value.shape:
+                value.copy_(deferred.read_later(tuple(value.shape), value.dtype, partial(state, name)))
+            else:
+                value.copy_(state(name))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -23,14 +24,17 @@ class InitialWeights:
     each of which keeps its part.
 
     Attributes:
-        values: name -> parameter or buffer of the root module, whose value is rank 0's.
+        values: name -> parameter or persistent buffer of the root module, whose value is rank 0's.
     """
 
     def __init__(self, module: nn.Module, deferred: DeferredTensors | None, context: DistributedContext) -> None:
+        """Gives all other buffers of `module` the values of rank 0; collective."""
         self.deferred = deferred
         self.context = context
-        values = dict(named_values(module)) | dict(module.named_buffers())
-        self.values = {name: value.detach() for name, value in values.items()}  # `fill` changes the module's own
+        self.values = {name: value.detach() for name, value in named_values(module)}  # `fill` changes the module's own
+        for name, value in module.named_buffers():
+            if name not in self.values:
+                self._receive(value)
 
     def deferring(self) -> AbstractContextManager[object]:
         """Returns a context in which values that are computed from the weights are deferred as they are."""
@@ -52,7 +56,7 @@ class InitialWeights:
             if parameter.is_meta:
                 memory = torch.empty_like(parameter, device=self.context.device)
                 torch.utils.swap_tensors(parameter, nn.Parameter(memory, requires_grad=parameter.requires_grad))
-        own = {names.get(each, each): value for each, value in named_values(module)}
+        own = {names[each]: value for each, value in named_values(module)}
         for name, value in self.values.items():
             whole = self._receive(value)
             if name in own:
@@ -60,15 +64,15 @@ class InitialWeights:
                 (held.to_local() if isinstance(held, DTensor) else held).copy_(parts[name].cut(whole))
 
     def _receive(self, value: Tensor) -> Tensor:
-        """Returns rank 0's `value`, which all processes have memory for or none, on the device; collective."""
+        """Returns rank 0's `value` on the device, and sets it where it is not deferred; collective."""
         if not value.is_meta:
-            whole = value
+            whole = value.detach()
         elif self.context.is_main:
             whole = self.value(value)
         else:
             whole = torch.empty_like(value, device=self.context.device)
-        on_device = whole.to(self.context.device)
-        torch.distributed.broadcast(on_device, src=0)
+        on_device = whole.to(self.context.device).contiguous()
+        dist.broadcast(on_device, src=0)
         if not value.is_meta and on_device is not whole:
-            whole.copy_(on_device)  # stages share buffers that no checkpoint holds
+            whole.copy_(on_device)
         return on_device

@@ -124,10 +124,15 @@ class Memory:
 
 
 class DeferredTensors(TorchDispatchMode):
-    """Defers the values of new tensors while it is entered. See the module's docstring."""
+    """Defers the values of new tensors while it is entered. See the module's docstring.
 
-    def __init__(self) -> None:
+    Attributes:
+        draws: whether random numbers are drawn; without them, tensors that are drawn have any values.
+    """
+
+    def __init__(self, *, draws: bool = True) -> None:
         super().__init__()
+        self.draws = draws
         self.memories: dict[int, Memory] = {}
         self.computes = False
         self.seem_on_cpu = _SeemOnCpu(self)
@@ -147,7 +152,7 @@ class DeferredTensors(TorchDispatchMode):
         """Draws from a truncated normal distribution, as one operation."""
         if self.computes or not self.is_deferred(tensor):
             return self.draw_truncated(tensor, *args, **kwargs)
-        self._write(self.draw_truncated, tensor, (View.of(tensor), *args), kwargs, draws=True, overwrites=True)
+        self._write(self.draw_truncated, tensor, (View.of(tensor), *args), kwargs, draws=self.draws, overwrites=True)
         return tensor
 
     def is_deferred(self, tensor: Tensor) -> bool:
@@ -173,6 +178,12 @@ class DeferredTensors(TorchDispatchMode):
         made = torch.empty(shape, dtype=dtype, device=META)
         self._add(made, (Operation(read, (), {}), 0))
         return made
+
+    def forget(self, tensor: Tensor) -> None:
+        """Makes the value of a deferred `tensor` unknown to this process; nothing happens to others."""
+        if self.is_deferred(tensor):
+            memory = self._memory(tensor)
+            memory.content = Content(tensor.dtype, memory.content.elements, (Operation(_refuse, (), {}), 0))
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs `function` as if nothing was deferred."""
@@ -237,7 +248,7 @@ class DeferredTensors(TorchDispatchMode):
             results = func(*shapes[0], **shapes[1] | ({"device": META} if "device" in kwargs else {}))
         except (NotImplementedError, RuntimeError) as error:
             raise CannotDeferError(f"{func}: {error}") from error
-        draws = torch.Tag.nondeterministic_seeded in func.tags
+        draws = self.draws and torch.Tag.nondeterministic_seeded in func.tags
         if into is not None:
             (target,) = written.values()
             self._write(func, target, *described, draws=draws, overwrites=func in OVERWRITES)
@@ -297,6 +308,10 @@ class _SeemOnCpu(TorchFunctionMode):
         if func in self.answers and self.deferred.is_deferred(args[0]):
             return self.answers[func]
         return func(*args, **(kwargs or {}))
+
+
+def _refuse() -> Tensor:
+    raise CannotDeferError("another process has this weight")
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

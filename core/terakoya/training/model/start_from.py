@@ -95,6 +95,9 @@ def load_on_rank0_and_broadcast(
     result = context.broadcast(result)
     if isinstance(result, str):
         raise UserError(result) if deferred is None else CannotDeferError(result)
+    if deferred is not None and not context.is_main:
+        for value in module.parameters():
+            deferred.forget(value)
     return result
 
 
