@@ -112,8 +112,9 @@ def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
     """Returns the host memory that background saves keep, in bytes: of each process, for its shards of `state/` as in
     `_checkpoint_bytes`; and of rank 0, for the weights of `model/`."""
     weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
-    state_bytes = 4 * (weights + 2 * trained) // trainer.run.world_size
-    return state_bytes, 4 * weights if trainer.saver.copies_model() else 0
+    saved = weights if trainer.parameters.lora is None else trained
+    state_bytes = 4 * (saved + 2 * trained) // trainer.run.world_size
+    return state_bytes, 4 * weights if trainer.parameters.checkpoint.model != "never" else 0
 
 
 def _try_step(trainer: Trainer, phase: PlannedPhase, out: Path) -> str:

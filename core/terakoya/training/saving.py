@@ -15,6 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torch import nn
+from transformers import PreTrainedModel
+
+from terakoya.components import Objective
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
@@ -24,6 +30,7 @@ from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
+from terakoya.training.model.thread_generator import ThreadGenerator
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 
@@ -85,19 +92,6 @@ class Saver:
             wait([self.pending], SHUTDOWN_SECONDS)
         self.thread.shutdown(wait=False)
 
-    def notes(self) -> list[str]:
-        """Returns messages for the user where `async_save` has no effect."""
-        if not self.settings.async_save:
-            return []
-        if self.run.parameters.lora is not None:
-            return ["checkpoint.async_save: adapters are small; the run waits for every save"]
-        if self.settings.model == "every" and self.must_wait(with_model=True):
-            return [
-                'checkpoint.async_save: no process holds the whole model; with checkpoint.model "every" the run waits '
-                "for every save"
-            ]
-        return []
-
     def save(
         self, facts: Mapping[str, Any], *, event_tensors: EventTensors, keep_before: int | None = None
     ) -> SavedCheckpoint | None:
@@ -133,16 +127,17 @@ class Saver:
             before_commit=self.run_log.sync,
         )
         with_model = self._saves_model()
-        if not self.settings.async_save or self.must_wait(with_model=with_model):
-            write_folders = partial(
-                write_model_folders,
-                run=run,
-                full_module=engine.full_module,
-                with_model=with_model,
-                tokenizer_folder=self.tokenizer_folder,
-                started_from=facts["started_from"],
-            )
-
+        write_folders = partial(
+            write_model_folders,
+            module=run.module if engine.full_module else None,
+            objective=run.objective,
+            parameters=run.parameters.built_in(run.phase),
+            vocabulary=run.vocabulary,
+            with_model=with_model,
+            tokenizer_folder=self.tokenizer_folder,
+            started_from=facts["started_from"],
+        )
+        if not self.settings.async_save:
             self.is_writing = True
             try:
                 return self._result(partial(write, engine, event_tensors=event_tensors, write_models=write_folders))
@@ -151,8 +146,17 @@ class Saver:
         self.snapshot.take(engine)
         copies = self.snapshot.copy_tensors(event_tensors)
         write_copies: Callable[[Path], None] = _write_nothing
-        if with_model and run.context.is_main:
-            write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
+        if run.context.is_main and engine.full_module and run.parameters.lora is None:
+            if with_model:
+                write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
+        elif run.context.is_main:
+            if engine.full_module:
+                copied = {
+                    "copies": self.snapshot.copy_trained(run.module),
+                    "adapted": run.objective.exports(run.module),
+                }
+                write_folders = partial(write_folders, **copied)
+            write_copies = partial(_write_beside_training, write_folders)
 
         self.pending = self.thread.submit(write, self.snapshot, event_tensors=copies, write_models=write_copies)
         return None
@@ -162,18 +166,6 @@ class Saver:
         prefers_adapters = self.run.parameters.lora is not None  # they are small next to merged models
         model = self.settings.model or ("every" if self.engine.full_module and not prefers_adapters else "last")
         return model == "every" or (model == "last" and self.run.finished)
-
-    def must_wait(self, *, with_model: bool) -> bool:
-        """Whether the run waits for a save whatever `async_save` says.
-
-        It waits where `model/` is written from a module that is built for it: initialising that module draws random
-        numbers, which would disturb dropout. It also waits with adapters, which are small.
-        """
-        return self.run.parameters.lora is not None or (with_model and not self.engine.full_module)
-
-    def copies_model(self) -> bool:
-        """Whether rank 0 also copies whole models before some of the background saves."""
-        return self.settings.model != "never" and not self.must_wait(with_model=True)
 
     def has_finished(self) -> bool:
         """Whether this rank has finished the background save; once all ranks have, `finish` returns without waiting.
@@ -226,39 +218,54 @@ def _write_nothing(folder: Path) -> None:
     """Writes no folders besides `state/`."""
 
 
+def _write_beside_training(write: Callable[[Path], None], folder: Path) -> None:
+    """Lets `write` build modules while training draws random numbers."""
+    with ThreadGenerator():
+        write(folder)
+
+
 @returning_freed_memory()
 def write_model_folders(
     folder: Path,
-    run: Run,
     *,
-    full_module: bool,
+    module: nn.Module | None,
+    objective: Objective,
+    parameters: Parameters,
+    vocabulary: Vocabulary,
     with_model: bool,
     tokenizer_folder: Path,
     started_from: StartFacts | None,
+    copies: lora.Copies = lora.NO_COPIES,
+    adapted: Mapping[str, PreTrainedModel] | None = None,
 ) -> None:
     """Writes `model/` for Transformers and `adapter/` for peft into the checkpoint `folder`, which has its `state/`.
 
     Args:
-        full_module: whether this process holds every weight of the run's module.
+        module: the run's; None where this process does not hold every weight of it.
+        objective: the one that made it.
+        parameters: those of the run's phase.
         with_model: whether to write `model/`. `adapter/` is written with it, and wherever the module is whole anyway.
         started_from: the manifest's entry about the folders of `start_from`.
+        copies: with adapters, are in the place of tensors of the module.
+        adapted: what `objective` exported of the module when these were copied.
     """
-    parameters, module = run.parameters.built_in(run.phase), run.module
-    if with_model and not full_module and parameters.lora is None:
-        models = models_to_write(folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder)
+    if module is None and not with_model:
+        return
+    if module is None and parameters.lora is None:
+        models = models_to_write(folder, parameters, vocabulary, tokenizer_folder=tokenizer_folder)
         for name, model in models.items():
             model_folder.write(model, folder / "model" / name)
         return
-    if with_model and not full_module:  # rebuild it from the `state/` that was just written
+    if module is None:  # rebuild it from the `state/` that was just written
         module = restore_module(
-            folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
+            folder, parameters, vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
         )
-    if parameters.lora is not None and (with_model or full_module):
+    if parameters.lora is not None:
         assert started_from is not None
-        lora.write_adapters(run.objective.exports(module), folder, started_from)
+        lora.write_adapters(adapted or objective.exports(module), folder, started_from, copies)
     if not with_model:
         return
     if parameters.lora is not None:
-        module = lora.merged_copy(parameters, module, run.vocabulary)
-    for name, model in run.objective.exports(module).items():
+        module = lora.merged_copy(parameters, module, vocabulary, copies)
+    for name, model in objective.exports(module).items():
         model_folder.write(model, folder / "model" / name)

@@ -404,8 +404,6 @@ class Trainer:
         rows = self.plan.phase_at(self.run.step).span.rows_per_step
         hosts = list(dict.fromkeys(self.context.topology.hosts().values()))
         self.run_log.write("start", step=self.run.step, hosts=hosts, **facts, global_rows=rows)
-        for note in self.saver.notes():
-            self.run_log.print(note)
 
     def _validate(self) -> None:
         """Validates on every validation store, if there are any, and logs the means."""

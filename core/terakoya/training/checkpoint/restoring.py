@@ -66,7 +66,7 @@ def restore_module(
         except UserError as error:
             raise lora.missing_base_error(error) from error
         check_base_unchanged(started.facts, started_from)
-        lora.add_adapters(module, parameters.lora, seed=parameters.seed)
+        lora.add_adapters(module, parameters.lora, seed=None)
     checkpoint_state.load_module(folder, module, deferred)
     return module
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.toolkit.formats import model_folder
@@ -16,6 +16,7 @@ from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.distributed.all_ranks import Shutdown
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
+from terakoya.training.model.module_parts import named_values
 
 
 class Snapshot:
@@ -71,6 +72,17 @@ class Snapshot:
                 model_folder.write(model, folder / "model" / name, states[name])
 
         return write
+
+    def copy_trained(self, module: nn.Module) -> dict[int, Tensor]:
+        """Copies what training changes of `module`: trained parameters and buffers; returns the copies by the ids of
+        their tensors."""
+        copies = {
+            id(value): self._copy(("trained", name), value)
+            for name, value in named_values(module)
+            if value.requires_grad or not isinstance(value, nn.Parameter)
+        }
+        _wait_for_copies()
+        return copies
 
     def copy_tensors(self, tensors: EventTensors) -> EventTensors:
         """Returns copies of the tensors of event plugins."""

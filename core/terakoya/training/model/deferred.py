@@ -168,9 +168,10 @@ class DeferredTensors(TorchDispatchMode):
         """Returns `tensor` with its values, on the CPU; itself if it is not deferred."""
         if not self.is_deferred(tensor):
             return tensor.detach()
-        before = torch.get_rng_state()
+        before = torch.get_rng_state() if self.draws else None  # another thread may draw where this one does not
         memory = self._run(_compute, self._memory(tensor).content)
-        torch.set_rng_state(before)
+        if before is not None:
+            torch.set_rng_state(before)
         return View.of(tensor).into(memory)
 
     def read_later(self, shape: tuple[int, ...], dtype: torch.dtype, read: Callable[[], Tensor]) -> Tensor:

@@ -11,12 +11,12 @@ import importlib
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -30,14 +30,18 @@ from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.model.module_parts import ADAPTED, named_values, top_level_models
 
 KEY = "lora"
+Copies = Mapping[int, Tensor]
+"""Copies of tensors as they were at a step, by the tensors' ids."""
+NO_COPIES: Copies = MappingProxyType({})
 NAME = "default"
 """peft's name for a model's only adapter."""
 
 
-def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int) -> None:
+def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int | None) -> None:
     """Adds adapters to every model in `module` and freezes everything else there; None does nothing.
 
-    Adapters are randomly initialised from the run's `seed` alone. Weights under an adapter change their names, from
+    Adapters are randomly initialised from the run's `seed` alone; None is for adapters that are read after this, and
+    leaves torch's generator as it is. Weights under an adapter change their names, from
     `q.weight` to `q.base_layer.weight`.
 
     Raises:
@@ -46,7 +50,8 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int)
     if settings is None:
         return
     peft = _peft()
-    torch.manual_seed(int(hash_u64(seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
+    if seed is not None:
+        torch.manual_seed(int(hash_u64(seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
     owners = _owners(module)
     for model in top_level_models(module):
         config = _config(peft, settings, model)
@@ -197,11 +202,14 @@ def merge_adapters(module: nn.Module) -> None:
     setattr(module, ADAPTED, False)
 
 
-def merged_copy(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> nn.Module:
-    """Returns a copy of `module`, which must be whole in this process, on the CPU with its adapters merged."""
+def merged_copy(
+    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, copies: Copies = NO_COPIES
+) -> nn.Module:
+    """Returns a copy of `module`, which must be whole in this process, on the CPU with its adapters merged. `copies`
+    are in the place of its own tensors."""
     merged = parameters.objective.build(parameters.architecture, vocabulary)
-    add_adapters(merged, parameters.lora, seed=parameters.seed)
-    values = dict(named_values(module))
+    add_adapters(merged, parameters.lora, seed=None)
+    values = {name: copies.get(id(value), value) for name, value in named_values(module)}
     with torch.no_grad():
         for name, value in named_values(merged):
             value.copy_(values[name])
@@ -210,7 +218,10 @@ def merged_copy(parameters: Parameters, module: nn.Module, vocabulary: Vocabular
 
 
 def write_adapters(
-    exported: Mapping[str, PreTrainedModel], folder: Path, started_from: Mapping[str, Any]
+    exported: Mapping[str, PreTrainedModel],
+    folder: Path,
+    started_from: Mapping[str, Any],
+    copies: Copies = NO_COPIES,
 ) -> dict[str, Path]:
     """Writes the adapters of the models in `exported` in peft's format, each into a new folder of its own.
 
@@ -218,13 +229,15 @@ def write_adapters(
         exported: the result of `objective.exports`, by name; adapters are not merged yet.
         folder: parent of the new `adapter/`, which gets a folder for each name; "" is `adapter/` itself.
         started_from: the origin of the weights under each adapter: `LoadedWeights.facts`.
+        copies: are in the place of the models' own tensors.
 
     Returns:
         name -> the adapter's folder.
     """
     peft, folders = _peft(), {name: folder / FOLDER / name for name in exported}
     for name, model in exported.items():
-        values = peft.get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+        state = {key: copies.get(id(value), value) for key, value in model.state_dict(keep_vars=True).items()}
+        values = peft.get_peft_model_state_dict(model, state, adapter_name=NAME, save_embedding_layers=False)
         config = copy.copy(model.peft_config[NAME])
         config.base_model_name_or_path = started_from[name]["folder"]
         config.inference_mode = True
