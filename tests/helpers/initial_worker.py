@@ -43,9 +43,11 @@ def run(jobs: Sequence[Job], context: DistributedContext) -> None:
         if job.get("model") and context.is_main:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 write_model_folders(
-                    out, trainer.run, full_module=False, with_model=True, started_from=None,
+                    out, module=None, objective=trainer.run.objective, parameters=trainer.run.parameters,
+                    vocabulary=trainer.run.vocabulary, with_model=True, started_from=None,
                     tokenizer_folder=trainer.run.tokenizer_folder,
                 )  # fmt: skip
-            found["writing"] = max(most_at_once(profiler))
+            sizes = {path.stat().st_size for path in (out / "state").iterdir()}
+            found["writing"] = max(most_at_once(profiler, mapped=sizes))
         (out / f"{context.rank}.json").write_text(json.dumps(found))
         trainer.run_log.close()

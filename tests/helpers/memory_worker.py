@@ -14,7 +14,7 @@ import contextlib
 import gc
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +71,17 @@ def weigh(job: dict[str, Any], context: DistributedContext) -> dict[str, Any]:
     return {"peak": max(first, second, last), "first": first, "rest": rest, "places": noted}
 
 
-def most_at_once(profiler: profile) -> list[int]:
+def most_at_once(profiler: profile, *, mapped: Collection[int] = ()) -> list[int]:
     """The most bytes that torch's allocator had given out at once, before, between and after the times when it gave out
-    `MARK`. `profiler` profiles memory, and began before all that counts: it does not see the end of older things."""
+    `MARK`. `profiler` profiles memory, and began before all that counts: it does not see the end of older things. Files
+    of the sizes `mapped` are not counted: they are in memory only as far as they are read, and can leave it."""
     assert profiler.profiler is not None
     events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
     live, most = 0, [0]
     for event in sorted(events, key=lambda each: each.start_ns()):
         if event.nbytes() == MARK:
             most.append(live)
-        live += event.nbytes()
+        live += event.nbytes() if abs(event.nbytes()) not in mapped else 0
         most[-1] = max(most[-1], live)
     return most
 
