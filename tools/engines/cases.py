@@ -21,12 +21,14 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "tp 2, pp 2, 2 replicas": {"tp_size": 2, "pp_size": 2},
     "fsdp, tp 2, pp 2": {"engine": "fsdp", "tp_size": 2, "pp_size": 2},
     "fsdp, tp 2, 2 groups": {"engine": "fsdp", "tp_size": 2, "dp_shard_size": 2},
+    "tp 2, pp 2, sp 2": {"tp_size": 2, "pp_size": 2, "sp_size": 2},
 }
 """The value of `parallel` for each engine."""
 
 
 def processes(engine: str) -> int:
-    """The number of processes that `engine` is run with: where kinds of parallelism work together, two replicas."""
+    """The number of processes that `engine` is run with: where kinds of parallelism work together, two replicas, of
+    three kinds one."""
     if "," not in engine or engine == "pp 2, interleaved":
         return 2
     return 8 if engine.startswith(("tp 2, pp 2", "fsdp, tp 2, ")) else 4

@@ -105,7 +105,7 @@ def test_whole_modules_and_those_under_autocast_are_compiled(name: str, tmp_path
         check(name, tmp_path / folder, compiled_runs.backends(name)[0], **changes)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_blocks_above_frozen_ones_are_compiled(tmp_path: Path) -> None:
     check("bert", tmp_path, "flash", frozen_layers=1)
 

@@ -58,10 +58,12 @@ class Attention(nn.Module):
         inner: Any = self.self
         further = {name: value for name, value in named.items() if value is not None}
         kind = inner.config._attn_implementation
-        bypassed = (inner, *projections(self))
-        if not torch.is_grad_enabled() or kind == "eager" or "past_key_values" in further or _has_hooks(*bypassed):
+        layers = projections(self)
+        bypassed = (inner, *layers)
+        is_taken = kind != "eager" and "past_key_values" not in further and _need_gradients(hidden_states, *layers)
+        if not is_taken or _has_hooks(*bypassed):
             return super().forward(hidden_states, attention_mask, **named)
-        layers, copies = projections(self), getattr(self, JOINED_COPIES)
+        copies = getattr(self, JOINED_COPIES)
         *products, residual = _branch(layers, hidden_states, copies, fused=_is_fused(self) and can_join(layers))
         heads = [each.unflatten(-1, (-1, inner.attention_head_size)).transpose(1, 2) for each in products]
         attended, weights = ALL_ATTENTION_FUNCTIONS[kind](
@@ -79,10 +81,10 @@ class Layer(nn.Module):
 
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """Returns the normed sum (B, T, H) of `attention_output` (B, T, H) and what the feed-forward makes of it."""
-        if not torch.is_grad_enabled() or _has_hooks(self.intermediate, self.intermediate.dense):
+        first, activation = self.intermediate.dense, self.intermediate.intermediate_act_fn
+        if not _need_gradients(attention_output, first) or _has_hooks(self.intermediate, first):
             states: Tensor = super().feed_forward_chunk(attention_output)  # type: ignore[misc]
             return states
-        first, activation = self.intermediate.dense, self.intermediate.intermediate_act_fn
         gelu = next((name for kind, name in GELUS.items() if isinstance(activation, kind)), None)
         fused, copies = _is_fused(self), getattr(first, COPIES)
         if fused and gelu is not None and not _has_hooks(activation):
@@ -158,6 +160,13 @@ def can_join(layers: Sequence[nn.Linear]) -> bool:
     return (
         len(layers) == 3 and len({each.out_features for each in layers}) == 1 and all(w.requires_grad for w in weights)
     )
+
+
+def _need_gradients(states: Tensor, *layers: nn.Linear) -> bool:
+    """Whether the results of `layers` for `states` need gradients. Where they do not, as in frozen blocks, torch's
+    compiler may call the forward of a function of autograd without its context."""
+    learns = states.requires_grad or any(each.requires_grad for layer in layers for each in layer.parameters())
+    return torch.is_grad_enabled() and learns
 
 
 def _has_hooks(*modules: nn.Module) -> bool:
