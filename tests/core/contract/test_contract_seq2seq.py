@@ -118,6 +118,8 @@ def test_an_encoder_decoder_passes_every_check(tmp_path: Path) -> None:
         "architecture mt5: A row of max_sequence_length works: it has no maximum",
         "architecture mt5: A model that takes over its `phase_settings` in the middle of a run computes what a new one "
         "with them does: phases change nothing of it",
+        "architecture mt5: With mup, training changes activations as much in a wide model as in a narrow one: it names "
+        "no mup_widths: the key mup is refused",
     ]
     assert sum("seq2seq" in result.requirement for result in results) == 2
 

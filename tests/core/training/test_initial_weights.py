@@ -16,6 +16,7 @@ import worlds
 from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import values
 from terakoya.plugins import registry
+from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint.state import SavedState
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import named_values
@@ -27,7 +28,7 @@ FSDP, TP, PP = {"engine": "fsdp"}, {"tp_size": 2}, {"pp_size": 2}
 MASKED, CAUSAL = {"type": "masked_lm"}, {"type": "causal_lm", "append_eos": False}
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "bert": MASKED, "electra": {"type": "replaced_token", "generator_size": "1/2", "sharing": "disentangled"},
-    "modernbert": MASKED, "gpt2": CAUSAL, "llama": CAUSAL,
+    "modernbert": MASKED, "roberta": MASKED, "gpt2": CAUSAL, "llama": CAUSAL,
 }  # fmt: skip
 DRAWN: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}.fsdp": (name, FSDP) for name in OBJECTIVES},
@@ -40,7 +41,7 @@ STARTED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2.pp.started": ("gpt2", PP), "gpt2.tp.started": ("gpt2", TP),
 }  # fmt: skip
 CASES = {**DRAWN, **STARTED}
-WRITTEN = ("bert.fsdp", "electra.fsdp", "modernbert.fsdp", "gpt2.pp", "llama.tp")
+WRITTEN = ("bert.fsdp", "electra.fsdp", "modernbert.fsdp", "roberta.fsdp", "gpt2.pp", "llama.tp")
 """Those that also write their models."""
 OTHER = 7
 """The seed of the weights in the folders that runs start from."""
@@ -110,7 +111,7 @@ def test_models_are_written_as_by_one_process_and_one_weight_at_a_time(
 ) -> None:
     parameters, module = build(store, CASES[case][0])
     for name, model in parameters.objective.exports(module).items():
-        model.save_pretrained(tmp_path / name)
+        model_folder.write(model, tmp_path / name)
         file = Path(name, "model.safetensors")
         assert (runs / case / "model" / file).read_bytes() == (tmp_path / file).read_bytes()
     sizes = [value.nbytes for value in module.parameters()]

@@ -33,8 +33,8 @@ VALUE_OF = "value_of_weight"
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Saves `model` into `folder`: config.json and safetensors weights, its own or those of the state dict `state`."""
     silence_logging()
-    state = _with_former_bias(model, state)
     value_of = getattr(model, VALUE_OF, None)
+    state = _with_former_bias(model, state, value_of or Tensor.detach)
     with safetensors_as_os_errors(folder):
         if value_of is None:
             model.save_pretrained(folder, state_dict=state)
@@ -48,14 +48,18 @@ def compute_when_written(model: PreTrainedModel, value_of: Callable[[Tensor], Te
     setattr(model, VALUE_OF, value_of)
 
 
-def _with_former_bias(model: PreTrainedModel, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+def _with_former_bias(
+    model: PreTrainedModel, state: dict[str, Tensor] | None, value_of: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor] | None:
     """Returns what to save of `model`: for a head of RoBERTa's also its bias by the name that Transformers 4.45 reads,
     which otherwise takes 0 without a word. It is one tensor with two names, of which Transformers 5 saves the first."""
     head = getattr(model, "lm_head", None)
     if not hasattr(head, "decoder") or not hasattr(head, "bias"):
         return state
     own = model.state_dict() if state is None else state
-    return {**own, "lm_head.decoder.bias": own["lm_head.bias"].clone()} if "lm_head.bias" in own else state
+    if "lm_head.bias" not in own:
+        return state
+    return {**own, "lm_head.decoder.bias": value_of(own["lm_head.bias"]).clone()}
 
 
 def _add_former_rotary_keys(file: Path) -> None:

@@ -35,8 +35,8 @@ def save(
     """Saves `model`, or the state dict `state` of it, into `folder`; `value_of` returns a tensor with its values. Where
     Transformers needs the values of all weights to save a model, it gets them."""
     try:
-        with _writing_files(value_of):
-            model.save_pretrained(folder, state_dict=state)
+        with _writing_files(value_of):  # Transformers empties the state dict that it gets
+            model.save_pretrained(folder, state_dict=None if state is None else dict(state))
     except OSError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever code raises that expects values
@@ -45,10 +45,12 @@ def save(
 
 
 def _with_values(state: Mapping[str, Tensor], value_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Returns the values of all tensors in `state`; those that are one stay one."""
+    """Returns the values of all tensors in `state`; those that are one stay one. Raises ValueError: one has none, which
+    Transformers would leave out of a file that names it."""
     values: dict[Any, Tensor] = {}
-    for value in state.values():
-        values.setdefault(_identity(value), value_of(value))
+    for name, value in state.items():
+        if values.setdefault(_identity(value), value_of(value)).is_meta:
+            raise ValueError(f"{name} has no values to write")
     return {name: values[_identity(value)] for name, value in state.items()}
 
 
@@ -89,6 +91,6 @@ def write_file(
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in names:
-            value = value_of(tensors[name]).detach().cpu().contiguous().reshape(-1)
-            assert value.dtype == tensors[name].dtype, f"{name} is {value.dtype}"
-            file.write(value.view(torch.uint8).numpy().data)
+            wanted, value = tensors[name], value_of(tensors[name])
+            assert (value.dtype, value.shape) == (wanted.dtype, wanted.shape), f"{name}: {value.dtype} {value.shape}"
+            file.write(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

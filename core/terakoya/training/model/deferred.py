@@ -212,7 +212,7 @@ class DeferredTensors(TorchDispatchMode):
             kwargs["device"] = None  # which torch takes from the tensor in `tensor[0] = 1.0`
         if not any(map(self.is_deferred, tensors)):
             return func(*args, **kwargs)
-        written = list(_written(func, args, kwargs))
+        written = list(_find_written(func, args, kwargs))
         if torch.Tag.data_dependent_output in func.tags or not all(map(self.is_deferred, written)):
             args, kwargs = tree_map_only(
                 Tensor, lambda each: self.value(each) if self.is_deferred(each) else each, (args, kwargs)
@@ -228,7 +228,7 @@ class DeferredTensors(TorchDispatchMode):
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Does to shapes what `func` does, and records it."""
-        written = {each.untyped_storage()._cdata: each for each in _written(func, args, kwargs)}
+        written = {each.untyped_storage()._cdata: each for each in _find_written(func, args, kwargs)}
         if len(written) > 1:
             raise CannotDeferError(f"{func} writes into several tensors")
         into = self._memory(next(iter(written.values()))) if written else None
@@ -315,7 +315,7 @@ def _refuse() -> Tensor:
     raise CannotDeferError("another process has this weight")
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def _find_written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yields the tensors among the arguments that `func` writes into."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
