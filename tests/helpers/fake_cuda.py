@@ -28,6 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+import terakoya
+import terakoya_plugins
+
 DEVICE = torch.device("cuda", 0)
 ASK_FOR_VALUES = frozenset(
     {
@@ -70,7 +73,9 @@ ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward")
 """Operations that a GPU has a kernel for, and that a torch without CUDA would compute step by step."""
 WITHOUT_A_FAKE = frozenset({"_fused_adamw_.tensor_lr"})
 """Operations that return nothing and that torch cannot run on tensors without data."""
-PARTS = ("terakoya", "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
+HOMES = tuple(f"{Path(str(package.__file__)).parent}/" for package in (terakoya, terakoya_plugins))
+"""The folders of our own code."""
+PARTS = (*HOMES, "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
 """What a path has in whose lines a question is of interest."""
 TENSORS_OF_A_LAUNCH = 48
 """About how many tensors one launch of a `_foreach` operation takes: torch's limit is 30 to 110, by their number."""
@@ -184,7 +189,7 @@ class Work(TorchDispatchMode):
         stack = traceback.extract_stack()
         lines = [each for each in stack if any(part in each.filename for part in PARTS)]
         self.places.append(f"{question}: {Path(lines[-1].filename).name}: {lines[-1].line}" if lines else question)
-        ours = [each for each in reversed(stack) if "/terakoya" in each.filename and "/helpers/" not in each.filename]
+        ours = [each for each in reversed(stack) if each.filename.startswith(HOMES)]
         self.callers.append([f"{Path(each.filename).stem}.{each.name}" for each in ours])
 
     def to_list(self, tensor: torch.Tensor) -> Any:
