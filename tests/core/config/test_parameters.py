@@ -126,6 +126,7 @@ def test_the_presets_exist() -> None:
             'trackers.0.type: tracker tensorbord: not installed; did you mean "tensorboard"',
         ),
         ("trackers=3", "trackers: expected a list, got 3"),
+        ("optimizer.betas=3", "optimizer.betas: expected a list, got 3"),
         ("max_step=3", 'max_step: unknown key; did you mean "max_steps"'),
         ("precision=fp64", 'precision: expected "fp32", "bf16", "fp16" or "fp8", got "fp64"'),
         ('logging_steps="10"', 'logging_steps: expected an integer, got "10"'),
