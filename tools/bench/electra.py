@@ -98,14 +98,12 @@ def train_plain(
     sampling: str,
     steps: int,
     warm_up: int = 1,
-    device: str = "cpu",
-    bf16: bool = False,
 ) -> turns.Turn:
     """Trains the peer for `warm_up` + `steps` steps, 15 % masked: 85 % of those [MASK], 15 % as they are."""
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     torch.manual_seed(seed)
-    module = plain(raw, vocabulary, sampling).to(device)
+    module = plain(raw, vocabulary, sampling)
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-5, weight_decay=0.0, fused=True)
     special = torch.from_numpy(vocabulary.is_special)
     rows = raw["batch_size"]["-1"]
@@ -120,8 +118,7 @@ def train_plain(
         masked = (torch.rand(ids.shape) < 0.15) & ~special[ids]
         labels = ids.masked_fill(~masked, -100)
         shown = ids.masked_fill(masked & (torch.rand(ids.shape) < 0.85), vocabulary.mask)
-        with torch.autocast(device, torch.bfloat16, enabled=bf16):
-            generator_loss, discriminator_loss = module(*(each.to(device) for each in (shown, present, labels)))
+        generator_loss, discriminator_loss = module(shown, present, labels)
         (GENERATOR_WEIGHT * generator_loss + DISCRIMINATOR_WEIGHT * discriminator_loss).backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()

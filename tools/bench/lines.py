@@ -50,15 +50,13 @@ class Lines:
         )
 
 
-def read(corpus: Path, tokenizer_folder: Path, *, count: int, sequence_length: int, whole: bool = False) -> Lines:
-    """`count` lines (or with `whole` documents) of the jsonl[.gz] or text file `corpus`, drawn with a fixed seed."""
+def read(corpus: Path, tokenizer_folder: Path, *, count: int, sequence_length: int) -> Lines:
+    """`count` lines of the jsonl[.gz] or text file `corpus`, drawn with a fixed seed."""
     content = gzip.decompress(corpus.read_bytes()) if corpus.suffix == ".gz" else corpus.read_bytes()
     texts = content.decode().split("\n")
     if ".jsonl" in corpus.name:
         texts = [json.loads(text)["text"] for text in texts if text]
-    if not whole:
-        texts = [line for text in texts for line in text.splitlines()]
-    texts = [text.strip() for text in texts if text.strip()]
+    texts = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     drawn = random.Random(0).sample(texts, min(count, len(texts)))
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True, trust_remote_code=False)
     is_piece = np.zeros(len(tokenizer), dtype=bool)

@@ -24,7 +24,6 @@ from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation
 from terakoya.training.model.bf16_stream import WeightCopies
 from terakoya.training.model.build import build_module
-from terakoya.training.model.module_parts import all_architectures
 
 PRESETS = ("bert_base", "electra_small", "modernbert_base", "t5_base", "gpt2_125m", "llama_1b")
 """One of each architecture that differs in its attention, its positions or its losses."""
@@ -138,7 +137,7 @@ def loss_and_gradients(
     autocast_forward(module, device, way.precision)
     if way.is_compiled:
         torch._dynamo.reset()
-        architectures = all_architectures(parameters.architecture, parameters.objective)
+        architectures = parameters.objective.architectures(parameters.architecture)
         layout = parameters.objective.row_layout()
         compilation.compile_module(module, architectures, vocabulary, "blocks", layout=layout, backend=backend)
     arrays, gradients = to_device(batch, device, flash=way.attention == "flash", compiled=way.is_compiled), []

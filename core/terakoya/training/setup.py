@@ -47,7 +47,7 @@ from terakoya.training.model import compilation
 from terakoya.training.model.build import build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.fused import choice as fused_kernels
-from terakoya.training.model.module_parts import all_architectures, saved_values
+from terakoya.training.model.module_parts import saved_values
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
@@ -300,7 +300,7 @@ def build_trainer(
         run_log.warn(f"fused kernels off: {reason}")
 
     # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
-    architectures = all_architectures(architecture, objective)
+    architectures = objective.architectures(architecture)
     compilation.compile_module(
         module, architectures, vocabulary, compiled, layout=layout, cuda_graphs=parameters.cuda_graphs
     )

@@ -31,7 +31,6 @@ from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.model import compilation
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
-from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
@@ -304,7 +303,7 @@ def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatc
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: asked.append(options))
     parameters = compiled_runs.parameters("electra", tmp_path)
     module = build_module_for_training(parameters, toy_model.VOCABULARY)
-    architectures = all_architectures(parameters.architecture, parameters.objective)
+    architectures = parameters.objective.architectures(parameters.architecture)
     for graphs in (True, False):
         compilation.compile_module(
             module, architectures, toy_model.VOCABULARY, "whole", layout=Layout("packed"), cuda_graphs=graphs

@@ -19,7 +19,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
-from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
 
@@ -30,7 +29,7 @@ def frozen_and_trained(raw: dict[str, Any]) -> tuple[set[str], set[str]]:
     module = build_module(parameters, vocabulary)
     freeze(
         module,
-        all_architectures(parameters.architecture, parameters.objective),
+        parameters.objective.architectures(parameters.architecture),
         vocabulary,
         count=parameters.frozen_layers,
     )
@@ -97,7 +96,7 @@ def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="2 leaves nothing to train"):
         freeze(
             without_head(),
-            all_architectures(parameters.architecture, parameters.objective),
+            parameters.objective.architectures(parameters.architecture),
             vocabulary,
             count=parameters.frozen_layers,
         )

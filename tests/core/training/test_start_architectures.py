@@ -18,7 +18,6 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats import folder_digests, model_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
-from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.model.start_config import compare_settings
 from terakoya.training.model.start_from import load_start_weights
 
@@ -64,7 +63,7 @@ def test_an_architecture_starts_and_freezes(name: str, head: str, store: TokenSt
     second = Parameters.from_dict(changed, source="test")
     module = build_module(second, vocabulary)
     load_start_weights(second, module, vocabulary, store.tokenizer_folder)
-    freeze(module, all_architectures(second.architecture, second.objective), vocabulary, count=second.frozen_layers)
+    freeze(module, second.objective.architectures(second.architecture), vocabulary, count=second.frozen_layers)
     for key, model in second.objective.exports(module).items():
         weights = load_file(tmp_path / "model" / key / "model.safetensors")
         for weight, value in model.state_dict().items():

@@ -15,7 +15,6 @@ from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.model.deferred import DeferredTensors
-from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.model.mup import find_scales
 
 
@@ -38,7 +37,7 @@ def build(
         UserError: engine, architecture and optimizer are incompatible.
     """
     parallel, precision, max_grad_norm = parameters.parallel, parameters.precision, parameters.max_grad_norm
-    architectures = all_architectures(parameters.architecture, parameters.objective)
+    architectures = parameters.objective.architectures(parameters.architecture)
     shares = {name: scale.rate for name, scale in find_scales(parameters, module, vocabulary).items()}
     scaler = None
     if precision == "fp16":
@@ -85,5 +84,5 @@ def uses_bf16_stream(parameters: Parameters) -> bool:
         and not parameters.autocast
         and parallel.engine == "ddp"
         and parallel.replica_size == 1
-        and all(each.bf16_stream for each in all_architectures(parameters.architecture, parameters.objective))
+        and all(each.bf16_stream for each in parameters.objective.architectures(parameters.architecture))
     )

@@ -19,7 +19,6 @@ from terakoya.training.model import lora, mup
 from terakoya.training.model.activation_checkpointing import apply_activation_checkpointing
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
 from terakoya.training.model.frozen_layers import freeze
-from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.model.start_from import LoadedWeights, load_on_rank0_and_broadcast
 
 
@@ -40,7 +39,7 @@ def build_module_for_training(parameters: Parameters, vocabulary: Vocabulary) ->
         UserError: as `build_module`, and where layers cannot be frozen or recomputed.
     """
     module = build_module(parameters, vocabulary)
-    architectures = all_architectures(parameters.architecture, parameters.objective)
+    architectures = parameters.objective.architectures(parameters.architecture)
     freeze(module, architectures, vocabulary, count=parameters.frozen_layers)
     apply_activation_checkpointing(module, architectures, vocabulary, parameters.activation_checkpointing)
     return module

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.components import Architecture, Objective
+from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 
@@ -61,11 +61,6 @@ def norm_before_tied_head(model: PreTrainedModel, blocks: Sequence[nn.Module]) -
     inside = {each for block in blocks for each in block.modules()}
     norms = [each for each in model.modules() if "norm" in type(each).__name__.lower() and each not in inside]
     return norms[-1] if norms else None
-
-
-def all_architectures(architecture: Architecture, objective: Objective) -> list[Architecture]:
-    """The run's `architecture` and the others of which its `objective` makes models."""
-    return list(objective.architectures(architecture))
 
 
 def architecture_of(

@@ -19,7 +19,6 @@ from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.training.model.module_parts import (
-    all_architectures,
     architecture_of,
     input_axis,
     norm_before_tied_head,
@@ -49,7 +48,7 @@ def find_scales(parameters: Parameters, module: nn.Module, vocabulary: Vocabular
         wider = objective.model_copy(update=nested).build(widen(architecture), vocabulary)
     norms = []
     for model in top_level_models(module):
-        own = architecture_of(model, all_architectures(architecture, objective), vocabulary, key="mup")
+        own = architecture_of(model, objective.architectures(architecture), vocabulary, key="mup")
         norms.append(norm_before_tied_head(model, own.blocks(model)))
     return compare(module, wider, ratio, [each for each in norms if each is not None])
 

@@ -31,7 +31,7 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
 from terakoya.training.model.deferred_folder import deferred_weights, in_this_thread
 from terakoya.training.model.growth import grow
-from terakoya.training.model.module_parts import all_architectures, architecture_of, named_values
+from terakoya.training.model.module_parts import architecture_of, named_values
 from terakoya.training.model.new_vocabulary import plan_rows, replace_rows
 from terakoya.training.model.start_config import (
     architecture_settings,
@@ -125,7 +125,7 @@ def load_start_weights(
         raise CannotDeferError(f"{KEY}.grow compares what both models compute")
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
-    architectures = all_architectures(parameters.architecture, parameters.objective)
+    architectures = parameters.objective.architectures(parameters.architecture)
     settable = architecture_settings(architectures)
     sources: dict[str, PreTrainedModel] = {}
     initialised: dict[str, list[str]] = {}
@@ -181,7 +181,7 @@ def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
     if parameters.start_from is None:
         return
     targets = parameters.objective.exports(module)
-    architectures = all_architectures(parameters.architecture, parameters.objective)
+    architectures = parameters.objective.architectures(parameters.architecture)
     settable = architecture_settings(architectures)
     problems = []
     for name, folder in find_folders(parameters.start_from, targets).items():
