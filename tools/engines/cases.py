@@ -13,6 +13,7 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "tp 2": {"tp_size": 2},
     "pp 2": {"pp_size": 2},
     "pp 2, interleaved": {"pp_size": 2, "pp_stages_per_process": 2},
+    "pp 2, interleaved, zero bubble": {"pp_size": 2, "pp_stages_per_process": 2, "pp_schedule": "zero_bubble"},
     "sp 2": {"sp_size": 2},
     "fsdp, sp 2": {"engine": "fsdp", "sp_size": 2},
     "fsdp, tp 2": {"engine": "fsdp", "tp_size": 2},
@@ -29,7 +30,7 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
 def processes(engine: str) -> int:
     """The number of processes that `engine` is run with: where kinds of parallelism work together, two replicas, of
     three kinds one."""
-    if "," not in engine or engine == "pp 2, interleaved":
+    if "," not in engine or engine.startswith("pp 2, interleaved"):
         return 2
     return 8 if engine.startswith(("tp 2, pp 2", "fsdp, tp 2, ")) else 4
 

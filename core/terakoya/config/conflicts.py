@@ -294,6 +294,12 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield f"lora: adapters need all blocks in one process, got {key}; set it to 1"
     if parameters.precision == "fp8":
         yield f'precision: "fp8" needs all blocks in one process, got {key}; use "bf16"'
+    if parallel.pp_schedule == "zero_bubble" and parameters.activation_checkpointing is not None:
+        yield (
+            f'activation_checkpointing: "{parameters.activation_checkpointing}" would compute a block again for the '
+            "gradients of hidden states and once more for those of weights, which parallel.pp_schedule "
+            '"zero_bubble" separates; set it to null, or use "pp_schedule": "1f1b"'
+        )
     stages = parallel.pp_size * parallel.pp_stages_per_process
     blocks: int | None = getattr(architecture, "num_hidden_layers", None)
     if blocks is None:

@@ -46,6 +46,9 @@ class Parallel(Settings):
     """Processes that share the blocks of a replica, one after another (pipeline parallelism). Unit: processes."""
     pp_stages_per_process: PositiveInt = 1
     """Number of stages (adjacent blocks) of a process; above 1 the pipeline is interleaved."""
+    pp_schedule: Literal["1f1b", "zero_bubble"] = "1f1b"
+    """The order in which a process runs forwards and backwards. `zero_bubble` is ZB1P (Qi et al., 2023): gradients of
+    weights are computed apart from those of hidden states, when a process would wait for others."""
     sp_size: PositiveInt = 1
     """Processes that share the positions of the rows of a replica; they exchange heads for positions in attention
     (Ulysses). Unit: processes."""
@@ -144,3 +147,5 @@ class Parallel(Settings):
             )
         if self.pp_stages_per_process > 1 and self.pp_size == 1:
             yield f"pp_stages_per_process {self.pp_stages_per_process} needs pp_size of at least 2, got 1"
+        if self.pp_schedule != "1f1b" and self.pp_size == 1:
+            yield f'pp_schedule "{self.pp_schedule}" needs pp_size of at least 2, got 1'

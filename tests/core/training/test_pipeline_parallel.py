@@ -28,6 +28,7 @@ FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")
 PAIR = {"pp_size": 2}
 INTERLEAVED = {"pp_size": 2, "pp_stages_per_process": 2}
+ZERO_BUBBLE = {**PAIR, "pp_schedule": "zero_bubble"}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bf16": ("llama", {"precision": "bf16", "autocast": True, "activation_checkpointing": "selective"}),
@@ -80,6 +81,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("gpt2.interleaved", "gpt2", parallel=INTERLEAVED),
         job("uneven.interleaved", "gpt2", parallel=INTERLEAVED, micro_batch_size=1, batch_size={"-1": 5}),
         job("few.interleaved", "llama", parallel=INTERLEAVED, micro_batch_size=7),
+        job("gpt2.zero_bubble", "gpt2", parallel={**ZERO_BUBBLE, **INTERLEAVED}),
+        job("llama.zero_bubble", "llama", parallel=ZERO_BUBBLE),
+        job("few.zero_bubble", "llama", parallel=ZERO_BUBBLE, micro_batch_size=7),
         job("drawn", "llama", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
         job("drawn.resumed", "llama", "drawn", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
     ]
@@ -164,6 +168,13 @@ def test_several_stages_on_each_process(runs: Path) -> None:
     assert_same_run(runs / "gpt2", runs / "gpt2.interleaved", 1e-6)
     assert_same_run(runs / "uneven", runs / "uneven.interleaved", 1e-6)
     assert_same_run(runs / "few", runs / "few.interleaved", 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama", "few"])
+def test_gradients_of_weights_apart_from_those_of_hidden_states(runs: Path, name: str) -> None:
+    """GPT-2 with two stages on each process, and a matrix that is both embedding and head."""
+    assert_same_run(runs / name, runs / f"{name}.zero_bubble", 1e-6)
 
 
 @pytest.mark.slow

@@ -157,10 +157,10 @@ def test_smaller_micro_batches_are_padded_with_rows_of_zeros(rows_of: TokenStore
 
 def test_the_number_of_micro_batches_fits_the_schedule() -> None:
     """1F1B takes no fewer than stages; interleaved, rounds of the same size (see torch's ScheduleInterleaved1F1B)."""
-    assert [schedulable_count(count, processes=3, stages=3) for count in (1, 3, 4)] == [3, 3, 4]
+    assert [schedulable_count(count, processes=3, in_rounds=False) for count in (1, 3, 4)] == [3, 3, 4]
     for processes in range(2, 9):
         for count in range(1, 50):
-            found = schedulable_count(count, processes=processes, stages=2 * processes)
+            found = schedulable_count(count, processes=processes, in_rounds=True)
             fit = [each for each in range(count, 2 * count + 9) if each % max(1, each // processes) == 0]
             assert found == fit[0] and found - count < processes
 
@@ -183,6 +183,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "parallel.pp_size 2 with pp_stages_per_process 3: 6 stages .* GPT2 has 5; use pp_stages_per_process 2",
     ),
     ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
+    ({"parallel": {"pp_schedule": "zero_bubble"}}, 'pp_schedule "zero_bubble" needs pp_size of at least 2, got 1'),
+    (
+        {"parallel": {**PAIR, "pp_schedule": "zero_bubble"}, "activation_checkpointing": "full"},
+        'activation_checkpointing: "full" would compute a block again .*; set it to null, or use "pp_schedule": "1f1b"',
+    ),
     ({"parallel": PAIR, "lora": {"r": 4}, "start_from": "folder"}, "lora: .* got parallel.pp_size 2; set it to 1"),
     ({"parallel": PAIR, "precision": "fp8"}, 'precision: "fp8" needs .* got parallel.pp_size 2; use "bf16"'),
     (

@@ -132,7 +132,7 @@ class ParallelEngine(DDPEngine):
             )
             for number in numbers
         ]  # fmt: skip
-        self.pipeline = self._pipeline(stages, stage_count, context, micro_steps)
+        self.pipeline = self._pipeline(stages, stage_count, context, micro_steps, parallel)
         local = LocalStages(stages) if stages else module
         self.names = {own: names[id(value)] for own, value in named_values(local)}
         self.division = None
@@ -222,7 +222,12 @@ class ParallelEngine(DDPEngine):
         return parts, alike
 
     def _pipeline(
-        self, stages: Sequence[Stage], stage_count: int, context: DistributedContext, micro_steps: int
+        self,
+        stages: Sequence[Stage],
+        stage_count: int,
+        context: DistributedContext,
+        micro_steps: int,
+        parallel: Parallel,
     ) -> Pipeline | None:
         group = self.processes.group("pp")
         if group is None:
@@ -233,7 +238,8 @@ class ParallelEngine(DDPEngine):
                 " makes more micro-batches",
                 KEY, stage_count, micro_steps, "" if micro_steps == 1 else "es",
             )  # fmt: skip
-        return Pipeline(stages, stage_count, group, self.processes.members("pp"), context.device)
+        ranks, zero_bubble = self.processes.members("pp"), parallel.pp_schedule == "zero_bubble"
+        return Pipeline(stages, stage_count, group, ranks, context.device, zero_bubble=zero_bubble)
 
     def _shard(
         self,

@@ -2,10 +2,11 @@
 
 Stage s of `pp_size` x `pp_stages_per_process` runs on process s modulo `pp_size`, so the first and the last stage are
 never on the same process. With one stage per process the schedule is 1F1B (Narayanan et al., 2019, PipeDream), with
-several it is interleaved (Narayanan et al., 2021, arXiv:2104.04473). The micro-batches of a step are collected and run
-in its last micro-step; neighbouring stages send hidden states and their gradients for each. An architecture must be
-able to keep a stage's blocks (`Architecture.keep_stage_blocks`), and an objective have a single forward. Dropout is
-seeded for each micro-batch and stage.
+several it is interleaved (Narayanan et al., 2021, arXiv:2104.04473). With `"pp_schedule": "zero_bubble"` it is ZB1P (Qi
+et al., 2023, arXiv:2401.10241). The micro-batches of a step are collected and run in its last micro-step; neighbouring
+stages send hidden states and their gradients for each. An architecture must be able to keep a stage's blocks
+(`Architecture.keep_stage_blocks`), and an objective have a single forward. Dropout is seeded for each micro-batch and
+stage.
 
 Hidden states travel in float32. A schedule wants one shape, so micro-batches with fewer rows are padded with rows of
 zeros. Where it wants more micro-batches than there are, empty ones travel for which nothing is computed.
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
@@ -27,7 +28,7 @@ from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, dropout_
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors, by name."""
-Schedule = Schedule1F1B | ScheduleInterleaved1F1B
+Schedule = Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
 
 
 class LocalStages(nn.Module):
@@ -48,9 +49,18 @@ class Pipeline:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], count: int, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device
+        self,
+        stages: Sequence[Stage],
+        count: int,
+        group: dist.ProcessGroup,
+        ranks: Sequence[int],
+        device: torch.device,
+        *,
+        zero_bubble: bool,
     ) -> None:
         """`count` is the number of stages of all processes."""
+        self.zero_bubble = zero_bubble
+        self.in_rounds = zero_bubble or len(stages) > 1
         self.stages = stages
         self.count = count
         self.group = group
@@ -69,11 +79,11 @@ class Pipeline:
         if not last:
             return {}
         step, self.micro_batches = self.micro_batches, []
-        count = schedulable_count(len(step), processes=len(self.ranks), stages=self.count)
+        count = schedulable_count(len(step), processes=len(self.ranks), in_rounds=self.in_rounds)
         rows, length = self._prepare([*step, *[None] * (count - len(step))], scale)
         schedule, receiving = self._schedule(count, rows, length)
         schedule.step(target=torch.arange(count), return_outputs=False)
-        if len(receiving) > 1:  # torch's interleaved schedule reduces no gradients of `fully_shard`
+        if self.in_rounds:  # torch's schedules in rounds reduce no gradients of `fully_shard`
             for each in receiving:
                 each.perform_reduce_grad(1)
         self._prepare([], None)
@@ -113,12 +123,11 @@ class Pipeline:
         if key not in self.schedules:
             stages: list[Any] = [self._receiving_stage(stage, rows, length) for stage in self.stages]
             options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
-            schedule = (
-                ScheduleInterleaved1F1B(stages, count, **options)
-                if len(stages) > 1
-                else Schedule1F1B(stages[0], count, **options)
+            in_rounds = ScheduleInterleavedZeroBubble if self.zero_bubble else ScheduleInterleaved1F1B
+            self.schedules[key] = (
+                in_rounds(stages, count, **options) if self.in_rounds else Schedule1F1B(stages[0], count, **options),
+                stages,
             )
-            self.schedules[key] = schedule, stages
         return self.schedules[key]
 
     def _receiving_stage(self, stage: Stage, rows: int, length: int) -> ReceivingStage:
@@ -152,11 +161,11 @@ class Pipeline:
         return {name: torch.zeros(shape, device=self.device) for name, shape in self.shapes[mode].items()}
 
 
-def schedulable_count(micro_batches: int, *, processes: int, stages: int) -> int:
-    """The smallest number of micro-batches, at least `micro_batches`, that the schedule accepts: 1F1B takes no fewer
-    than `stages`, the interleaved schedule equally many in each of its rounds."""
-    if stages == processes:
-        return max(micro_batches, stages)
+def schedulable_count(micro_batches: int, *, processes: int, in_rounds: bool) -> int:
+    """The smallest number of micro-batches, at least `micro_batches`, that the schedule accepts: 1F1B with one stage on
+    each of `processes` takes no fewer than these; a schedule that runs `in_rounds` equally many in each round."""
+    if not in_rounds:
+        return max(micro_batches, processes)
     count = micro_batches
     while count % max(1, count // processes):
         count += 1

@@ -47,6 +47,10 @@ class ReceivingStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
         """See `PipelineStage`."""
         super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        # torch sends the gradient as it comes, and from a backward without weights it may come as a view
+        self.bwd_cache[bwd_chunk_id] = tuple(
+            None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
+        )
         for infos in (self.args_recv_info, self.grad_recv_info):
             for info in _receive_infos(infos[bwd_chunk_id]):
                 info.buffer = self._buffer(META)

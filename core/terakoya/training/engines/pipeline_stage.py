@@ -109,6 +109,8 @@ class Stage(nn.Module):
         with torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
             if not self.last:
                 output = self.hidden(inputs).float()
+                if output._is_view():  # torch detaches it in place once a backward is split, which no view allows
+                    output = output.clone()
                 missing = self.rows - rows
                 return F.pad(output, (0, 0, 0, 0, 0, missing)) if missing else output  # without rows it would copy
             sums = self.root(inputs)
