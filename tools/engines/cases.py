@@ -23,6 +23,8 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "fsdp, tp 2, pp 2": {"engine": "fsdp", "tp_size": 2, "pp_size": 2},
     "fsdp, tp 2, 2 groups": {"engine": "fsdp", "tp_size": 2, "dp_shard_size": 2},
     "tp 2, pp 2, sp 2": {"tp_size": 2, "pp_size": 2, "sp_size": 2},
+    "tp 2, sequence parallel": {"tp_size": 2, "sequence_parallel": True},
+    "fsdp, tp 2, sequence parallel": {"engine": "fsdp", "tp_size": 2, "sequence_parallel": True},
 }
 """The value of `parallel` for each engine."""
 
@@ -30,6 +32,7 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
 def processes(engine: str) -> int:
     """The number of processes that `engine` is run with: where kinds of parallelism work together, two replicas, of
     three kinds one."""
+    engine = engine.removesuffix(", sequence parallel")
     if "," not in engine or engine.startswith("pp 2, interleaved"):
         return 2
     return 8 if engine.startswith(("tp 2, pp 2", "fsdp, tp 2, ")) else 4
@@ -65,7 +68,9 @@ TOGETHER = ("bert", "gpt2", "llama", "qwen3")
 
 def architectures(engine: str) -> tuple[str, ...]:
     """The architectures that `engine` is run with."""
-    return tuple(ARCHITECTURES) if processes(engine) == 2 else TOGETHER
+    if processes(engine) == 2:
+        return tuple(ARCHITECTURES)
+    return (*TOGETHER, "electra") if engine.startswith("fsdp, tp 2") and "pp" not in engine else TOGETHER
 
 
 FIRST, MIDDLE, LAST = 1, 2, 4

@@ -43,6 +43,9 @@ class TensorPartition:
             count.
         vocabulary: whether each process has a part of the rows of the model's input and output embeddings, a
             `nn.Embedding` and a `nn.Linear`. False where the model uses these weights otherwise than by calling them.
+        positions: whether each process may keep its own positions of hidden states in blocks, outside of what is
+            divided (`parallel.sequence_parallel`). False where something there, such as a convolution, reads several
+            positions.
     """
 
     sizes: Mapping[str, int]
@@ -52,6 +55,7 @@ class TensorPartition:
     local: Sequence[str] = ()
     divided_attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     vocabulary: bool = True
+    positions: bool = True
 
 
 class Architecture(Component):

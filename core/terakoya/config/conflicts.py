@@ -225,7 +225,8 @@ def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:
 
 def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """Conflicts of tensor parallelism, with the nearest settings that work."""
-    processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
+    parallel, optimizer = parameters.parallel, parameters.optimizer
+    processes = parallel.tp_size
     key = f"parallel.tp_size {processes}"
     for architecture in parameters.objective.architectures(parameters.architecture):
         name, partition = type(architecture).__name__, architecture.tensor_partition()
@@ -253,6 +254,17 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
                 f"{key}: {' and '.join(uneven)} of architecture {name} cannot be shared evenly; use "
                 f"{'one of ' if len(divisors) > 1 else ''}{', '.join(divisors)}"
             )
+        if parallel.sequence_parallel and not partition.positions:
+            yield (
+                f"parallel.sequence_parallel: outside of what {key} divides, the blocks of architecture {name} read "
+                "several positions at once, so that no process can do with its own (`TensorPartition.positions`); set "
+                "it to false"
+            )
+    if parallel.sequence_parallel:
+        shares = f" with sp_size {parallel.sp_size}" if parallel.sp_size > 1 else ""
+        yield from _uneven_positions(
+            parameters, f"parallel.sequence_parallel among {key}{shares}", processes * parallel.sp_size
+        )
     if not optimizer.elementwise and not optimizer.tensorwise:
         yield (
             f"{key}: optimizer {type(optimizer).__name__} needs all weights at once (it is neither elementwise nor "
@@ -356,8 +368,13 @@ def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "
             + (f"one of {', '.join(divisors)}" if divisors else "1")
         )
+    yield from _uneven_positions(parameters, key, processes)
+
+
+def _uneven_positions(parameters: ParameterFields, key: str, processes: int) -> Iterator[str]:
+    """A conflict where the positions of a row are no multiple of `processes`, with the nearest lengths that are."""
+    length, bound = parameters.data.sequence_length, parameters.architecture.max_sequence_length()
     if length % processes:
-        bound = architecture.max_sequence_length()
         around = (length // processes * processes, -(-length // processes) * processes)
         nearest = [str(each) for each in around if each >= 8 and (bound is None or each <= bound)]
         yield (

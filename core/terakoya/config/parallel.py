@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -42,6 +42,10 @@ class Parallel(Settings):
     tp_size: PositiveInt = 1
     """Processes that share each matrix product of a replica, and its vocabulary (tensor parallelism). Unit:
     processes."""
+    sequence_parallel: bool = False
+    """Whether the processes of `tp_size` also share norms, dropout and residuals: between matrix products each keeps
+    its own positions of a row (Megatron-LM's sequence parallelism; Korthikanti et al., 2022, arXiv:2205.05198), which
+    needs less memory. `sp_size` is something else."""
     pp_size: PositiveInt = 1
     """Processes that share the blocks of a replica, one after another (pipeline parallelism). Unit: processes."""
     pp_stages_per_process: PositiveInt = 1
@@ -93,18 +97,8 @@ class Parallel(Settings):
     def describe(self) -> str:
         """For example `ddp, tp_size 2`."""
         sizes = {name: getattr(self, name) for name in ("dp_shard_size", *SIZES)}
-        return ", ".join([self.engine, *(f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1)])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_sequence_parallel(cls, value: Any) -> Any:
-        if isinstance(value, Mapping) and "sequence_parallel" in value:
-            raise ValueError(
-                "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not "
-                "supported: each process computes these whole. Remove it. sp_size is something else: its processes "
-                "share the positions of rows and exchange heads for positions in attention (Ulysses)"
-            )
-        return value
+        parts = [self.engine, *(f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1)]
+        return ", ".join([*parts, *(["sequence_parallel"] if self.sequence_parallel else [])])
 
     @field_validator("deepspeed_config", mode="before")
     @classmethod
@@ -134,6 +128,12 @@ class Parallel(Settings):
                 yield from find_offload_problems(key, self.zero_stage, f"{key}_device")
         if self.deepspeed_config is not None and self.engine != "deepspeed":
             yield f'deepspeed_config needs engine "deepspeed", got "{self.engine}"'
+        if self.sequence_parallel and self.tp_size == 1:
+            yield (
+                "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, needs "
+                "tp_size above 1. sp_size is something else: its processes share the positions of rows and exchange "
+                "heads for positions in attention (Ulysses)"
+            )
         if self.cp_size > 1:
             yield (
                 f"cp_size {self.cp_size}: torch's ring attention cannot keep documents apart; "

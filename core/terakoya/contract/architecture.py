@@ -283,7 +283,7 @@ def check_output_layers(case: ArchitectureCase) -> None:
 
 def check_tensor_partition(case: ArchitectureCase) -> None:
     """Processes that share its blocks by tensor_partition compute the same as one process."""
-    models = [case.build(case.head) for _ in range(1 + partition.SIZE)]
+    models = [case.build(case.head) for _ in range(1 + 2 * partition.SIZE)]
     partition.check_partition(case.architecture, models, case.row(5, case.length() - 12, padding=7))
 
 

@@ -1,6 +1,7 @@
 """The check of `tensor_partition`: processes that share an architecture's blocks compute the same as one process.
 
-The processes are threads here. Each has its part of the same model and waits for the others at each all-reduce.
+The processes are threads here. Each has its part of the same model and waits for the others at each all-reduce. They
+compute twice: with hidden states whole on each, and with their own positions of them (`parallel.sequence_parallel`).
 
 Letters in shapes: B rows, T positions, H hidden size.
 """
@@ -8,7 +9,7 @@ Letters in shapes: B rows, T positions, H hidden size.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, TensorPartition
 from terakoya.contract.results import CheckFailed, CheckSkipped
-from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, partition_blocks
+from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, partition_blocks, partly_applied
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.engines.vocabulary_layers import divide_vocabulary
 
@@ -26,6 +27,29 @@ SIZE = 2
 """Number of processes that share a model."""
 TOLERANCE = 1e-4
 SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What a partition may lack, as a question, where `hidden` states or a `gradient` are wrong."""
+
+    hidden: str
+    gradient: str
+
+
+FORGOTTEN = Forgotten(
+    "are all layers between an input and its row_parallel layer in column_parallel, fused layers with their number of "
+    "matrices, and all modules that hold a number of heads in divided_attributes?",
+    "are the modules whose input goes into the shared layers in inputs, and those that each process applies to its own "
+    "part, such as a norm of heads, in local?",
+)
+READS_POSITIONS = Forgotten(
+    *[
+        "does anything between the shared layers read several positions, such as a convolution? Then set positions to "
+        "False"
+    ]
+    * 2
+)
 
 
 @dataclass(frozen=True)
@@ -59,16 +83,18 @@ class ThreadGroup(TensorParallelGroup):
 @dataclass(frozen=True)
 class Computed:
     """Hidden states (B, T, H) and, of a model with a vocabulary head, logits (B, T, V); by parameter name, the gradient
-    of a weighted sum of them and how it is divided."""
+    of a weighted sum of them and how it is divided; names whose gradients must be summed over the processes."""
 
     hidden: Tensor
     logits: Tensor | None
     gradients: Mapping[str, Tensor]
     cuts: Mapping[str, TensorPart]
+    summed: Set[str]
 
 
 def check_partition(architecture: Architecture, models: Sequence[PreTrainedModel], batch: Mapping[str, Tensor]) -> None:
-    """Runs `batch` through `models`: 1 + SIZE equal models, of which all but the first share their blocks.
+    """Runs `batch` through `models`: 1 + SIZE equal models, of which all but the first share their blocks, and as many
+    again that also divide positions.
 
     Raises:
         CheckFailed: processes that share the blocks compute something else than one process.
@@ -82,29 +108,47 @@ def check_partition(architecture: Architecture, models: Sequence[PreTrainedModel
         raise CheckSkipped(
             f"its test_settings have {odd}, which {SIZE} processes cannot share; give even sizes in `test_settings`"
         )
-    _check_names(architecture, models[0], partition)
-    expected = _compute(architecture, models[0], batch, {})
+    whole, *others = models
+    _check_names(architecture, whole, partition)
+    expected = _compute(architecture, whole, batch, {}, set())
+    _compare(expected, _compute_in_threads(architecture, partition, others[:SIZE], batch), "the blocks", FORGOTTEN)
+    if partition.positions:
+        results = _compute_in_threads(architecture, partition, others[SIZE:], batch, sequence_parallel=True)
+        _compare(expected, results, "positions, too,", READS_POSITIONS)
+
+
+def _compute_in_threads(
+    architecture: Architecture,
+    partition: TensorPartition,
+    models: Sequence[PreTrainedModel],
+    batch: Mapping[str, Tensor],
+    *,
+    sequence_parallel: bool = False,
+) -> list[Computed]:
+    """Returns what each of the processes, one for each of `models`, computes."""
     thread_sum = ThreadSum()
 
-    def compute_in_thread(index: int) -> Computed:
-        model = models[1 + index]
+    def compute(index: int) -> Computed:
+        model = models[index]
         try:
             with torch.enable_grad():
-                group = ThreadGroup(index, SIZE, thread_sum)
-                cuts = partition_blocks(architecture.blocks(model), partition, group, dropout=None)
+                group = ThreadGroup(index, SIZE, thread_sum, sequence_parallel=sequence_parallel)
+                blocks = architecture.blocks(model)
+                cuts = partition_blocks(blocks, partition, group, dropout=None)
+                summed = partly_applied(blocks, partition, group, cuts)
                 if partition.vocabulary:
                     cuts |= divide_vocabulary(model, [model], group)
-                return _compute(architecture, model, batch, cuts)
+                return _compute(architecture, model, batch, cuts, summed)
         except BaseException:
             thread_sum.barrier.abort()
             raise
 
     with ThreadPoolExecutor(SIZE) as pool:
-        futures = [pool.submit(compute_in_thread, index) for index in range(SIZE)]
+        futures = [pool.submit(compute, index) for index in range(SIZE)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
         raise error
-    _compare(expected, [future.result() for future in futures], _local_weights(architecture, models[0], partition))
+    return [future.result() for future in futures]
 
 
 def _check_names(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> None:
@@ -125,22 +169,12 @@ def _check_names(architecture: Architecture, model: nn.Module, partition: Tensor
                 raise CheckFailed(f"{name} is a {type(modules[name]).__name__}; only linear layers can be cut")
 
 
-def _local_weights(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> frozenset[str]:
-    """The names of the weights that each process holds whole and applies to its own part of the activations."""
-    applied = {
-        value
-        for block in architecture.blocks(model)
-        for name in partition.local
-        for value in block.get_submodule(name).parameters()
-    }
-    return frozenset(name for name, value in model.named_parameters() if value in applied)
-
-
 def _compute(
     architecture: Architecture,
     model: PreTrainedModel,
     batch: Mapping[str, Tensor],
     cuts: Mapping[nn.Parameter, TensorPart],
+    summed: Set[nn.Parameter],
 ) -> Computed:
     hidden = architecture.hidden(model, batch)
     total = (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum()
@@ -156,19 +190,19 @@ def _compute(
         logits,
         {name: value.grad for name, value in values.items() if value.grad is not None},
         {name: cuts[value] for name, value in values.items() if value in cuts},
+        {name for name, value in values.items() if value in summed},
     )
 
 
-def _compare(expected: Computed, results: Sequence[Computed], local_weights: frozenset[str]) -> None:
-    """Raises CheckFailed where the `results` of several processes differ from `expected`, the result of one."""
+def _compare(expected: Computed, results: Sequence[Computed], shared: str, forgotten: Forgotten) -> None:
+    """Raises CheckFailed where the `results` of several processes, which have `shared` among themselves, differ from
+    `expected`, the result of one; the message asks what may be `forgotten`."""
     whole = torch.cat([each.flatten() for each in expected.gradients.values()]).norm()
     for computed in results:
         error = float((computed.hidden - expected.hidden).abs().max() / expected.hidden.abs().max())
         if error > TOLERANCE:
             raise CheckFailed(
-                f"hidden states of {SIZE} processes that share the blocks are off by {error:.1g}: are all layers "
-                "between an input and its row_parallel layer in column_parallel, fused layers with their number of "
-                "matrices, and all modules that hold a number of heads in divided_attributes?"
+                f"hidden states of {SIZE} processes that share {shared} are off by {error:.1g}: {forgotten.hidden}"
             )
         if computed.logits is not None and expected.logits is not None:
             is_whole = computed.logits.shape == expected.logits.shape
@@ -182,11 +216,10 @@ def _compare(expected: Computed, results: Sequence[Computed], local_weights: fro
             reference = expected.gradients[name]
             if name in computed.cuts:
                 reference = computed.cuts[name].cut(reference)
-            if name in local_weights:
+            if name in computed.summed:
                 gradient = torch.stack([each.gradients[name] for each in results]).sum(0)
             if (gradient - reference).norm() > TOLERANCE * (reference.norm() + 0.01 * whole):
                 raise CheckFailed(
-                    f"the gradient of {name} is not that of one process: are the modules whose input goes into the "
-                    "shared layers in inputs, and those that each process applies to its own part, such as a norm of "
-                    "heads, in local?"
+                    f"the gradient of {name} in {SIZE} processes that share {shared} is not that of one process: "
+                    f"{forgotten.gradient}"
                 )

@@ -40,7 +40,7 @@ def test_bundled_architectures_pass(name: str) -> None:
 
 
 BROKEN = {
-    "a norm of heads forgotten": ("qwen3", {"local": lambda _: ()}, r"gradient of .*[qk]_norm.weight is not"),
+    "a norm of heads forgotten": ("qwen3", {"local": lambda _: ()}, r"gradient of .*[qk]_norm.weight in 2 .* is not"),
     "a fused layer cut as one": (
         "gpt2",
         {"column_parallel": lambda _: {"attn.c_attn": 1, "mlp.c_fc": 1}},
@@ -82,3 +82,28 @@ def test_a_head_that_is_not_called_is_not_divided() -> None:
     with pytest.raises(CheckFailed, match=r"logits of 2 processes .* set vocabulary to False"):
         architecture.check_tensor_partition(case_of(vocabulary=True))
     architecture.check_tensor_partition(case_of(vocabulary=False))
+
+
+def test_blocks_that_read_several_positions_do_not_divide_them() -> None:
+    """A block that adds the position before: its processes compute something else, unless `positions` is False."""
+
+    def case_of(*, positions: bool) -> architecture.ArchitectureCase:
+        made = make_case("llama", positions=lambda _: positions)
+
+        class Shifting(made.component):  # type: ignore[name-defined, misc]
+            """Llama with something like a convolution before its feed-forward."""
+
+            def build(self, *arguments: Any) -> PreTrainedModel:
+                """The model."""
+                model = super().build(*arguments)
+                for block in self.blocks(model):
+                    block.post_attention_layernorm.register_forward_hook(
+                        lambda _, given, normed: normed + torch.nn.functional.pad(normed, (0, 0, 1, 0))[:, :-1]
+                    )
+                return model
+
+        return architecture.ArchitectureCase("architectures", "llama", Shifting)
+
+    with pytest.raises(CheckFailed, match=r"2 processes that share positions, too, .* set positions to False"):
+        architecture.check_tensor_partition(case_of(positions=True))
+    architecture.check_tensor_partition(case_of(positions=False))

@@ -28,11 +28,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sp_fsdp": ("llama", {"sp_size": 2, "engine": "fsdp"}, {"activation_checkpointing": "full"}),
     "tp_fsdp": ("qwen3", {"tp_size": 2, "engine": "fsdp"}, {"activation_checkpointing": "selective"}),
     "tp_fsdp_fused": ("gpt2", {"tp_size": 2, "engine": "fsdp"}, {}),
+    "tp_positions_fsdp": ("qwen3", {"tp_size": 2, "sequence_parallel": True, "engine": "fsdp"}, {}),
+    "tp_positions_pp": (
+        "gpt2", {"tp_size": 2, "sequence_parallel": True, "pp_size": 2}, {"activation_checkpointing": "selective"}
+    ),
     "tp_pp": ("gpt2", {"tp_size": 2, "pp_size": 2}, {"activation_checkpointing": "full"}),
     "pp_fsdp": ("gpt2", {"pp_size": 2, "engine": "fsdp"}, {"activation_checkpointing": "full"}),
     "sp_tp": ("qwen3", {"sp_size": 2, "tp_size": 2}, {}),
     "sp_pp": ("gpt2", {"sp_size": 2, "pp_size": 2}, {}),
-}
+}  # fmt: skip
 """An architecture, how processes work together, and other settings."""
 FAMILIES = tuple(dict.fromkeys(family for family, _, _ in CASES.values()))
 
@@ -56,7 +60,8 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         add(f"{case}.resumed", case, case)
     for source, case in (("plain_llama", "sp_fsdp"), ("tp_pp", "pp_fsdp"), ("pp_fsdp", "tp_fsdp_fused")):
         add(f"{case}.from_another", case, source, **UNVALIDATED)
-    add("tp_pp.from_another", "tp_pp", "tp_fsdp_fused", **UNVALIDATED)
+    add("tp_pp.from_another", "tp_pp", "tp_positions_pp", **UNVALIDATED)
+    add("tp_positions_fsdp.from_another", "tp_positions_fsdp", "sp_tp", **UNVALIDATED)
     toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2, 2), base / "said"), seconds=400.0)
     return base
 
@@ -90,7 +95,7 @@ def test_resumed_is_bit_identical(runs: Path, case: str) -> None:
         assert_close(state(runs / case, kind), state(resumed, kind), 0.0)
 
 
-@pytest.mark.parametrize("case", ["sp_fsdp", "pp_fsdp", "tp_fsdp_fused", "tp_pp"])
+@pytest.mark.parametrize("case", ["sp_fsdp", "pp_fsdp", "tp_fsdp_fused", "tp_pp", "tp_positions_fsdp"])
 def test_a_run_goes_on_under_another_layout(runs: Path, case: str) -> None:
     plain, mine = runs / f"plain_{CASES[case][0]}", runs / f"{case}.from_another"
     assert set(toy.losses(mine)) == {LAST}

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
+from terakoya.contract.toy import VOCABULARY
+from terakoya.plugins import registry
+from terakoya.toolkit.architectures import attention
 from terakoya.training.engines.tensor_layers import (
     LocalDropout,
     RowParallel,
@@ -25,9 +32,9 @@ class LonelyGroup(TensorParallelGroup):
         return values.clone()
 
 
-def group(index: int, size: int = 2) -> TensorParallelGroup:
+def group(index: int, size: int = 2, *, sequence_parallel: bool = False) -> TensorParallelGroup:
     """A group without communication."""
-    return LonelyGroup(index, size)
+    return LonelyGroup(index, size, sequence_parallel=sequence_parallel)
 
 
 def test_a_fused_weight_is_divided_matrix_by_matrix() -> None:
@@ -131,21 +138,78 @@ class Dropping(nn.Module):
         return inside != 0, torch.cat([before.flatten(), after.flatten()]) != 0
 
 
-def kept(index: int, *, training: bool) -> tuple[list[bool], list[bool]]:
+def kept(index: int, *, training: bool, sequence_parallel: bool = False) -> tuple[list[bool], list[bool]]:
     """The numbers that process `index` of two keeps inside its region and outside."""
     partition = TensorPartition(sizes={}, inputs=("heads",), column_parallel={"heads.0": 1}, row_parallel=("out",))
     block = Dropping().train(training)
     nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
     nn.init.ones_(block.out.weight)
-    partition_blocks([block], partition, group(index), dropout=torch.device("cpu"))
+    processes = group(index, sequence_parallel=sequence_parallel)
+    partition_blocks([block], partition, processes, dropout=torch.device("cpu"))
     torch.manual_seed(1)
-    inside, outside = block(torch.ones(1, 8))
+    inside, outside = block(torch.ones(1, 2, 8))
     return inside.flatten().tolist(), outside.tolist()
 
 
 def test_processes_have_equal_dropout_only_outside_of_regions() -> None:
     first, second = kept(0, training=True), kept(1, training=True)
     assert first[1] == second[1] and 0 < sum(first[1]) < len(first[1])
-    assert len(first[0]) == len(second[0]) == 32 and first[0] != second[0]
+    assert len(first[0]) == len(second[0]) == 2 * 32 and first[0] != second[0]
     assert kept(0, training=True) == first
     assert all(map(all, kept(1, training=False)))
+
+
+def test_processes_that_divide_positions_have_their_own_dropout_everywhere() -> None:
+    """Their positions differ, so equal dropout would tie positions together."""
+    first, second = (kept(index, training=True, sequence_parallel=True) for index in range(2))
+    assert first[0] != second[0] and first[1] != second[1]
+    assert kept(1, training=True, sequence_parallel=True) == second
+    assert all(kept(1, training=False, sequence_parallel=True)[1])
+
+
+ROWS, POSITIONS, HIDDEN = 2, 16, 24
+
+
+def kept_for_the_backward(name: str, processes: TensorParallelGroup | None, sizes: dict[str, Any]) -> float:
+    """The numbers of a token that autograd keeps for a block of the architecture `name` on one of `processes`, as a
+    multiple of the hidden size. Weights are not counted."""
+    architecture = registry().component("architectures", name)(
+        hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=POSITIONS, **sizes
+    )
+    model = architecture.build(VOCABULARY, "causal")
+    attention.use(model, "sdpa")
+    (block,) = architecture.blocks(model)
+    if processes is not None:
+        partition_blocks([block], architecture.tensor_partition(), processes, dropout=None)
+    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    sizes_of: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes_of[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    hooks = saved_tensors_hooks(note, lambda value: value)
+    block.register_forward_pre_hook(lambda *_: hooks.__enter__(), prepend=True)
+    block.register_forward_hook(lambda *_: hooks.__exit__())
+    rows = torch.zeros(ROWS, POSITIONS, dtype=torch.int64)
+    batch = {"input_ids": rows + 5, "position_ids": rows + torch.arange(POSITIONS), "document_ids": rows}
+    architecture.hidden(model, {**batch, attention.WHOLE_ROWS: torch.empty(0)}).sum().backward()
+    return sum(sizes_of.values()) / (4 * ROWS * POSITIONS * HIDDEN)
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"resid_pdrop": 0.1, "attn_pdrop": 0.0},
+    "llama": {"intermediate_size": 64, "num_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_dividing_positions_divides_all_that_a_block_keeps(name: str) -> None:
+    """Two processes keep half of it each, but for rotary tables; without, only what lies between matrix products."""
+    one, tensor, sequence = (
+        kept_for_the_backward(name, processes, SMALL[name])
+        for processes in (None, group(0), group(0, sequence_parallel=True))
+    )
+    assert tensor > 0.6 * one and sequence < 0.53 * one, (one, tensor, sequence)

@@ -4,6 +4,7 @@ and a killed run resumes."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from saved_weights import FAULTS, same_weights
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya_plugins.architectures.gpt2 import GPT2 as GPT2Architecture
 
 GPT2 = {"type": "gpt2", "num_attention_heads": 12, "hidden_size": 48, "n_inner": 120, "max_position_embeddings": 64}
 LLAMA = {
@@ -23,6 +25,7 @@ LLAMA = {
     "intermediate_size": 96,
 }
 CAUSAL = {"type": "causal_lm"}
+DATA = {"train": ["store"], "sequence_length": 32}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"parallel": {"tp_size": 8}},
@@ -51,8 +54,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately, and parallel.tp_size 2 sp'),
     ({"lora": {}, "start_from": "folder"}, "lora: adapters need whole layers"),
     (
-        {"parallel": {"tp_size": 2, "sequence_parallel": True}},
-        "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not supp",
+        {"parallel": {"sequence_parallel": True}},
+        "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, needs tp_size "
+        "above 1. sp_size is something else",
+    ),
+    (
+        {"parallel": {"tp_size": 3, "sequence_parallel": True}},
+        "data.sequence_length: parallel.sequence_parallel among parallel.tp_size 3 splits positions evenly: expected a "
+        "multiple of 3, got 32; the nearest: 30 and 33",
+    ),
+    (
+        {"parallel": {"tp_size": 2, "sp_size": 2, "sequence_parallel": True}, "data": {**DATA, "sequence_length": 30}},
+        "parallel.tp_size 2 with sp_size 2 splits positions evenly: expected a multiple of 4, got 30; the nearest: 28 "
+        "and 32",
     ),
     (
         {"parallel": {"tp_size": 2, "engine": "deepspeed", "zero_stage": 1}},
@@ -64,7 +78,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def read(**changes: Any) -> Parameters:
     """The parameters of a run in replicas of two, with `changes`."""
     base = {
-        "data": {"train": ["store"], "sequence_length": 32}, "architecture": GPT2, "objective": CAUSAL,
+        "data": DATA, "architecture": GPT2, "objective": CAUSAL,
         "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 2,
         "parallel": {"tp_size": 2},
     }  # fmt: skip
@@ -82,6 +96,7 @@ def test_incompatible_settings_are_refused(changes: dict[str, Any], said: str) -
     "changes",
     [
         {"parallel": {"tp_size": 12}},
+        {"parallel": {"tp_size": 4, "sp_size": 3, "sequence_parallel": True}, "data": {**DATA, "sequence_length": 24}},
         {"architecture": LLAMA},
         {"optimizer": {"type": "lion"}},
         {"activation_checkpointing": "selective", "precision": "fp16"},
@@ -95,11 +110,20 @@ def test_compatible_settings_are_accepted(changes: dict[str, Any]) -> None:
     read(**changes)
 
 
+def test_an_architecture_that_reads_several_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    divide = GPT2Architecture.tensor_partition
+    monkeypatch.setattr(GPT2Architecture, "tensor_partition", lambda self: replace(divide(self), positions=False))
+    read()
+    with pytest.raises(UserError, match=r"parallel.sequence_parallel: .* GPT2 read several positions .* set it to fal"):
+        read(parallel={"tp_size": 2, "sequence_parallel": True})
+
+
 @pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    """Kill -9 of the second process of a replica, with dropout everywhere; `--set` selects the engine."""
+    """Kill -9 of the second process of a replica, with dropout everywhere; `--set` selects the engine, in which each
+    process has dropout of its own at its own positions."""
     settings = toy.parameters(store, validation_store, logging_steps=3)
-    asked = ("--set", "parallel.tp_size=2")
+    asked = ("--set", "parallel.tp_size=2", "--set", "parallel.sequence_parallel=true")
     toy.train(settings, tmp_path / "straight", *asked, nodes=(2,), plugins=FAULTS)
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(settings))
@@ -109,6 +133,6 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     )
     assert max(toy.records(tmp_path / "cut")) < 12
     said = toy.train(settings, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said and "ddp, tp_size 2, fp32" in said
+    assert "resumed from" in said and "at step 5" in said and "ddp, tp_size 2, sequence_parallel, fp32" in said
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)

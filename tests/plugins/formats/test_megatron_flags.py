@@ -30,6 +30,7 @@ WITH = {
     "eval-interval": "--split 90,10,0", "eval-iters": "--split 90,10,0",
     "distributed-timeout-minutes": "--zero-stage 1",
     "num-layers-per-virtual-pipeline-stage": "--pipeline-model-parallel-size 2",
+    "sequence-parallel": "--tensor-model-parallel-size 2",
     "finetune": "--load old", "no-load-optim": "--load old",
     "initial-loss-scale": "--fp16", "loss-scale": "--fp16", "loss-scale-window": "--fp16", "min-loss-scale": "--fp16",
     "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16",

@@ -6,7 +6,9 @@ Each of them divides another thing among the processes of a `ProcessMesh`:
 - `tp_size`: matrix products within blocks, as `Architecture.tensor_partition` says (`tensor_layers`), and the rows of
   embeddings and of the vocabulary head (`vocabulary_layers`). What is not divided (norms, embeddings of positions, the
   biases of row-parallel layers) is whole on every process, which computes its gradients from the same bits with the
-  same dropout, provided that the processes of a replica round alike: the same kind of device, as many threads.
+  same dropout, provided that the processes of a replica round alike: the same kind of device, as many threads. With
+  `sequence_parallel` a process has only its own positions of hidden states in blocks between the matrix products, and
+  gradients of what is whole in blocks are summed.
 - `sp_size`: positions of rows (`sequence_parallel`); processes exchange heads for positions in attention.
 - `"engine": "fsdp"`: weights, gradients and optimizer state, by rows, among the processes that otherwise hold the same
   ones, with torch's `fully_shard` (FSDP2; Zhao et al., 2023, arXiv:2304.11277). With `dp_shard_size` groups of
@@ -137,7 +139,9 @@ class ParallelEngine(DDPEngine):
         self.names = {own: names[id(value)] for own, value in named_values(local)}
         self.division = None
         if (group := mesh.group("tp")) is not None:
-            layers = ProcessTensorParallelGroup(mesh.index("tp"), mesh.size("tp"), group)
+            layers = ProcessTensorParallelGroup(
+                mesh.index("tp"), mesh.size("tp"), group, sequence_parallel=parallel.sequence_parallel
+            )
             with initial.deferring():
                 self.division = divide_models(local, architectures, vocabulary, layers, context.device)
 

@@ -11,7 +11,7 @@ from torch import nn
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.architectures import attention
-from terakoya.training.engines.tensor_layers import TensorParallelGroup, partition_blocks
+from terakoya.training.engines.tensor_layers import TensorParallelGroup, partition_blocks, partly_applied
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.engines.vocabulary_layers import divide_vocabulary
 from terakoya.training.model.module_parts import architecture_of, top_level_models
@@ -41,7 +41,7 @@ def divide_models(
     device: torch.device,
 ) -> TensorDivision:
     """Divides every model in `module` among the processes of `group`, which compute on `device`."""
-    dropout = device if attention.dropout(module) > 0 else None
+    dropout = device if attention.dropout(module) > 0 or group.sequence_parallel else None
     parts: dict[nn.Parameter, TensorPart] = {}
     in_region: set[nn.Parameter] = set()
     whole_vocabulary = False
@@ -52,9 +52,7 @@ def divide_models(
         assert partition is not None, "checked when the parameters are read"
         parts |= partition_blocks(blocks, partition, group, dropout=dropout, first=block_count)
         block_count += len(blocks)
-        for block in blocks:
-            for name in partition.local:
-                in_region |= set(block.get_submodule(name).parameters())
+        in_region |= partly_applied(blocks, partition, group, parts)
         whole_vocabulary |= not partition.vocabulary
     if not whole_vocabulary:  # models may share embeddings
         parts |= divide_vocabulary(module, models, group)

@@ -6,14 +6,19 @@ part of a feed-forward's middle. Of the second it holds the matching inputs (row
 needs no other process. A pair communicates twice: the second layer's outputs are all-reduced in the forward, and the
 gradient of the first layer's input in the backward. Layers must be `nn.Linear` or Conv1D; names of weights stay.
 
-Letters in shapes: B rows, T positions, H hidden size, P processes of a replica.
+With `sequence_parallel` (Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2) a process keeps its own positions
+of a row between the pairs, for norms, dropout and residuals: the all-reduce becomes a reduce-scatter after a pair and
+an all-gather before the next one, which send as much together. Hidden states are cut where they enter the first block,
+and whole again after the last one.
+
+Letters in shapes: B rows, T positions, t = T / P of them, H hidden size, P processes of a replica.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import hash_u64
+from terakoya.training.engines.region_borders import Border, GatheredBorder
 from terakoya.training.engines.tensor_shards import TensorPart
 
 LINEAR = (nn.Linear, Conv1D)
@@ -37,15 +43,41 @@ class TensorParallelGroup(ABC):
     Attributes:
         index: this process's number in the group.
         size: number of processes.
+        sequence_parallel: whether each process keeps its own positions of hidden states between parallel regions.
     """
 
     index: int
     size: int
+    sequence_parallel: bool = field(default=False, kw_only=True)
 
     @abstractmethod
     def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
         """Returns the sum, or else the largest, of all processes' `values`, the same bits on each. The result has its
         own memory: `values` stays unchanged for those that keep it, such as selective activation checkpointing."""
+
+    def reduce_scatter(self, values: Tensor) -> Tensor:
+        """Returns the sum of all processes' `values` (B, T, H) at this process's positions, (B, t, H)."""
+        return self.cut(self.all_reduce(values))
+
+    def all_gather(self, part: Tensor) -> Tensor:
+        """Returns `part` (B, t, H) of all processes, (B, T, H), the same bits on each."""
+        before = self.index * part.shape[1]
+        after = (self.size - 1) * part.shape[1] - before
+        return self.all_reduce(F.pad(part, (0, 0, before, after)))
+
+    def cut(self, values: Tensor) -> Tensor:
+        """Returns `values` (B, T, H) at this process's positions, (B, t, H), in memory of their own."""
+        return values.unflatten(1, (self.size, -1))[:, self.index].clone(memory_format=torch.contiguous_format)
+
+    @property
+    def summed(self) -> Border:
+        """The border of a parallel region whose surroundings are whole on every process."""
+        return Border(_keep, self.all_reduce)
+
+    @property
+    def blocks(self) -> Border:
+        """The border of all blocks, within which a process keeps its own positions."""
+        return Border(self.cut, self.all_gather)
 
 
 @dataclass(frozen=True)
@@ -60,38 +92,31 @@ class ProcessTensorParallelGroup(TensorParallelGroup):
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return total
 
+    def reduce_scatter(self, values: Tensor) -> Tensor:
+        """See `TensorParallelGroup`."""
+        parts = [each.contiguous() for each in values.chunk(self.size, 1)]
+        own = torch.empty_like(parts[self.index])
+        dist.reduce_scatter(own, parts, group=self.group)
+        return own
 
-class CopyToRegion(torch.autograd.Function):
-    """Enters a parallel region: the identity in the forward, an all-reduce of the gradient in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, group: TensorParallelGroup) -> Tensor:
-        ctx.group = group
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.group.all_reduce(gradients[0]), None
+    def all_gather(self, part: Tensor) -> Tensor:
+        """See `TensorParallelGroup`."""
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous(), group=self.group)
+        return torch.cat(parts, 1)
 
 
-class ReduceFromRegion(torch.autograd.Function):
-    """Leaves a parallel region: an all-reduce in the forward, the identity for the gradient in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, partial_sum: Tensor, group: TensorParallelGroup) -> Tensor:
-        return group.all_reduce(partial_sum)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
+def _keep(values: Tensor) -> Tensor:
+    return values.view_as(values)
 
 
 class LocalDropout:
-    """Dropout inside a parallel region, which must differ between processes because their heads differ.
+    """Dropout that must differ between processes: inside a parallel region, because their heads differ, and in a whole
+    block where their positions differ.
 
-    Outside the regions all processes of a replica draw the same numbers, from equally seeded generators. Inside, the
-    generator is seeded for the process and the block; afterwards its outer state is restored. The seeds are functions
-    of the micro-step's seed, so a recomputed block draws the same numbers again.
+    Elsewhere all processes of a replica draw the same numbers, from equally seeded generators. Here the generator is
+    seeded for the process and the block; afterwards its outer state is restored. The seeds are functions of the
+    micro-step's seed, so a recomputed block draws the same numbers again.
     """
 
     def __init__(self, group: TensorParallelGroup, block: int, device: torch.device) -> None:
@@ -115,11 +140,11 @@ class LocalDropout:
         self.outside = None
 
 
-class EnterRegionHook:
-    """A forward pre-hook that passes a module's first argument into a parallel region."""
+class EnterHook:
+    """A forward pre-hook that passes a module's first argument over a `border`."""
 
-    def __init__(self, group: TensorParallelGroup, dropout: LocalDropout | None) -> None:
-        self.group = group
+    def __init__(self, border: Border | None, dropout: LocalDropout | None) -> None:
+        self.border = border
         self.dropout = dropout
 
     def __call__(
@@ -128,32 +153,51 @@ class EnterRegionHook:
         """Returns the module's arguments; the first is positional or named `hidden_states`."""
         if self.dropout is not None and module.training:
             self.dropout.begin()
+        if self.border is None:
+            return given, named
         if given:
-            return (CopyToRegion.apply(given[0], self.group), *given[1:]), named
-        return given, {**named, "hidden_states": CopyToRegion.apply(named["hidden_states"], self.group)}
+            return (self.border.enter(given[0]), *given[1:]), named
+        return given, {**named, "hidden_states": self.border.enter(named["hidden_states"])}
+
+
+class LeaveHook:
+    """A forward hook that passes a module's output, or the first of several, over a `border`."""
+
+    def __init__(self, border: Border | None, dropout: LocalDropout | None) -> None:
+        self.border = border
+        self.dropout = dropout
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+        """Returns the module's output."""
+        if self.dropout is not None and module.training:
+            self.dropout.end()
+        if self.border is None:
+            return output
+        return (self.border.leave(output[0]), *output[1:]) if isinstance(output, tuple) else self.border.leave(output)
 
 
 class RowParallel(nn.Module):
     """Replaces a linear layer of which each process holds some inputs; keeps the parameters of that layer."""
 
-    def __init__(self, layer: nn.Module, group: TensorParallelGroup, dropout: LocalDropout | None) -> None:
+    def __init__(self, layer: nn.Module, border: Border, dropout: LocalDropout | None) -> None:
         super().__init__()
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter) and (bias is None or isinstance(bias, nn.Parameter))
         self.weight = weight
         self.bias = bias
         self.outputs_last = isinstance(layer, Conv1D)
-        self.group = group
+        self.border = border
         self.dropout = dropout
         self.train(layer.training)
 
     def forward(self, part: Tensor) -> Tensor:
-        """Returns the whole output (B, T, H), the same on every process, from `part` (B, T, inputs / P)."""
+        """Returns the output (B, T, H), the same on every process, or (B, t, H) at its own positions, from `part`
+        (B, T, inputs / P)."""
         if self.dropout is not None and self.training:
             self.dropout.end()
         partial_sum = F.linear(part, self.weight.T if self.outputs_last else self.weight)
-        whole: Tensor = ReduceFromRegion.apply(partial_sum, self.group)
-        return whole if self.bias is None else whole + self.bias.to(whole.dtype)
+        total = self.border.leave(partial_sum)
+        return total if self.bias is None else total + self.bias.to(total.dtype)
 
 
 def partition_blocks(
@@ -167,7 +211,8 @@ def partition_blocks(
     """Replaces the whole weights in `blocks` by this process's parts, and inserts the communication.
 
     Args:
-        dropout: the device of the computation if the regions apply dropout, else None.
+        dropout: the device of the computation if the regions, or blocks with divided positions, apply dropout, else
+            None.
         first: the number of the first block, so that no two draw the same dropout.
 
     Returns:
@@ -176,18 +221,43 @@ def partition_blocks(
     parts: dict[nn.Parameter, TensorPart] = {}
     for number, block in enumerate(blocks, first):
         local_dropout = None if dropout is None else LocalDropout(group, number, dropout)
+        border = group.summed
+        if group.sequence_parallel:
+            border = GatheredBorder(group.all_gather, group.reduce_scatter)
+            enter = EnterHook(group.blocks if block is blocks[0] else None, local_dropout)
+            block.register_forward_pre_hook(enter, with_kwargs=True)
+            block.register_forward_hook(LeaveHook(group.blocks if block is blocks[-1] else None, local_dropout))
+            local_dropout = None
         for name, matrices in partition.column_parallel.items():
-            parts |= _divide_layer(block.get_submodule(name), group, outputs=True, matrices=matrices)
+            layer = block.get_submodule(name)
+            parts |= _divide_layer(layer, group, outputs=True, matrices=matrices)
+            if isinstance(border, GatheredBorder):
+                border.keep_own_input(layer)
         for name in partition.row_parallel:
             layer = block.get_submodule(name)
             parts |= _divide_layer(layer, group, outputs=False)
-            block.set_submodule(name, RowParallel(layer, group, local_dropout))
+            block.set_submodule(name, RowParallel(layer, border, local_dropout))
         for name in partition.inputs:
-            hook = EnterRegionHook(group, local_dropout)
+            hook = EnterHook(border, local_dropout)
             block.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
         for name, attributes in partition.divided_attributes.items():
             _divide_attributes(block.get_submodule(name), attributes, group.size)
     return parts
+
+
+def partly_applied(
+    blocks: Sequence[nn.Module], partition: TensorPartition, group: TensorParallelGroup, parts: Container[nn.Parameter]
+) -> set[nn.Parameter]:
+    """Returns the parameters in `blocks` that each process has whole, as they are not in `parts`, and applies to its
+    own part of the activations: their gradients must be summed over the processes."""
+    everywhere = ("",) if group.sequence_parallel else partition.local
+    return {
+        value
+        for block in blocks
+        for name in everywhere
+        for value in block.get_submodule(name).parameters()
+        if value not in parts
+    }
 
 
 def _divide_layer(

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.padded_head import PART
 from terakoya.training.distributed.topology import split_evenly
-from terakoya.training.engines.tensor_layers import EnterRegionHook, ReduceFromRegion, TensorParallelGroup
+from terakoya.training.engines.tensor_layers import EnterHook, TensorParallelGroup
 from terakoya.training.engines.tensor_shards import TensorPart
 
 
@@ -79,14 +79,13 @@ def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorPa
 def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGroup) -> None:
     head.out_features = part.count
     setattr(head, PART, part)
-    head.register_forward_pre_hook(EnterRegionHook(group, None), with_kwargs=True)
+    head.register_forward_pre_hook(EnterHook(group.summed, None), with_kwargs=True)
 
     def add_other_parts(head: nn.Module, given: Any, logits: Tensor) -> Tensor | None:
         """Returns the logits (..., V) of all parts, unless an objective works on its own part."""
         if part.is_alone:
             return None
-        whole: Tensor = ReduceFromRegion.apply(F.pad(logits, (part.first, part.size - part.first - part.count)), group)
-        return whole
+        return group.summed.leave(F.pad(logits, (part.first, part.size - part.first - part.count)))
 
     head.register_forward_hook(add_other_parts)
 
@@ -103,5 +102,4 @@ class _LookUp:
         """Returns the embeddings (..., H) of `input_ids` (...), the same on every process."""
         own, elsewhere = self.part.locate(input_ids)
         found = type(self.embedding).forward(self.embedding, own)
-        whole: Tensor = ReduceFromRegion.apply(found.masked_fill(elsewhere[..., None], 0.0), self.group)
-        return whole
+        return self.group.summed.leave(found.masked_fill(elsewhere[..., None], 0.0))

@@ -180,7 +180,7 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "context-parallel-size": Flag("unsupported", f"1 changes nothing; above 1: {NO_RING}"),
         "ds-sequence-parallel-size": _map_to("parallel.sp_size", "2"),
         "num-layers-per-virtual-pipeline-stage": _map_to("parallel.pp_stages_per_process", "1"),
-        "sequence-parallel": Flag("ignored", "splits what tensor parallelism leaves whole; the numbers are the same"),
+        "sequence-parallel": _map_to("parallel.sequence_parallel"),
         "no-pipeline-parallel": Flag("ignored", "the same as pp_size 1"),
         "distributed-backend": Flag("ignored", "follows from the device"),
         "overlap-grad-reduce": Flag("ignored", HOW),

@@ -112,7 +112,7 @@ def convert_parallel(options: Options, layers: int | None) -> dict[str, Any]:
 
 
 def _convert_sizes(options: Options, layers: int | None) -> dict[str, int]:
-    """Converts the model-parallel sizes above 1."""
+    """Converts the model-parallel sizes above 1, and what goes with them."""
     converted = {}
     for name, key in SIZES.items():
         size = options.take(name, parse_integer, f"parallel.{key}")
@@ -120,6 +120,11 @@ def _convert_sizes(options: Options, layers: int | None) -> dict[str, int]:
             options.mark_ignored(name, "1 changes nothing")
         elif size is not None:
             converted[key] = size
+    if options.take_switch("sequence-parallel", "parallel.sequence_parallel"):
+        if "tp_size" in converted:
+            converted["sequence_parallel"] = True
+        else:
+            options.mark_ignored("sequence-parallel", "it changes nothing without tensor parallelism")
     layers_per_stage = options.take(VIRTUAL_STAGES, parse_integer, "parallel.pp_stages_per_process")
     if layers_per_stage is not None:
         stages, rest = divmod(layers or 0, layers_per_stage * converted.get("pp_size", 1))

@@ -1,0 +1,138 @@
+"""Where hidden states enter and leave a part of a model in which tensor-parallel processes hold something else of them.
+
+Letters in shapes: B rows, T positions, t of them on each process, H hidden size, N outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers.pytorch_utils import Conv1D
+
+Change = Callable[[Tensor], Tensor]
+"""What is done to hidden states, or to their gradient, at a border."""
+
+
+class Border:
+    """The border of a part of a model.
+
+    Attributes:
+        inward: what is done to hidden states that enter, and to the gradient of those that leave.
+        outward: what is done to hidden states that leave, and to the gradient of those that enter.
+    """
+
+    def __init__(self, inward: Change, outward: Change) -> None:
+        self.inward = inward
+        self.outward = outward
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Returns `hidden` inside."""
+        inside: Tensor = _Cross.apply(hidden, self.inward, self.outward)
+        return inside
+
+    def leave(self, hidden: Tensor) -> Tensor:
+        """Returns `hidden` outside."""
+        outside: Tensor = _Cross.apply(hidden, self.outward, self.inward)
+        return outside
+
+
+class GatheredBorder(Border):
+    """The border of parallel regions, one after another, that all-gather positions and reduce-scatter them.
+
+    Linear layers that read what was gathered keep this process's positions of it, and gather them again in the
+    backward, once for all layers of a region (Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
+
+    Attributes:
+        entered: in a region's forward, what entered it, (B, t, H), and what was gathered, (B, T, H).
+        again: in its backward, the same two, held together so that nothing else gets the address of the first.
+    """
+
+    def __init__(self, gather: Change, scatter: Change) -> None:
+        super().__init__(gather, self._scatter)
+        self.scatter = scatter
+        self.entered: tuple[Tensor, Tensor] | None = None
+        self.again: tuple[Tensor, Tensor] | None = None
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Returns all positions (B, T, H) of `hidden` (B, t, H)."""
+        inside = super().enter(hidden)
+        self.entered = hidden.detach(), inside.detach()
+        return inside
+
+    def gather_again(self, own: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns all positions (B, T, H) of `own` (B, t, H), which entered a region, as `dtype`."""
+        if self.again is None or self.again[0].data_ptr() != own.data_ptr() or self.again[1].dtype != dtype:
+            self.again = own, self.inward(own.to(dtype))
+        return self.again[1]
+
+    def keep_own_input(self, layer: nn.Module) -> None:
+        """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads."""
+        layer.__dict__["forward"] = _GatheredForward(layer, self)
+
+    def _scatter(self, values: Tensor) -> Tensor:
+        """Ends a region's forward, or its backward."""
+        self.entered = self.again = None
+        return self.scatter(values)
+
+
+class _Cross(torch.autograd.Function):
+    """Does `there` to hidden states and `back` to their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, there: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return there(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.back(gradients[0]), None, None
+
+
+class _GatheredForward:
+    """The forward of a linear `layer` in a region with this `border`."""
+
+    def __init__(self, layer: nn.Module, border: GatheredBorder) -> None:
+        self.layer = layer
+        self.border = border
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Returns the outputs (B, T, N) of `hidden` (B, T, H)."""
+        weight: Any = self.layer.weight.T if isinstance(self.layer, Conv1D) else self.layer.weight
+        bias: Any = self.layer.bias
+        own, whole = self.border.entered or (None, None)
+        if whole is None or whole.data_ptr() != hidden.data_ptr() or whole.shape != hidden.shape:
+            return F.linear(hidden, weight, bias)  # the layer reads something that was computed within
+        outputs: Tensor = _GatheredLinear.apply(hidden, own, weight, bias, self.border)
+        return outputs
+
+
+class _GatheredLinear(torch.autograd.Function):
+    """A linear layer that keeps `own` (B, t, H), this process's positions of `hidden` (B, T, H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, own: Tensor, weight: Tensor, bias: Tensor | None, border: GatheredBorder
+    ) -> Tensor:
+        ctx.border = border
+        ctx.save_for_backward(own, weight)
+        return F.linear(hidden, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        own, weight = ctx.saved_tensors
+        needs_hidden, _, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        rows = gradient.flatten(0, -2)
+        whole = ctx.border.gather_again(own, gradient.dtype).flatten(0, -2) if needs_weight else None
+        return (
+            gradient @ weight.to(gradient.dtype) if needs_hidden else None,
+            None,
+            None if whole is None else rows.T @ whole,
+            rows.sum(0) if needs_bias else None,
+            None,
+        )
