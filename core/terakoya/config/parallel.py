@@ -134,6 +134,11 @@ class Parallel(Settings):
                 "tp_size above 1. sp_size is something else: its processes share the positions of rows and exchange "
                 "heads for positions in attention (Ulysses)"
             )
+        if self.sequence_parallel and self.pp_schedule == "zero_bubble":
+            yield (
+                'sequence_parallel gathers activations again in each backward, which pp_schedule "zero_bubble" cuts in '
+                'two; set one of them to its default, false or "1f1b"'
+            )
         if self.cp_size > 1:
             yield (
                 f"cp_size {self.cp_size}: torch's ring attention cannot keep documents apart; "

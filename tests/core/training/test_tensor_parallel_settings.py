@@ -59,6 +59,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "above 1. sp_size is something else",
     ),
     (
+        {"parallel": {"tp_size": 2, "sequence_parallel": True, "pp_size": 2, "pp_schedule": "zero_bubble"}},
+        'sequence_parallel gathers activations again in each backward, which pp_schedule "zero_bubble" cuts in two',
+    ),
+    (
         {"parallel": {"tp_size": 3, "sequence_parallel": True}},
         "data.sequence_length: parallel.sequence_parallel among parallel.tp_size 3 splits positions evenly: expected a "
         "multiple of 3, got 32; the nearest: 30 and 33",
