@@ -13,7 +13,6 @@ from terakoya import plugins
 from terakoya.commands.main import VERBS
 from terakoya.config.lora import LoraSettings
 from terakoya.config.other_names import find_equivalent
-from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import COMPONENTS, Parameters, all_key_paths
 from terakoya_plugins.formats.megatron.script_flags import FLAGS
 
@@ -142,7 +141,6 @@ def test_every_option_of_the_llama_is_in_the_table() -> None:
 UNSUPPORTED = {
     "log_optimizer_state", "offload_activations", "logits_output", "--input_model_max_length",
     "--load_in_8bit", "--load_in_4bit", "--fp8-amax-compute-algo", "--fp8-amax-history-len", "--no-fp8-wgrad",
-    "--context-parallel-size",
 }  # fmt: skip
 """The keys and flags that the page calls not supported."""
 
@@ -159,8 +157,6 @@ def test_what_is_called_unsupported_has_no_key_no_option_and_no_equivalent() -> 
 
 
 def test_the_reasons_for_what_is_unsupported_hold() -> None:
-    with pytest.raises(ValueError, match="ring attention cannot keep documents apart"):
-        Parallel(cp_size=2)
     for key in ("load_in_8bit", "load_in_4bit"):
         with pytest.raises(ValueError, match="quantized weights"):
             LoraSettings.model_validate({key: True})

@@ -15,12 +15,14 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "pp 2, interleaved": {"pp_size": 2, "pp_stages_per_process": 2},
     "pp 2, interleaved, zero bubble": {"pp_size": 2, "pp_stages_per_process": 2, "pp_schedule": "zero_bubble"},
     "sp 2": {"sp_size": 2},
+    "cp 2": {"cp_size": 2},
     "fsdp, sp 2": {"engine": "fsdp", "sp_size": 2},
     "fsdp, tp 2": {"engine": "fsdp", "tp_size": 2},
     "fsdp, pp 2": {"engine": "fsdp", "pp_size": 2},
     "fsdp, pp 2, interleaved": {"engine": "fsdp", "pp_size": 2, "pp_stages_per_process": 2},
     "tp 2, pp 2, 2 replicas": {"tp_size": 2, "pp_size": 2},
     "fsdp, tp 2, pp 2": {"engine": "fsdp", "tp_size": 2, "pp_size": 2},
+    "fsdp, tp 2, cp 2": {"engine": "fsdp", "tp_size": 2, "cp_size": 2},
     "fsdp, tp 2, 2 groups": {"engine": "fsdp", "tp_size": 2, "dp_shard_size": 2},
     "tp 2, pp 2, sp 2": {"tp_size": 2, "pp_size": 2, "sp_size": 2},
     "tp 2, sequence parallel": {"tp_size": 2, "sequence_parallel": True},
@@ -35,7 +37,7 @@ def processes(engine: str) -> int:
     engine = engine.removesuffix(", sequence parallel")
     if "," not in engine or engine.startswith("pp 2, interleaved"):
         return 2
-    return 8 if engine.startswith(("tp 2, pp 2", "fsdp, tp 2, ")) else 4
+    return 8 if engine.startswith(("tp 2, pp 2", "fsdp, tp 2, 2")) else 4
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 32}

@@ -11,6 +11,7 @@ from terakoya import plugins
 from terakoya.components import Architecture
 from terakoya.config import deepspeed as deepspeed_settings
 from terakoya.config import mup
+from terakoya.config.parallel import SIZES
 
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
@@ -43,7 +44,7 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield from _tensor_parallel_conflicts(parameters)
     if parameters.parallel.pp_size > 1:
         yield from _pipeline_parallel_conflicts(parameters)
-    if parameters.parallel.sp_size > 1:
+    if parameters.parallel.position_processes > 1:
         yield from _sequence_parallel_conflicts(parameters)
     if parameters.precision == "fp8":
         yield from _fp8_conflicts(parameters)
@@ -205,9 +206,8 @@ def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:
     """Returns why torch.compile cannot compile the blocks, or with `mode` "whole" everything, of the run that
     `parameters` describe, as the end of a sentence; None where it can."""
     parallel = parameters.parallel
-    sizes = {"tp_size": parallel.tp_size, "pp_size": parallel.pp_size, "sp_size": parallel.sp_size}
-    for key, size in sizes.items():
-        if size > 1:
+    for key in SIZES:
+        if (size := getattr(parallel, key)) > 1:
             return f"with parallel.{key} {size} processes exchange activations inside each forward"
     if parallel.engine == "deepspeed":
         return "DeepSpeed runs code of its own around layers"
@@ -337,7 +337,7 @@ def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
     parallel, name = parameters.parallel, type(parameters.objective).__name__
     others = [
         f'"engine": "{parallel.engine}"' if parallel.engine not in ("ddp", "fsdp") else "",
-        *(f"{key} {getattr(parallel, key)}" for key in ("tp_size", "pp_size", "sp_size") if getattr(parallel, key) > 1),
+        *(f"{key} {getattr(parallel, key)}" for key in SIZES if getattr(parallel, key) > 1),
     ]
     for other in filter(None, others):
         yield (
@@ -349,9 +349,11 @@ def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
 
 
 def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """Conflicts of sequence parallelism, with the nearest settings that work."""
-    architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
-    key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length
+    """Conflicts of sequence and context parallelism, with the nearest settings that work."""
+    architecture, objective, parallel = parameters.architecture, parameters.objective, parameters.parallel
+    processes, exchanges_heads = parallel.position_processes, parallel.sp_size > 1
+    key = f"parallel.{'sp_size' if exchanges_heads else 'cp_size'} {processes}"
+    name, length = type(architecture).__name__, parameters.data.sequence_length
     alternative = 'set it to 1, with "activation_checkpointing": "full" if a row is too long for one process'
     if architecture.document_masking != "attention_interface":
         yield f"{key}: is for models that use Transformers' AttentionInterface, which {name} does not; {alternative}"
@@ -360,13 +362,14 @@ def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     if parameters.precision == "fp8":
         yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'
     heads: int | None = getattr(architecture, "num_attention_heads", None)
-    tensor = parameters.parallel.tp_size
-    if heads is not None and heads % (processes * tensor):
+    tensor = parallel.tp_size
+    if exchanges_heads and heads is not None and heads % (processes * tensor):
         heads //= math.gcd(heads, tensor)
         divisors = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
         yield (
             f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "
             + (f"one of {', '.join(divisors)}" if divisors else "1")
+            + ', or "cp_size" instead'
         )
     yield from _uneven_positions(parameters, key, processes)
 

@@ -57,8 +57,8 @@ class Parallel(Settings):
     """Processes that share the positions of the rows of a replica; they exchange heads for positions in attention
     (Ulysses). Unit: processes."""
     cp_size: PositiveInt = 1
-    """Processes that pass keys and values around a ring (context parallelism). Only 1 is supported, because torch's
-    ring attention cannot keep documents apart; use `sp_size`. Unit: processes."""
+    """Processes that share the positions of the rows of a replica; they gather keys and values in attention (context
+    parallelism), and may be more than a model has heads. In place of `sp_size`. Unit: processes."""
     timeout_seconds: PositiveInt = 600
     """How long a process waits for the others before the run fails. Unit: seconds."""
     nccl: Nccl = Nccl()
@@ -68,6 +68,11 @@ class Parallel(Settings):
     def replica_size(self) -> int:
         """Number of processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
+
+    @property
+    def position_processes(self) -> int:
+        """Number of processes that share the positions of a row."""
+        return self.sp_size * self.cp_size
 
     def shard_size(self, replicas: int) -> int:
         """Number of replicas that share the weights under `engine` fsdp, of `replicas` in all.
@@ -139,10 +144,10 @@ class Parallel(Settings):
                 'sequence_parallel gathers activations again in each backward, which pp_schedule "zero_bubble" cuts in '
                 'two; set one of them to its default, false or "1f1b"'
             )
-        if self.cp_size > 1:
+        if self.sp_size > 1 and self.cp_size > 1:
             yield (
-                f"cp_size {self.cp_size}: torch's ring attention cannot keep documents apart; "
-                f'use "sp_size": {self.cp_size}'
+                f"sp_size {self.sp_size} and cp_size {self.cp_size} both divide the positions of rows; set one of them "
+                "to 1"
             )
         shared = [name for name in SIZES if getattr(self, name) > 1]
         if shared and self.engine == "deepspeed":

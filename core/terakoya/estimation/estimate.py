@@ -167,7 +167,8 @@ def measure(
     """Returns the memory of each rank, the bytes of the whole optimizer state, and the assumptions."""
     parallel = parameters.parallel
     replicas = processes // parallel.replica_size
-    sharing = parallel.shard_size(replicas) * parallel.sp_size  # processes that divide the weights under `fully_shard`
+    # processes that divide the weights under `fully_shard`
+    sharing = parallel.shard_size(replicas) * parallel.position_processes
     fully_sharded = parallel.engine == "fsdp" and sharing > 1
     sharding = Sharding(
         sharing if fully_sharded else processes, parallel.zero_stage, share.micro_steps,

@@ -143,7 +143,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"parallel": {"dp_shard_size": 2}}, 'dp_shard_size 2 needs engine "fsdp", got "ddp"'),
     ({"parallel": {**DEEPSPEED, "pp_size": 2}}, 'pp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"'),
-    ({"parallel": {"cp_size": 2}}, 'use "sp_size": 2'),
+    ({"parallel": {"sp_size": 2, "cp_size": 2}}, "sp_size 2 and cp_size 2 both divide the positions of rows"),
     ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
 ]  # fmt: skip
 

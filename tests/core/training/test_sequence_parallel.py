@@ -49,6 +49,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "stream": {"architecture": GPT2, "objective": {**CAUSAL, "layout": "stream"}},
     "bf16": {"architecture": QWEN3, "precision": "bf16", "autocast": True},
     "selective": {"architecture": LLAMA, "activation_checkpointing": "selective"},
+    "gathered_bert": {"architecture": BERT, "objective": {"type": "masked_lm"}, "parallel": {"cp_size": 2}},
+    "gathered_gpt2": {"architecture": GPT2, "attention": "eager", "parallel": {"cp_size": 2}},
+    "gathered_qwen3": {"architecture": QWEN3, "parallel": {"cp_size": 2}},
+    "gathered_three_heads": {
+        "architecture": {**LLAMA, "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1},
+        "parallel": {"cp_size": 2},
+    },
+    "gathered_bf16": {"architecture": QWEN3, "precision": "bf16", "autocast": True, "parallel": {"cp_size": 2}},
 }
 """Two processes, one replica."""
 PAIRS = ("llama", "bert")
@@ -155,12 +163,12 @@ def numbers(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
     return found
 
 
-LOSSES = {"bert": ("mlm_loss", "masked_accuracy")}
+LOSSES = dict.fromkeys(("bert", "gathered_bert"), ("mlm_loss", "masked_accuracy"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "name"), [*(("two", name) for name in JOBS if name != "bf16"), *(("four", name) for name in PAIRS)]
+    ("world", "name"), [*(("two", name) for name in JOBS if "bf16" not in name), *(("four", name) for name in PAIRS)]
 )
 def test_it_trains_as_plain_transformers_does(runs: Path, world: str, name: str, documents: Path) -> None:
     given = settings(documents, 1, **JOBS[name])
@@ -181,11 +189,14 @@ def test_it_trains_as_plain_transformers_does(runs: Path, world: str, name: str,
 
 
 @pytest.mark.slow
-def test_bf16_is_near_one_process(runs: Path) -> None:
-    one, two = (gradients(runs / world, "bf16") for world in ("one", "two"))
+@pytest.mark.parametrize("job", ["bf16", "gathered_bf16"])
+def test_bf16_is_near_one_process(runs: Path, job: str) -> None:
+    one, two = gradients(runs / "one", "bf16"), gradients(runs / "two", job)
     assert 0.0 < relative_error(two, one) <= 1e-2
     for name in ("loss", "token_accuracy"):
-        got, expected = (numbers(runs / world, "bf16")["validation"][0][name] for world in ("two", "one"))
+        got, expected = (
+            numbers(*place)["validation"][0][name] for place in ((runs / "two", job), (runs / "one", "bf16"))
+        )
         assert got == pytest.approx(expected, rel=1e-2)
 
 

@@ -1,9 +1,10 @@
-"""Sequence parallelism: each process's part of a batch, and settings that are refused."""
+"""Sequence and context parallelism: each process's part of a batch, and settings that are refused."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, BertConfig, BertModel
 
@@ -54,6 +55,11 @@ def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
         (2, {"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately'),
         (2, {"parallel": {"sp_size": 2, "engine": "deepspeed", "zero_stage": 2}},
          'sp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"'),
+        (2, {"parallel": {"sp_size": 2, "cp_size": 2}}, "sp_size 2 and cp_size 2 both divide the positions of rows"),
+        (2, {"parallel": {"cp_size": 2}, "length": 47}, "parallel.cp_size 2 splits positions evenly: expected a "
+         "multiple of 2, got 47; the nearest: 46 and 48"),
+        (2, {"parallel": {"cp_size": 2}, "architecture": GPTJ}, "parallel.cp_size 2: is for models that use"),
+        (2, {"parallel": {"cp_size": 2}, "precision": "fp8"}, "parallel.cp_size 2 splits them"),
     ],
 )  # fmt: skip
 def test_incompatible_settings_are_refused_with_compatible_ones(
@@ -67,6 +73,10 @@ def test_incompatible_settings_are_refused_with_compatible_ones(
 @pytest.mark.parametrize("processes", [2, 3, 6])
 def test_suggested_values_are_accepted(processes: int) -> None:
     assert read(processes).parallel.replica_size == processes
+
+
+def test_context_parallelism_takes_more_processes_than_heads() -> None:
+    assert read(8, parallel={"cp_size": 8}).parallel.replica_size == 8
 
 
 def test_slices_together_are_the_batch() -> None:
@@ -147,3 +157,68 @@ def test_an_exchange_reaches_every_backend(backend: str, causal: bool, monkeypat
     assert attention.EXCHANGE not in plain
     whole_rows = {**batch, attention.WHOLE_ROWS: torch.empty(0), attention.EXCHANGE: exchange}
     assert attention.causal_arguments(model, whole_rows)[attention.EXCHANGE] is exchange
+
+
+def varlen_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    key_starts: Tensor,
+    longest: int,
+    longest_key: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch's variable-length kernel says that it computes: a sequence's last query is at its last key."""
+    made, (left, right) = torch.zeros_like(query), window_size
+    for first, stop, key_first, key_stop in zip(
+        starts[:-1].tolist(), starts[1:].tolist(), key_starts[:-1].tolist(), key_starts[1:].tolist(), strict=True
+    ):
+        count, seen = stop - first, key_stop - key_first
+        assert count <= longest and seen <= longest_key
+        if not count:
+            continue
+        distance = (torch.arange(count) + seen - count)[:, None] - torch.arange(seen)
+        mask = ((distance <= left) | (left < 0)) & ((-distance <= right) | (right < 0))
+        parts = (query[first:stop], key[key_first:key_stop], value[key_first:key_stop])
+        states = (part.transpose(0, 1)[None] for part in parts)
+        made[first:stop] = F.scaled_dot_product_attention(*states, mask, enable_gqa=enable_gqa)[0].transpose(0, 1)
+    return made
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", attention.BACKENDS)
+def test_queries_of_a_slice_see_their_documents_in_all_slices(
+    backend: str, causal: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four slices of two positions; every backend against sdpa in whole rows."""
+    model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_reference)
+    monkeypatch.setattr(varlen_reference, "__kwdefaults__", {"enable_gqa": False})
+    query, key, value = (torch.randn(2, heads, 8, 4, generator=torch.manual_seed(1)) for heads in (4, 2, 2))
+    boundaries = {name: torch.from_numpy(each) for name, each in attention.boundary_arrays(DOCUMENTS.numpy()).items()}
+    batch: dict[str, Any] = {"document_ids": DOCUMENTS, **boundaries}
+    said = attention.causal_arguments if causal else attention.arguments
+
+    def attend(backend: str, batch: dict[str, Any], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        attention.use(model, backend)
+        function = AttentionInterface()[attention.PREFIX + backend]
+        return function(torch.nn.Identity(), query, key, value, None, sliding_window=window, **said(model, batch))[0]
+
+    whole = attend("sdpa", batch, query, key, value)
+    if backend == "flash" and window is not None and not causal:
+        with pytest.raises(UserError, match=r"flash with parallel.cp_size has no local attention to both sides"):
+            attend(backend, {**batch, attention.QUERIES: slice(0, 2)}, query[:, :, :2], key, value)
+        return
+    for first in range(0, 8, 2):
+        own = slice(first, first + 2)
+
+        def exchange(attend: attention.Attend, query: Tensor, *of_the_slice: Tensor) -> Tensor:
+            return attend(query, key, value)
+
+        part = {**batch, attention.QUERIES: own, attention.EXCHANGE: exchange}
+        got = attend(backend, part, *(states[:, :, own] for states in (query, key, value)))
+        assert torch.allclose(got, whole[:, own], atol=1e-6), first

@@ -144,6 +144,8 @@ def test_model_parallel_sizes_are_converted() -> None:
         {"pp_size": 2, "pp_stages_per_process": 4}, {},
     )  # fmt: skip
     assert parallel("--ds-sequence-parallel-size 2") == ({"sp_size": 2}, {})
+    assert parallel("--context-parallel-size 2") == ({"cp_size": 2}, {})
+    assert parallel("--context-parallel-size 1") == ({}, {})
     assert parallel(f"{tensor} 2 {pipeline} 2") == ({"tp_size": 2, "pp_size": 2}, {})
     assert parallel(f"{tensor} 2 {pipeline} 2 --zero-stage 0") == ({"tp_size": 2, "pp_size": 2}, {})
     for zero in ("--zero-stage 1", "--use-distributed-optimizer"):

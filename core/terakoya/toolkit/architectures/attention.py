@@ -44,6 +44,8 @@ MOST_DOCUMENTS = 65_535
 EXCHANGE = "exchange"
 """The name of the `Exchange` in a batch, with which processes that share the positions of rows attend in whole rows.
 The arrays (B, t) of such a batch hold a slice of the positions; `document_ids` (B, T) is whole."""
+QUERIES = "queries"
+"""The name of this slice in a batch whose exchange gathers keys and values, and leaves queries where they are."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -59,7 +61,8 @@ WITHOUT_EFFECT = frozenset(
 """Keyword arguments of Transformers' layers that change nothing here: `arguments` says who sees whom."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention in whole rows: query, key and value (B, N, T, D) to (B, T, N, D)."""
+"""Attention in whole rows: query, key and value (B, N, T, D) to (B, T, N, D); where the batch has `QUERIES`, a query
+(B, N, t, D) to (B, t, N, D)."""
 Exchange = Callable[[Attend, Tensor, Tensor, Tensor], Tensor]
 """Attention in slices of rows: takes an `Attend` for whole rows, and query, key and value (B, N, t, D); returns
 (B, t, N, D)."""
@@ -135,9 +138,7 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
 
     `batch` holds `document_ids` (B, T); for the flash backend also `boundary_arrays`.
     """
-    if model.config._attn_implementation == PREFIX + "flash":
-        return {**{name: batch[name] for name in DOCUMENT_SIZES}, **_exchange(batch)}
-    return {"document_mask": document_mask(batch["document_ids"]), **_exchange(batch)}
+    return _arguments(model, batch, causal=False)
 
 
 def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -146,13 +147,44 @@ def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dic
     No mask is needed where `batch` has WHOLE_ROWS, nor for sdpa on a CPU, which computes one document after another.
     """
     backend, document_ids = model.config._attn_implementation, batch["document_ids"]
-    if backend == PREFIX + "flash":
-        return {**arguments(model, batch), "causal": True}
-    if WHOLE_ROWS in batch:
-        return {"causal": True, **_exchange(batch)}
-    if backend == PREFIX + "sdpa" and document_ids.device.type == "cpu":
-        return {"causal": True, "document_lengths": document_attention.lengths(document_ids), **_exchange(batch)}
-    return {"document_mask": causal_mask(document_ids), **_exchange(batch)}
+    if backend != PREFIX + "flash" and QUERIES not in batch:
+        if WHOLE_ROWS in batch:
+            return {"causal": True, **_exchange(batch)}
+        if backend == PREFIX + "sdpa" and document_ids.device.type == "cpu":
+            return {"causal": True, "document_lengths": document_attention.lengths(document_ids), **_exchange(batch)}
+    return _arguments(model, batch, causal=True)
+
+
+def _arguments(model: PreTrainedModel, batch: Mapping[str, Any], *, causal: bool) -> dict[str, Any]:
+    """Returns `arguments`, for flash the boundaries of documents and for others a mask; where `causal`, a position sees
+    no later one."""
+    document_ids, queries = batch["document_ids"], batch.get(QUERIES)
+    if model.config._attn_implementation == PREFIX + "flash":
+        said = {name: batch[name] for name in DOCUMENT_SIZES} | ({"causal": True} if causal else {})
+        if queries is not None:
+            said |= query_boundaries(said["cu_seqlens"], document_ids.shape, queries, causal=causal)
+        return {**said, **_exchange(batch)}
+    if queries is None:
+        return {"document_mask": (causal_mask if causal else document_mask)(document_ids), **_exchange(batch)}
+    mask = document_mask(document_ids[:, queries], document_ids)
+    return {
+        "document_mask": mask.tril(queries.start) if causal else mask, "first_query": queries.start, **_exchange(batch)
+    }  # fmt: skip
+
+
+def query_boundaries(cu_seqlens: Tensor, shape: tuple[int, int], queries: slice, *, causal: bool) -> dict[str, Tensor]:
+    """Returns `cu_seqlens` of keys in rows of `shape` (B, T), and `cu_seqlens_q` of the positions `queries` of each
+    row. Nothing waits for a GPU.
+
+    A kernel takes the last query of a document to be at its last key. A causal document therefore ends where the
+    queries end; the rest of it is a document without queries.
+    """
+    (rows, length), size = shape, queries.stop - queries.start
+    if causal:
+        ends = torch.arange(rows, dtype=cu_seqlens.dtype, device=cu_seqlens.device) * length + queries.stop
+        cu_seqlens = torch.cat([cu_seqlens, ends]).sort().values
+    before = cu_seqlens // length * size + (cu_seqlens % length - queries.start).clamp(0, size)
+    return {"cu_seqlens": cu_seqlens, "cu_seqlens_q": before.to(cu_seqlens.dtype)}
 
 
 def _exchange(batch: Mapping[str, Any]) -> dict[str, Exchange]:
@@ -192,7 +224,8 @@ def _register(name: str, attend: Callable[..., tuple[Tensor, Tensor | None]]) ->
     ) -> tuple[Tensor, Tensor | None]:
         given = {key: value for key, value in further.items() if value is not None and key not in WITHOUT_EFFECT}
         unknown = sorted(name for name in given if name not in known)  # torch 2.11 cannot trace a difference of sets
-        if exchange is not None and "s_aux" in given:  # one number a head, and the exchange gives a part of the heads
+        gives_heads = exchange is not None and not given.keys() & {"first_query", "cu_seqlens_q"}
+        if gives_heads and "s_aux" in given:  # one number a head, and the exchange gives a part of the heads
             unknown.append("s_aux")
         if unknown:
             raise UserError(_refusal(module, name if exchange is None else "sequence parallelism", unknown))

@@ -13,16 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from terakoya.errors import UserError
 from terakoya.toolkit.architectures import document_attention
 
 
-def _window_mask(document_mask: Tensor, sliding_window: int | None) -> Tensor:
-    """Returns `document_mask` (B, 1, T, T); in a layer of local attention, without positions that are `sliding_window`
-    or more away."""
+def _window_mask(document_mask: Tensor, sliding_window: int | None, first_query: int = 0) -> Tensor:
+    """Returns `document_mask` (B, 1, t, T), whose queries begin with position `first_query`; in a layer of local
+    attention, without positions that are `sliding_window` or more away."""
     if sliding_window is None:
         return document_mask
     position = torch.arange(document_mask.shape[-1], device=document_mask.device)
-    return document_mask & ((position[:, None] - position).abs() < sliding_window)
+    queries = position[first_query : first_query + document_mask.shape[-2]]
+    return document_mask & ((queries[:, None] - position).abs() < sliding_window)
 
 
 def _triangle(query: Tensor, sliding_window: int | None) -> Tensor:
@@ -52,6 +54,7 @@ def sdpa(
     document_mask: Tensor | None = None,
     document_lengths: Sequence[int] | None = None,
     causal: bool = False,
+    first_query: int = 0,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
     scaling: float | None = None,
@@ -63,8 +66,9 @@ def sdpa(
 
     `key` and `value` may have fewer heads, each shared by equally many neighbouring heads of `query`. With `causal` and
     neither `document_mask` nor `document_lengths`, a row is one document. Without all three, the model itself has
-    passed an `additive` mask to its layers, to which T5's `position_bias` (1, N, T, T) is added. torch's function has
-    neither `softcap` nor `s_aux`: with one of them `eager` computes the attention.
+    passed an `additive` mask to its layers, to which T5's `position_bias` (1, N, T, T) is added. With a `document_mask`
+    (B, 1, t, T) `query` (B, N, t, D) is a slice of the positions, from `first_query` on. torch's function has neither
+    `softcap` nor `s_aux`: with one of them `eager` computes the attention.
     """
     if document_lengths is not None:
         attend = partial(
@@ -75,14 +79,14 @@ def sdpa(
     if softcap is not None or s_aux is not None:
         attended, _ = eager(
             module, query, key, value, attention_mask, document_mask=document_mask, causal=causal,
-            sliding_window=sliding_window, position_bias=position_bias, scaling=scaling, dropout=dropout,
-            softcap=softcap, s_aux=s_aux,
+            first_query=first_query, sliding_window=sliding_window, position_bias=position_bias, scaling=scaling,
+            dropout=dropout, softcap=softcap, s_aux=s_aux,
         )  # fmt: skip
         return attended, None
     grouped = query.shape[1] != key.shape[1]
     mask: Tensor | None = None
     if document_mask is not None:
-        mask = _window_mask(document_mask, sliding_window)
+        mask = _window_mask(document_mask, sliding_window, first_query)
     elif not causal:
         mask = _additive_mask(attention_mask, position_bias).to(query.dtype)
     elif sliding_window is not None and sliding_window < query.shape[2]:
@@ -102,6 +106,7 @@ def eager(
     *,
     document_mask: Tensor | None = None,
     causal: bool = False,
+    first_query: int = 0,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
     scaling: float | None = None,
@@ -124,7 +129,9 @@ def eager(
     if document_mask is None and causal:
         document_mask = _triangle(query, None)
     if document_mask is not None:
-        scores = scores.masked_fill(~_window_mask(document_mask, sliding_window), torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(
+            ~_window_mask(document_mask, sliding_window, first_query), torch.finfo(scores.dtype).min
+        )
     else:
         scores = scores + _additive_mask(attention_mask, position_bias)
     if s_aux is not None:
@@ -145,16 +152,26 @@ def flash(
     *,
     cu_seqlens: Tensor,
     longest_document: Tensor,
+    cu_seqlens_q: Tensor | None = None,
     causal: bool = False,
     sliding_window: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, None]:
     """Computes torch's variable-length flash attention: no dropout, no work outside documents. Shapes as in `sdpa`;
-    `cu_seqlens` and `longest_document` are those of `attention.boundary_arrays`."""
+    `cu_seqlens` and `longest_document` are those of `attention.boundary_arrays`. With `cu_seqlens_q`, of
+    `attention.query_boundaries`, `query` (B, N, t, D) is a slice of the positions.
+
+    Raises:
+        UserError: such a slice in a layer of local attention that is not causal.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     assert dropout == 0.0, "refused by `choose`"
+    if cu_seqlens_q is not None and sliding_window is not None and not causal:
+        raise UserError(  # the kernel counts a window's positions from the ends of documents
+            'attention: flash with parallel.cp_size has no local attention to both sides; use "attention": "sdpa"'
+        )
     rows, length, device = query.shape[0], query.shape[2], query.device.type
     # autocast converts the operands of torch's other attention, not of this kernel, which takes bf16 and fp16 alone;
     # rotary positions turn query and key into float32
@@ -175,8 +192,9 @@ def flash(
     longest = longest_document.shape[0]
     side = -1 if sliding_window is None else sliding_window - 1  # -1: unlimited
     window = (side, 0 if causal else side)
+    starts = cu_seqlens if cu_seqlens_q is None else cu_seqlens_q
     attended = varlen_attn(
-        flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=window, **further
+        flat_query, flat(key), flat(value), starts, cu_seqlens, longest, longest, window_size=window, **further
     )
     assert isinstance(attended, Tensor)
     return attended.unflatten(0, (rows, length)), None

@@ -1,8 +1,9 @@
 """The processes of a run as a mesh with five axes, and the process groups along them.
 
-An axis is a way to divide the work: `pp` divides the blocks of a model, `sp` the positions of its rows and `tp` its
-matrix products; together these processes are a replica. `dp_replicate` and `dp_shard` divide rows among replicas; those
-along `dp_shard` may share weights. Ranks of a replica are consecutive, and `tp`, which communicates most, is innermost.
+An axis is a way to divide the work: `pp` divides the blocks of a model, `sp` the positions of its rows (`sp_size` or
+`cp_size`) and `tp` its matrix products; together these processes are a replica. `dp_replicate` and `dp_shard` divide
+rows among replicas; those along `dp_shard` may share weights. Ranks of a replica are consecutive, and `tp`, which
+communicates most, is innermost.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class ProcessMesh:
         replicas = context.topology.num_replicas
         shard = parallel.shard_size(replicas) if parallel.engine == "fsdp" else 1
         sizes = {
-            "pp": parallel.pp_size, "dp_replicate": replicas // shard, "dp_shard": shard, "sp": parallel.sp_size,
-            "tp": parallel.tp_size,
+            "pp": parallel.pp_size, "dp_replicate": replicas // shard, "dp_shard": shard,
+            "sp": parallel.position_processes, "tp": parallel.tp_size,
         }  # fmt: skip
         return cls(sizes, context.rank, context.device.type, timedelta(seconds=parallel.timeout_seconds))
 

@@ -10,6 +10,7 @@ Each of them divides another thing among the processes of a `ProcessMesh`:
   `sequence_parallel` a process has only its own positions of hidden states in blocks between the matrix products, and
   gradients of what is whole in blocks are summed.
 - `sp_size`: positions of rows (`sequence_parallel`); processes exchange heads for positions in attention.
+- `cp_size`: positions of rows, too; processes gather keys and values in attention. Both are the axis `sp` of the mesh.
 - `"engine": "fsdp"`: weights, gradients and optimizer state, by rows, among the processes that otherwise hold the same
   ones, with torch's `fully_shard` (FSDP2; Zhao et al., 2023, arXiv:2304.11277). With `dp_shard_size` groups of
   replicas, such as those of a node, share weights among themselves and add up their gradients (hybrid sharding).
@@ -48,7 +49,7 @@ from torch.distributed.tensor import DTensor
 from terakoya.components import Architecture, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
-from terakoya.toolkit.architectures.attention import EXCHANGE
+from terakoya.toolkit.architectures.attention import EXCHANGE, QUERIES
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
 from terakoya.training.engines.ddp import DDPEngine
@@ -60,8 +61,8 @@ from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import LocalStages, Pipeline
 from terakoya.training.engines.pipeline_stage import KEY, Stage, build_stage
-from terakoya.training.engines.sequence_attention import UlyssesExchange
-from terakoya.training.engines.sequence_parallel import slice_positions
+from terakoya.training.engines.sequence_attention import KeyValueExchange, UlyssesExchange
+from terakoya.training.engines.sequence_parallel import position_slice, slice_positions
 from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
@@ -82,7 +83,7 @@ class ParallelEngine(DDPEngine):
         processes: the mesh.
         pipeline: what runs the stages; None where this process has all blocks.
         division: how layers are divided; None where each process has whole ones.
-        exchange: what exchanges heads for positions in attention; None where each process has whole rows.
+        exchange: what gives attention whole rows; None where each process has them.
         groups: of each stage, or of the root module, the modules whose weights `fully_shard` gathers together; the one
             with all other weights is the last. Empty without `fully_shard`.
         parts: name -> where this process's values of each parameter and buffer are in the whole tensor.
@@ -120,7 +121,8 @@ class ParallelEngine(DDPEngine):
         """
         mesh = self.processes = ProcessMesh.of(context, parallel)
         sharded = parallel.engine == "fsdp" and mesh.size(*SHARE) > 1
-        self.exchange = None if (group := mesh.group("sp")) is None else UlyssesExchange(group)
+        exchange = UlyssesExchange if parallel.sp_size > 1 else KeyValueExchange
+        self.exchange = None if (group := mesh.group("sp")) is None else exchange(group)
         initial = InitialWeights(module, deferred, context)
         names = {id(value): name for name, value in named_values(module)}
 
@@ -306,11 +308,13 @@ class ParallelEngine(DDPEngine):
         return self._counted_once(super().evaluate(own) if self.pipeline is None else self.pipeline.evaluate(own))
 
     def _own_positions(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """The part of `batch` at this process's positions, with what exchanges heads for positions in attention."""
+        """The part of `batch` at this process's positions, with what gives attention whole rows."""
         if self.exchange is None:
             return batch
         index, processes = self.processes.index("sp"), self.processes.size("sp")
-        return {**slice_positions(batch, index, processes), EXCHANGE: self.exchange}
+        part = {**slice_positions(batch, index, processes), EXCHANGE: self.exchange}
+        is_gathered = isinstance(self.exchange, KeyValueExchange)
+        return {**part, QUERIES: position_slice(batch, index, processes)} if is_gathered else part
 
     def _counted_once(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The `sums`, which all processes along `tp` have, on the first of them, and zeros on the others."""

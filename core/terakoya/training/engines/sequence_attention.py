@@ -1,10 +1,15 @@
-"""Attention over rows whose positions are divided among processes (DeepSpeed-Ulysses; Jacobs et al., 2023,
-arXiv:2309.14509).
+"""Attention over rows whose positions are divided among processes.
 
 Everything but attention works on one position at a time, so a process with a slice of every row needs no other process
-for it. In attention each process sends all heads but its own part of them, receives its part of the heads for all other
-positions, attends over whole rows, and exchanges heads for positions again: two all-to-alls in each layer's forward and
-two in its backward. The number of heads must be divisible by the number of processes.
+for it. In attention there are two ways:
+
+- `sp_size` (DeepSpeed-Ulysses; Jacobs et al., 2023, arXiv:2309.14509): each process sends all heads but its own part of
+  them, receives its part of the heads for all other positions, attends over whole rows, and exchanges heads for
+  positions again: two all-to-alls in each layer's forward and two in its backward. The number of heads must be
+  divisible by the number of processes.
+- `cp_size` (context parallelism; Llama 3, 2024, arXiv:2407.21783, section 3.3.2): each process gathers the keys and
+  values of whole rows, and attends for the queries of its own positions: an all-gather in each layer's forward, a
+  reduce-scatter of their gradients in its backward. Any number of heads will do.
 
 Letters in shapes: B rows, T positions of a row, P processes that share them, t = T / P positions of a slice, N heads, D
 size of a head.
@@ -45,10 +50,7 @@ class UlyssesExchange:
                 "sp_size a value that divides them"
             )
         states = [query, self._repeat_heads(key), self._repeat_heads(value)]
-        device = query.device.type
-        if torch.is_autocast_enabled(device):  # attention would cast too, but only after twice as many bytes were sent
-            states = [each.to(torch.get_autocast_dtype(device)) for each in states]
-        return self._scatter(attend(*self._gather(states)))
+        return self._scatter(attend(*self._gather(_cast(states))))
 
     def _repeat_heads(self, states: Tensor) -> Tensor:
         """`states` (B, N, t, D) with heads repeated until processes can divide them evenly: each process then has the
@@ -63,13 +65,42 @@ class UlyssesExchange:
         sizes = [each[0].numel() for each in outgoing]
         received = _AllToAll.apply(torch.cat([each.flatten(1) for each in outgoing], dim=1), self.group)
         pairs = zip(received.split(sizes, dim=1), outgoing, strict=True)
-        return [part.view(sent.shape).movedim(0, 2).flatten(2, 3) for part, sent in pairs]
+        return [_join_positions(part.view(sent.shape)) for part, sent in pairs]
 
     def _scatter(self, attended: Tensor) -> Tensor:
         """Exchanges heads for positions: `attended` (B, T, N / P, D) becomes (B, t, N, D)."""
         outgoing = attended.unflatten(1, (self.processes, -1)).movedim(1, 0)  # (P, B, t, N / P, D)
         received: Tensor = _AllToAll.apply(outgoing.flatten(1), self.group)
         return received.view(outgoing.shape).movedim(0, 2).flatten(2, 3)
+
+
+class KeyValueExchange:
+    """An `attention.Exchange` like `UlyssesExchange`, for batches with `attention.QUERIES`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def __call__(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Returns the result of `attend`, (B, t, N, D), for `query` (B, N, t, D) and the keys and values of whole rows.
+        `key` and `value` may have fewer heads."""
+        query, key, value = _cast([query, key, value])
+        sizes = [key.numel(), value.numel()]
+        gathered = _AllGather.apply(torch.cat([key.flatten(), value.flatten()]), self.group).split(sizes, dim=1)
+        whole = [part.view(-1, *own.shape) for part, own in zip(gathered, (key, value), strict=True)]
+        return attend(query, *map(_join_positions, whole))
+
+
+def _cast(states: list[Tensor]) -> list[Tensor]:
+    """Casts `states` as autocast would in attention, which is after twice as many bytes were sent."""
+    device = states[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return states
+    return [each.to(torch.get_autocast_dtype(device)) for each in states]
+
+
+def _join_positions(parts: Tensor) -> Tensor:
+    """Joins slices of positions, (P, B, N, t, D), to whole rows (B, N, T, D)."""
+    return parts.movedim(0, 2).flatten(2, 3)
 
 
 class _AllToAll(torch.autograd.Function):
@@ -91,3 +122,21 @@ def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)
     return received
+
+
+class _AllGather(torch.autograd.Function):
+    """Returns the `part` (n,) of each process of `group`, (P, n), in the order of processes. The backward returns the
+    sum of all processes' gradients of this process's part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        gathered = part.new_empty(dist.get_world_size(group) * part.numel())
+        dist.all_gather_into_tensor(gathered, part, group=group)
+        return gathered.view(-1, part.numel())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        own = gradient.new_empty(gradient.shape[1])
+        dist.reduce_scatter_tensor(own, gradient.flatten(), group=ctx.group)
+        return own, None

@@ -38,7 +38,6 @@ RESUMED = "a run resumes from its newest checkpoint by itself, with its own para
 FOLDER = "the run's folder is `--out` of `terakoya train`"
 TOKENS = "a store contains its tokenizer"
 RECOMPUTED = "every block is recomputed"
-NO_RING = "no ring attention; `--set parallel.sp_size=N` splits the positions of rows in another way"
 EXPERTS = "a mixture of experts"
 FP8_SCALING = "scaling of 8-bit products; accelerate's recipe decides it"
 
@@ -177,7 +176,7 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         ),
         "tensor-model-parallel-size": _map_to("parallel.tp_size", "2"),
         "pipeline-model-parallel-size": _map_to("parallel.pp_size", "2"),
-        "context-parallel-size": Flag("unsupported", f"1 changes nothing; above 1: {NO_RING}"),
+        "context-parallel-size": _map_to("parallel.cp_size", "2"),
         "ds-sequence-parallel-size": _map_to("parallel.sp_size", "2"),
         "num-layers-per-virtual-pipeline-stage": _map_to("parallel.pp_stages_per_process", "1"),
         "sequence-parallel": _map_to("parallel.sequence_parallel"),

@@ -27,8 +27,6 @@ SCHEDULES = {
 Z_LOSS = 1e-4
 """The weight of `--use-z-loss` in llm-jp's Megatron-LM, from PaLM."""
 
-IGNORED_IF_1 = ("context-parallel-size", "expert-model-parallel-size")
-
 
 def convert(words: Sequence[str], *, nodes: int | None) -> ConvertedConfig:
     """Converts a command to the parameter JSON.
@@ -93,7 +91,7 @@ def _record_remaining(options: Options, notes: list[str]) -> None:
             continue
         flag = FLAGS.get(name)
         value = as_written(" ".join(words))
-        if name in IGNORED_IF_1 and value == "1":
+        if name == "expert-model-parallel-size" and value == "1":
             options.ignored[name] = "1 changes nothing"
         elif name == "num-experts" and value in ("0", "1"):
             options.ignored[name] = "no experts"

@@ -84,6 +84,7 @@ def convert_loss_scaling(options: Options, precision: str | None) -> dict[str, f
 SIZES = {
     "tensor-model-parallel-size": "tp_size",
     "pipeline-model-parallel-size": "pp_size",
+    "context-parallel-size": "cp_size",
     "ds-sequence-parallel-size": "sp_size",
 }
 """Option for the number of processes that work on the same rows -> its key under `parallel`."""
