@@ -47,7 +47,7 @@ CHECKS: Mapping[str, str] = {
     "export": "Exports against one process's export",
 }
 SHARED = 1e-5
-"""Limit for the gradients of engines whose processes share a replica (tp, pp, sp)."""
+"""Limit for the gradients of engines whose processes share a replica (tp, pp, sp, cp)."""
 LIMITS: Mapping[str, float] = {"gradients": 1e-6, "killed": 0.0, "another": 1e-5, "export": 1e-5}
 PACKAGES = ("terakoya", "torch", "transformers", "accelerate", "deepspeed")
 
@@ -67,7 +67,9 @@ class Table:
     def error(self, check: str, engine: str, architecture: str, value: float, note: str = "") -> None:
         """Adds a measured error, in bold if it is above its limit."""
         limit = (
-            SHARED if check == "gradients" and any(kind in engine for kind in ("tp", "pp", "sp ")) else LIMITS[check]
+            SHARED
+            if check == "gradients" and any(kind in engine for kind in ("tp", "pp", "sp ", "cp "))
+            else LIMITS[check]
         )
         text = f"{value:.0e}" if value else "same bits"
         if not value <= limit:
@@ -93,7 +95,7 @@ class Table:
                 continue
             limit = "the same bits" if check == "killed" else f"at most {LIMITS[check]:.0e}"
             if check == "gradients":
-                limit += f", for tp, pp and sp {SHARED:.0e}"
+                limit += f", for tp, pp, sp and cp {SHARED:.0e}"
             names = [name for name in cases.ARCHITECTURES if any(key[2] == name for key in rows)]
             yield from (f"## {title}", "", f"Limit: {limit}.", "")
             yield f"| | {' | '.join(names)} |"
