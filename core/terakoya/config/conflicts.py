@@ -261,9 +261,11 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
                 "it to false"
             )
     if parallel.sequence_parallel:
-        shares = f" with sp_size {parallel.sp_size}" if parallel.sp_size > 1 else ""
+        shares = [f" with {each} {size}" for each in ("sp_size", "cp_size") if (size := getattr(parallel, each)) > 1]
         yield from _uneven_positions(
-            parameters, f"parallel.sequence_parallel among {key}{shares}", processes * parallel.sp_size
+            parameters,
+            f"parallel.sequence_parallel among {key}{''.join(shares)}",
+            processes * parallel.position_processes,
         )
     if not optimizer.elementwise and not optimizer.tensorwise:
         yield (
