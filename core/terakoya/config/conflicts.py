@@ -274,11 +274,6 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
         )
     if parameters.precision == "fp8":
         yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'
-    if parameters.lora is not None:
-        yield (
-            f"lora: adapters need whole layers, but with {key} each process has a part of them; set it to 1; if the "
-            'weights are too large for one device, use "engine": "deepspeed", "zero_stage": 3'
-        )
 
 
 def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -304,8 +299,6 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"{key}: objective {type(objective).__name__} cannot be cut into stages, because it needs more than one "
             f"forward through one model; {', '.join(supporting)} can. {alternative}"
         )
-    if parameters.lora is not None:
-        yield f"lora: adapters need all blocks in one process, got {key}; set it to 1"
     if parameters.precision == "fp8":
         yield f'precision: "fp8" needs all blocks in one process, got {key}; use "bf16"'
     if parallel.pp_schedule == "zero_bubble" and parameters.activation_checkpointing is not None:

@@ -19,6 +19,7 @@ from terakoya.training.batches import to_device
 from terakoya.training.engines.pipeline import schedulable_count
 from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, build_stage
 from terakoya.training.model.build import build_module_for_training
+from terakoya.training.model.module_parts import top_level_models
 
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 CPU = torch.device("cpu")
@@ -137,6 +138,19 @@ def test_dropout_depends_on_micro_batch_and_stage_not_on_the_order(rows_of: Toke
     assert not torch.equal(run(between[0], (0,))[0], run(between[1], (0,))[0]), "and so has each stage"
 
 
+def test_a_stage_without_anything_to_train_is_refused() -> None:
+    """As with adapters in some blocks only; every process says so, also those whose stages are trained."""
+    parameters = read("gpt2")
+    module = build_module_for_training(parameters, VOCABULARY)
+    (model,) = top_level_models(module)
+    for block in parameters.architecture.blocks(model)[3:]:
+        block.requires_grad_(False)
+    with pytest.raises(
+        UserError, match="stage 2 of 2 has nothing to train in its blocks, 3 to 4 of GPT2LMHeadModel; n"
+    ):
+        stages_of(module, parameters, 2)
+
+
 def test_smaller_micro_batches_are_padded_with_rows_of_zeros(rows_of: TokenStore) -> None:
     parameters = read("llama")
     first, second = stages_of(built(parameters), parameters, 2)
@@ -188,7 +202,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"parallel": {**PAIR, "pp_schedule": "zero_bubble"}, "activation_checkpointing": "full"},
         'activation_checkpointing: "full" would compute a block again .*; set it to null, or use "pp_schedule": "1f1b"',
     ),
-    ({"parallel": PAIR, "lora": {"r": 4}, "start_from": "folder"}, "lora: .* got parallel.pp_size 2; set it to 1"),
     ({"parallel": PAIR, "precision": "fp8"}, 'precision: "fp8" needs .* got parallel.pp_size 2; use "bf16"'),
     (
         {"parallel": PAIR, "frozen_layers": 3},

@@ -151,6 +151,29 @@ def kept(index: int, *, training: bool, sequence_parallel: bool = False) -> tupl
     return inside.flatten().tolist(), outside.tolist()
 
 
+def test_dropout_of_an_adapter_is_inside_of_its_region() -> None:
+    """Of a row-parallel layer too, whose adapter each process applies to other inputs."""
+    peft = pytest.importorskip("peft")
+    found, after = [], []
+    for index in range(2):
+        block = Dropping()
+        block.heads[1].p = 0.0  # type: ignore[assignment]
+        peft.inject_adapter_in_model(peft.LoraConfig(r=2, lora_dropout=0.5, target_modules=["out", "heads.0"]), block)
+        partition = TensorPartition(sizes={}, inputs=("heads",), column_parallel={"heads.0": 1}, row_parallel=("out",))
+        partition_blocks([block], partition, group(index), dropout=torch.device("cpu"))
+        kept: list[list[bool]] = []
+        for layer in (block.heads[0], block.out):
+            layer.lora_dropout["default"].register_forward_hook(  # type: ignore[union-attr]
+                lambda _, given, output, kept=kept: kept.append((output != 0).flatten().tolist())
+            )
+        torch.manual_seed(1)
+        block(torch.ones(4, 8))
+        found.append(kept)
+        after.append(torch.rand(3).tolist())
+    assert after[0] == after[1], "outside, all processes draw the same"
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+
+
 def test_processes_have_equal_dropout_only_outside_of_regions() -> None:
     first, second = kept(0, training=True), kept(1, training=True)
     assert first[1] == second[1] and 0 < sum(first[1]) < len(first[1])

@@ -52,7 +52,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
     ({"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately, and parallel.tp_size 2 sp'),
-    ({"lora": {}, "start_from": "folder"}, "lora: adapters need whole layers"),
     (
         {"parallel": {"sequence_parallel": True}},
         "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, needs tp_size "

@@ -20,12 +20,18 @@ SIZES = {
 }  # fmt: skip
 
 
-def make(tied: bool) -> PreTrainedModel:
-    """BERT, with a bias for each id, or a Llama whose padding id is in the second part."""
+def make(kind: str) -> PreTrainedModel:
+    """BERT, with a bias for each id, or a Llama whose padding id is in the second part, also with an adapter over its
+    head."""
     torch.manual_seed(0)
-    if tied:
+    if kind == "tied":
         return BertForMaskedLM(BertConfig(**SIZES, pad_token_id=0)).eval()
-    return LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=ODD - 1, tie_word_embeddings=False)).eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=ODD - 1, tie_word_embeddings=False)).eval()
+    if kind == "adapted":
+        peft = pytest.importorskip("peft")
+        chosen = peft.LoraConfig(r=3, target_modules=["lm_head", "q_proj"], init_lora_weights=False)
+        peft.inject_adapter_in_model(chosen, model)
+    return model
 
 
 def gradients(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
@@ -35,9 +41,9 @@ def gradients(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
     return logits.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_parts_of_an_odd_vocabulary_compute_what_the_whole_does(tied: bool) -> None:
-    model = make(tied)
+@pytest.mark.parametrize("kind", ["tied", "untied", "adapted"])
+def test_parts_of_an_odd_vocabulary_compute_what_the_whole_does(kind: str) -> None:
+    model, tied = make(kind), kind == "tied"
     copies = [copy.deepcopy(model) for _ in range(2)]
     weights = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     assert (weights[0] is weights[1]) == tied

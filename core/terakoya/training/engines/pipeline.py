@@ -25,6 +25,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, 
 from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
 from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, dropout_generator
+from terakoya.training.model.module_parts import ADAPTED
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors, by name."""
@@ -38,6 +39,7 @@ class LocalStages(nn.Module):
         super().__init__()
         for stage in stages:
             self.add_module(f"stage{stage.index}", stage)
+        setattr(self, ADAPTED, any(getattr(stage.root, ADAPTED, False) for stage in stages))
 
 
 class Pipeline:

@@ -77,10 +77,9 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         (model,) = top_level_models(root)
-        blocks = len(architecture.blocks(model))
-        if blocks < count:  # config/conflicts.py has checked architectures whose depth is a setting
-            raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
-        architecture.keep_stage_blocks(model, range(*split_evenly(blocks, count, index)))
+        blocks = architecture.blocks(model)
+        _check_blocks(type(model).__name__, blocks, count)
+        architecture.keep_stage_blocks(model, range(*split_evenly(len(blocks), count, index)))
         self.root = root
         self.hidden = partial(architecture.hidden, model)  # a partial: registers no second model
         self.index = index
@@ -130,6 +129,20 @@ class Stage(nn.Module):
         dropout_generator(self.device).manual_seed(int(hash_u64(seed, "stage", self.index)) & 0x7FFF_FFFF_FFFF_FFFF)
 
 
+def _check_blocks(name: str, blocks: Sequence[nn.Module], count: int) -> None:
+    """Raises UserError, on every process, if one of `count` stages has none of the `blocks` of the model `name`, or
+    nothing to train in them."""
+    if len(blocks) < count:  # config/conflicts.py has checked architectures whose depth is a setting
+        raise UserError(f"{KEY}: expected at most {len(blocks)} stages, as many as {name} has blocks")
+    for index in range(count):
+        first, last = split_evenly(len(blocks), count, index)
+        if not any(value.requires_grad for block in blocks[first:last] for value in block.parameters()):
+            raise UserError(
+                f"{KEY}: stage {index + 1} of {count} has nothing to train in its blocks, {first} to {last - 1} of "
+                f"{name}; name layers of all blocks in lora.target_modules, or set it to 1"
+            )
+
+
 def dropout_generator(device: torch.device) -> torch.Generator:
     """The random generator of dropout on `device`."""
     return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
@@ -148,7 +161,7 @@ def build_stage(
     """Returns stage `index` of `count` of the root `module`, with which it shares weights.
 
     Raises:
-        UserError: there are fewer blocks than stages.
+        UserError: there are fewer blocks than stages, or one has nothing to train.
     """
     shared = {id(value): value for value in [*module.parameters(), *module.buffers()]}
     root = copy.deepcopy(module, shared)

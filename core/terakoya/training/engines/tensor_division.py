@@ -14,6 +14,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.engines.tensor_layers import TensorParallelGroup, partition_blocks, partly_applied
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.engines.vocabulary_layers import divide_vocabulary
+from terakoya.training.model.adapted_layers import drops_inputs
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 KEY = "parallel.tp_size"
@@ -41,7 +42,8 @@ def divide_models(
     device: torch.device,
 ) -> TensorDivision:
     """Divides every model in `module` among the processes of `group`, which compute on `device`."""
-    dropout = device if attention.dropout(module) > 0 or group.sequence_parallel else None
+    drops = attention.dropout(module) > 0 or drops_inputs(module)
+    dropout = device if drops or group.sequence_parallel else None
     parts: dict[nn.Parameter, TensorPart] = {}
     in_region: set[nn.Parameter] = set()
     whole_vocabulary = False

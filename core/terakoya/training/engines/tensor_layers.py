@@ -11,6 +11,10 @@ of a row between the pairs, for norms, dropout and residuals: the all-reduce bec
 an all-gather before the next one, which send as much together. Hidden states are cut where they enter the first block,
 and whole again after the last one.
 
+An adapter (LoRA) is divided with its layer: beside outputs its second matrix, beside inputs its first one. The other
+matrix is whole on every process, which applies it to its own part of the activations, so its gradients are summed. What
+an adapter adds to a row-parallel layer is all-reduced with the layer's own products.
+
 Letters in shapes: B rows, T positions, t = T / P of them, H hidden size, P processes of a replica.
 """
 
@@ -31,6 +35,7 @@ from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.engines.region_borders import Border, GatheredBorder
 from terakoya.training.engines.tensor_shards import TensorPart
+from terakoya.training.model.adapted_layers import base_name, find_layer, input_layers, output_layers
 
 LINEAR = (nn.Linear, Conv1D)
 """The layers that can be sharded; Conv1D, GPT-2's, has weights (inputs, outputs)."""
@@ -161,11 +166,15 @@ class EnterHook:
 
 
 class LeaveHook:
-    """A forward hook that passes a module's output, or the first of several, over a `border`."""
+    """A forward hook that passes a module's output, or the first of several, over a `border`. With `row_parallel`, the
+    module, or the one with its adapter, it adds the bias once."""
 
-    def __init__(self, border: Border | None, dropout: LocalDropout | None) -> None:
+    def __init__(
+        self, border: Border | None, dropout: LocalDropout | None, row_parallel: RowParallel | None = None
+    ) -> None:
         self.border = border
         self.dropout = dropout
+        self.row_parallel = row_parallel
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
         """Returns the module's output."""
@@ -173,31 +182,29 @@ class LeaveHook:
             self.dropout.end()
         if self.border is None:
             return output
-        return (self.border.leave(output[0]), *output[1:]) if isinstance(output, tuple) else self.border.leave(output)
+        if isinstance(output, tuple):
+            return self.border.leave(output[0]), *output[1:]
+        total = self.border.leave(output)
+        bias = None if self.row_parallel is None else self.row_parallel.bias
+        return total if bias is None else total + bias.to(total.dtype)
 
 
 class RowParallel(nn.Module):
-    """Replaces a linear layer of which each process holds some inputs; keeps the parameters of that layer."""
+    """Replaces a linear layer of which each process holds some inputs; keeps the parameters of that layer. Returns the
+    product of its part, to which `LeaveHook` adds those of the other processes, and the bias."""
 
-    def __init__(self, layer: nn.Module, border: Border, dropout: LocalDropout | None) -> None:
+    def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter) and (bias is None or isinstance(bias, nn.Parameter))
         self.weight = weight
         self.bias = bias
         self.outputs_last = isinstance(layer, Conv1D)
-        self.border = border
-        self.dropout = dropout
         self.train(layer.training)
 
     def forward(self, part: Tensor) -> Tensor:
-        """Returns the output (B, T, H), the same on every process, or (B, t, H) at its own positions, from `part`
-        (B, T, inputs / P)."""
-        if self.dropout is not None and self.training:
-            self.dropout.end()
-        partial_sum = F.linear(part, self.weight.T if self.outputs_last else self.weight)
-        total = self.border.leave(partial_sum)
-        return total if self.bias is None else total + self.bias.to(total.dtype)
+        """Returns this process's summand (B, T, H) of the outputs, from `part` (B, T, inputs / P)."""
+        return F.linear(part, self.weight.T if self.outputs_last else self.weight)
 
 
 def partition_blocks(
@@ -229,19 +236,23 @@ def partition_blocks(
             block.register_forward_hook(LeaveHook(group.blocks if block is blocks[-1] else None, local_dropout))
             local_dropout = None
         for name, matrices in partition.column_parallel.items():
-            layer = block.get_submodule(name)
-            parts |= _divide_layer(layer, group, outputs=True, matrices=matrices)
+            for layer in output_layers(find_layer(block, name)):
+                parts |= _divide_layer(layer, group, outputs=True, matrices=matrices)
             if isinstance(border, GatheredBorder):
-                border.keep_own_input(layer)
+                for layer in input_layers(find_layer(block, name)):
+                    border.keep_own_input(layer)
         for name in partition.row_parallel:
-            layer = block.get_submodule(name)
-            parts |= _divide_layer(layer, group, outputs=False)
-            block.set_submodule(name, RowParallel(layer, border, local_dropout))
+            for layer in input_layers(find_layer(block, name)):
+                parts |= _divide_layer(layer, group, outputs=False)
+            base = base_name(block, name)
+            row_parallel = RowParallel(block.get_submodule(base))
+            block.set_submodule(base, row_parallel)
+            find_layer(block, name).register_forward_hook(LeaveHook(border, local_dropout, row_parallel))
         for name in partition.inputs:
             hook = EnterHook(border, local_dropout)
-            block.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+            find_layer(block, name).register_forward_pre_hook(hook, with_kwargs=True)
         for name, attributes in partition.divided_attributes.items():
-            _divide_attributes(block.get_submodule(name), attributes, group.size)
+            _divide_attributes(find_layer(block, name), attributes, group.size)
     return parts
 
 
@@ -250,14 +261,14 @@ def partly_applied(
 ) -> set[nn.Parameter]:
     """Returns the parameters in `blocks` that each process has whole, as they are not in `parts`, and applies to its
     own part of the activations: their gradients must be summed over the processes."""
-    everywhere = ("",) if group.sequence_parallel else partition.local
-    return {
-        value
-        for block in blocks
-        for name in everywhere
-        for value in block.get_submodule(name).parameters()
-        if value not in parts
-    }
+    modules: list[nn.Module] = []
+    for block in blocks:
+        modules += [block] if group.sequence_parallel else [find_layer(block, name) for name in partition.local]
+        for name in partition.column_parallel:
+            modules += input_layers(find_layer(block, name))[1:]
+        for name in partition.row_parallel:
+            modules += output_layers(find_layer(block, name))[1:]
+    return {value for module in modules for value in module.parameters() if value not in parts}
 
 
 def _divide_layer(

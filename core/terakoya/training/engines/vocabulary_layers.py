@@ -34,21 +34,24 @@ def divide_vocabulary(
     Returns:
         the part that this process has of each divided parameter. Such a parameter keeps its names and is a new object.
     """
-    layers = dict.fromkeys(each for model in models for each in _vocabulary_layers(model))
     parts: dict[nn.Parameter, TensorPart] = {}
     divided: dict[nn.Parameter, nn.Parameter] = {}
-    for layer in layers:
-        size = layer.weight.shape[0]
+    done: set[nn.Module] = set()
+    for model in models:
+        size = model.config.vocab_size
         first, last = split_evenly(size, group.size, group.index)
-        for whole in layer.parameters(recurse=False):
-            part = TensorPart.whole(whole.shape).narrow(0, first, last - first)
-            divided[whole] = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
-            parts[divided[whole]] = part
         of_process = VocabularyPart(first, last - first, size, group)
-        if isinstance(layer, nn.Embedding):
-            _look_up_part(layer, of_process, group)
-        else:
-            _score_part(layer, of_process, group)
+        for layer in [each for each in _vocabulary_layers(model) if each not in done]:
+            done.add(layer)
+            for whole in layer.parameters(recurse=False):
+                part = TensorPart.whole(whole.shape).narrow(0, first, last - first)
+                divided[whole] = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
+                parts[divided[whole]] = part
+            if isinstance(layer, nn.Embedding):
+                _look_up_part(layer, of_process, group)
+            else:
+                _score_part(layer, of_process, group)
+                setattr(model.get_output_embeddings(), PART, of_process)
     for owner in module.modules():
         for name, value in list(owner.named_parameters(recurse=False)):
             if value in divided:
@@ -57,15 +60,17 @@ def divide_vocabulary(
 
 
 def _vocabulary_layers(model: PreTrainedModel) -> Iterable[nn.Embedding | nn.Linear]:
-    """Yields the layers of `model` whose weights have a row for each id."""
+    """Yields the layers of `model` whose weights have a row for each id: with adapters (LoRA) there may be several in
+    the place of the embeddings or of the head."""
     size = model.config.vocab_size
     words: nn.Module | None = model.get_input_embeddings()
     for each in words.modules() if words is not None else ():
         if isinstance(each, nn.Embedding) and each.num_embeddings == size:
             yield each
-    head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear) and head.out_features == size:
-        yield head
+    head: nn.Module | None = model.get_output_embeddings()
+    for each in head.modules() if head is not None else ():
+        if isinstance(each, nn.Linear) and each.out_features == size:
+            yield each
 
 
 def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorParallelGroup) -> None:
@@ -78,7 +83,6 @@ def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorPa
 
 def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGroup) -> None:
     head.out_features = part.count
-    setattr(head, PART, part)
     head.register_forward_pre_hook(EnterHook(group.summed, None), with_kwargs=True)
 
     def add_other_parts(head: nn.Module, given: Any, logits: Tensor) -> Tensor | None:

@@ -27,14 +27,13 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.toolkit.random_keys import hash_u64
+from terakoya.training.model.adapted_layers import ADAPTER
 from terakoya.training.model.module_parts import ADAPTED, named_values, top_level_models
 
 KEY = "lora"
 Copies = Mapping[int, Tensor]
 """Copies of tensors as they were at a step, by the tensors' ids."""
 NO_COPIES: Copies = MappingProxyType({})
-NAME = "default"
-"""peft's name for a model's only adapter."""
 
 
 def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int | None) -> None:
@@ -58,7 +57,7 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about tied weights, which `_check_names` refuses
-                peft.inject_adapter_in_model(config, model, NAME)
+                peft.inject_adapter_in_model(config, model, ADAPTER)
         except ValueError as error:  # no module has these names, or none of them can be adapted
             raise UserError(
                 f"{KEY}: {type(model).__name__}: {error} Its linear layers: {join_names(linear_names(model), 30)}"
@@ -196,7 +195,7 @@ def merge_adapters(module: nn.Module) -> None:
         layer.merge()
         module.set_submodule(name, layer.get_base_layer())
     for name, wrapper in list(_copies(module)):
-        module.set_submodule(name, wrapper.modules_to_save[NAME])
+        module.set_submodule(name, wrapper.modules_to_save[ADAPTER])
     for model in top_level_models(module):
         del model.peft_config
     setattr(module, ADAPTED, False)
@@ -237,8 +236,8 @@ def write_adapters(
     peft, folders = _peft(), {name: folder / FOLDER / name for name in exported}
     for name, model in exported.items():
         state = {key: copies.get(id(value), value) for key, value in model.state_dict(keep_vars=True).items()}
-        values = peft.get_peft_model_state_dict(model, state, adapter_name=NAME, save_embedding_layers=False)
-        config = copy.copy(model.peft_config[NAME])
+        values = peft.get_peft_model_state_dict(model, state, adapter_name=ADAPTER, save_embedding_layers=False)
+        config = copy.copy(model.peft_config[ADAPTER])
         config.base_model_name_or_path = started_from[name]["folder"]
         config.inference_mode = True
         config.target_modules = sorted(config.target_modules)
