@@ -108,12 +108,14 @@ def measure(work: dict[str, Any]) -> int:
     watch = Watch()
     trainer = setup.build_trainer(read, out, Stores.open(read.data), context, run_log, registry())
     said = [f"start {watch.peak():,.0f} MiB, {watch.seconds():.0f} s"]
+    print(f"rank {context.rank}: {said[0]}", flush=True)
     engine: Any = trainer.engine
     own = sum(value.nbytes for _, value in engine.model_state())
     watch = Watch()
     write = partial(
-        saving.write_model_folders, run=trainer.run, full_module=False, with_model=True,
-        tokenizer_folder=trainer.run.tokenizer_folder, started_from=trainer.facts["started_from"],
+        saving.write_model_folders, module=None, objective=trainer.run.objective, parameters=read,
+        vocabulary=trainer.run.vocabulary, with_model=True, tokenizer_folder=trainer.run.tokenizer_folder,
+        started_from=trainer.facts["started_from"],
     )  # fmt: skip
     checkpoint.save(
         out / "checkpoints", 0, context, engine, facts={"consumed_rows": 0}, event_tensors={}, write_models=write,
