@@ -26,11 +26,6 @@ from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 PRESETS = Path(__file__).parents[3] / "parameters"
 
 
-def tensor(size: int) -> dict[str, Any]:
-    """Tensor parallelism as it is suggested."""
-    return {"tp_size": size, "sequence_parallel": True}
-
-
 @pytest.fixture(scope="module")
 def llama() -> Parameters:
     return Parameters.load(PRESETS / "llama_8b.json")
@@ -135,9 +130,9 @@ def test_candidates_divide_heads_layers_and_rows_evenly(measured: tuple[Transfor
         assert model.layers % (layout.pipeline * layout.virtual) == 0
         assert layout.rows >= 1536 > layout.rows - layout.data * layout.micro_batch_size
     for parallel in (
-        {"engine": "ddp"}, {"engine": "ddp", **tensor(8)}, {"engine": "ddp", "sp_size": 4}, {"engine": "fsdp"},
+        {"engine": "ddp"}, {"engine": "ddp", "tp_size": 8}, {"engine": "ddp", "sp_size": 4}, {"engine": "fsdp"},
         {"engine": "fsdp", "dp_shard_size": 8}, {"engine": "deepspeed", "zero_stage": 3},
-        {"engine": "fsdp", **tensor(2)}, {"engine": "fsdp", **tensor(2), "pp_size": 4},
+        {"engine": "fsdp", "tp_size": 2}, {"engine": "fsdp", "tp_size": 2, "pp_size": 4},
         {"engine": "fsdp", "sp_size": 4},
         {"engine": "ddp", "pp_size": 8, "pp_stages_per_process": 4},
     ):  # fmt: skip

@@ -140,13 +140,7 @@ def candidates(model: Transformer, cluster: Cluster, rows: int, state: float, pr
                 break
             steps = -(-replica_rows // size)
             for recomputation in (None, *get_args(Recomputation)):
-                layout = axes.replace(
-                    micro_batch_size=size,
-                    micro_steps=steps,
-                    recomputation=recomputation,
-                    # what "selective" keeps holds sums that are not yet divided; counted as if nothing were
-                    norms_shared=axes.norms_shared and recomputation != "selective",
-                )
+                layout = axes.replace(micro_batch_size=size, micro_steps=steps, recomputation=recomputation)
                 yield parallel, layout, engine_program(parallel, model, state, precision)
 
 
@@ -209,10 +203,8 @@ def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str,
             if model.layers % pipeline or cluster.gpus % (tensor * pipeline):
                 continue
             data = cluster.gpus // (tensor * pipeline)
-            shared = tensor > 1 and model.sequence_length % tensor == 0
-            axes = Layout(data=data, tensor=tensor, pipeline=pipeline, norms_shared=shared, stages_near=True)
+            axes = Layout(data=data, tensor=tensor, pipeline=pipeline, stages_near=True)
             sizes = {"tp_size": tensor} if tensor > 1 else {}
-            sizes |= {"sequence_parallel": True} if shared else {}
             sizes |= {"pp_size": pipeline} if pipeline > 1 else {}
             yield {"engine": "ddp", **sizes}, axes
             if pipeline > 1:
