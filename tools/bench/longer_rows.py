@@ -105,7 +105,7 @@ def train(
             "max_position_embeddings": length, "rope_scaling": scaling,
         },
         "objective": {"type": "causal_lm"},
-        "optimizer": {"type": "adamw", "learning_rate": options.learning_rate},
+        "optimizer": {"type": options.optimizer, "learning_rate": options.learning_rate},
         "schedule": {"type": "cosine", "warmup_steps": min(20, steps)},
         "batch_size": {"-1": max(options.tokens // length, 1)},
         "max_steps": steps,
@@ -123,6 +123,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("store", type=Path, help="a token store")
     parser.add_argument("validation", type=Path, help="a token store of other, long documents")
     parser.add_argument("--ways", nargs="+", choices=["none", "linear", "yarn"], default=["none", "linear", "yarn"])
+    parser.add_argument("--optimizer", default="adamw", help="its type; default adamw")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     for name, value, text in (
         ("length", 64, "tokens of a short row"),

@@ -1,0 +1,63 @@
+"""The peer of the showcase at toy size: `Trainer` trains it, Transformers loads it, and it is measured as ours is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM
+
+from terakoya.contract import toy
+
+BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
+
+
+@pytest.fixture
+def showcase(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import showcase
+
+    yield showcase
+
+
+def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks(
+    showcase: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = toy.make_store(tmp_path)
+    raw = {
+        "data": {"train": [{"store": str(store.folder)}], "validation": [str(store.folder)], "sequence_length": 16},
+        "architecture": {
+            "type": "modernbert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 32, "max_position_embeddings": 16, "local_attention": 4,
+        },
+        "objective": {"type": "masked_lm", "layout": "packed"},
+        "optimizer": {"type": "muon", "learning_rate": 5e-3},
+        "schedule": {"type": "linear", "warmup_steps": 2},
+        "batch_size": {"-1": 4},
+        "max_steps": 4,
+        "precision": "fp32",
+        "seed": 3,
+    }  # fmt: skip
+    parameters = tmp_path / "parameters.json"
+    parameters.write_text(json.dumps(raw), encoding="utf-8")
+    torch.manual_seed(0)
+    peer = tmp_path / "peer"
+    assert showcase.main(["train", str(parameters), "--seconds", "0.5", "--batch-size", "4", "--out", str(peer)]) == 0
+    steps, tokens = (int(each.replace(",", "")) for each in re.findall(r"([\d,]+) (?:steps|tokens),", capsys.readouterr().out))
+    assert tokens == steps * 4 * 16
+
+    model, loading = AutoModelForMaskedLM.from_pretrained(peer, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    assert (model.config.hidden_size, model.config.num_hidden_layers, model.config.local_attention) == (32, 2, 4)
+    with torch.no_grad():
+        model.decoder.bias.zero_()
+        model.decoder.weight.zero_()
+    model.save_pretrained(tmp_path / "zeros")
+    assert showcase.main(["measure", str(parameters), str(peer), str(tmp_path / "zeros"), "--batches", "3"]) == 0
+    losses = [float(each) for each in re.findall(r"loss (\d+\.\d+)", capsys.readouterr().out)]
+    assert losses[0] < losses[1] == pytest.approx(torch.tensor(toy.VOCABULARY.size).log().item(), abs=1e-3)

@@ -1,0 +1,122 @@
+"""The architecture and the text of a run, trained by Transformers' `Trainer` with its usual recipe for as long.
+
+    python tools/bench/showcase.py train PARAMETERS.json --seconds 4000 --out FOLDER
+    python tools/bench/showcase.py measure PARAMETERS.json MODEL [MODEL ...]
+
+`train` begins with random weights of the architecture and does what Transformers' `run_mlm.py` does: documents joined
+and cut into blocks, 15 % of single tokens masked, logits at every position, AdamW with weight decay 0.01 and a linear
+schedule. It takes as many steps as fit into the CPU seconds, by the speed of the first twenty, on one thread. `measure`
+prints loss and accuracy of finished models, ours or the peer's, on the same masked tokens of the run's validation text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import transformers
+from peer import Sequences, blocks, model_of
+from time_to_loss import documents, measure, validation_batches
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from terakoya.config.parameters import Parameters
+from terakoya.store.token_store import TokenStore
+
+SPEED_STEPS = 20
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains or measures. Returns the exit status."""
+    arguments = _arguments(argv)
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    raw = json.loads(arguments.parameters.read_text(encoding="utf-8"))
+    if arguments.action == "train":
+        train(raw, arguments)
+        return 0
+    raw["objective"]["whole_word_mask"] = False
+    raw["evaluation"] = {"steps": 1, "batches": arguments.batches}
+    batches = validation_batches(raw)
+    for folder in arguments.models:
+        model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loss, accuracy = measure(model, batches)
+        print(f"{folder}: loss {loss:.3f}, {accuracy:.1%} of masked tokens right")
+    return 0
+
+
+def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    """Trains for the CPU seconds asked for and writes model and tokenizer to the folder."""
+    store = TokenStore.open(Parameters.from_dict(raw, source=str(arguments.parameters)).data.train[0].store)
+    tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_folder, local_files_only=True, trust_remote_code=False)
+    rows = Sequences(blocks(documents(store), raw["data"]["sequence_length"]))
+    model = model_of(raw, store.facts.vocabulary)
+
+    def trained(model: PreTrainedModel, steps: int, folder: str) -> float:
+        settings = TrainingArguments(
+            folder,
+            per_device_train_batch_size=arguments.batch_size,
+            max_steps=steps,
+            learning_rate=arguments.learning_rate,
+            lr_scheduler_type="linear",
+            warmup_steps=max(1, steps // 15),
+            weight_decay=0.01,
+            bf16=raw["precision"] == "bf16",
+            use_cpu=True,
+            logging_steps=100,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=raw.get("seed", 42),
+        )
+        trainer = Trainer(model, settings, DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15), rows)
+        began = time.process_time()
+        trainer.train()
+        return time.process_time() - began
+
+    with tempfile.TemporaryDirectory() as folder:
+        second = SPEED_STEPS / trained(model_of(raw, store.facts.vocabulary), SPEED_STEPS, folder)
+        steps = max(1, int(arguments.seconds * second))
+        print(f"{second:.3f} steps a CPU second: {steps:,} steps", flush=True)
+        seconds = trained(model, steps, folder)
+    tokens = steps * arguments.batch_size * raw["data"]["sequence_length"]
+    print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} CPU s")
+    model.save_pretrained(arguments.out)
+    tokenizer.save_pretrained(arguments.out)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    actions = parser.add_subparsers(dest="action", required=True)
+    each = actions.add_parser("train")
+    each.add_argument("parameters", type=Path, help="the parameter file of the run beside it")
+    each.add_argument("--seconds", type=float, required=True, help="CPU seconds of training")
+    each.add_argument("--out", type=Path, required=True, help="the folder for the model")
+    each.add_argument("--learning-rate", type=float, default=1e-3)
+    each.add_argument("--batch-size", type=int, default=32, help="rows of a step")
+    each = actions.add_parser("measure")
+    each.add_argument("parameters", type=Path)
+    each.add_argument("models", type=Path, nargs="+")
+    each.add_argument("--batches", type=int, default=20)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
