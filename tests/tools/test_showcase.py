@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from terakoya.contract import toy
 
@@ -35,7 +35,7 @@ def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks
             "type": "modernbert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
             "intermediate_size": 32, "max_position_embeddings": 16, "local_attention": 4,
         },
-        "objective": {"type": "masked_lm", "layout": "packed"},
+        "objective": {"type": "masked_lm", "layout": "packed", "whole_word_mask": True},
         "optimizer": {"type": "muon", "learning_rate": 5e-3},
         "schedule": {"type": "linear", "warmup_steps": 2},
         "batch_size": {"-1": 4},
@@ -48,7 +48,8 @@ def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks
     torch.manual_seed(0)
     peer = tmp_path / "peer"
     assert showcase.main(["train", str(parameters), "--seconds", "0.5", "--batch-size", "4", "--out", str(peer)]) == 0
-    steps, tokens = (int(each.replace(",", "")) for each in re.findall(r"([\d,]+) (?:steps|tokens),", capsys.readouterr().out))
+    printed = re.findall(r"([\d,]+) (?:steps|tokens),", capsys.readouterr().out)
+    steps, tokens = (int(number.replace(",", "")) for number in printed)
     assert tokens == steps * 4 * 16
 
     model, loading = AutoModelForMaskedLM.from_pretrained(peer, output_loading_info=True)
@@ -59,5 +60,8 @@ def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks
         model.decoder.weight.zero_()
     model.save_pretrained(tmp_path / "zeros")
     assert showcase.main(["measure", str(parameters), str(peer), str(tmp_path / "zeros"), "--batches", "3"]) == 0
+    assert len(AutoTokenizer.from_pretrained(peer)) == toy.VOCABULARY.size
     losses = [float(each) for each in re.findall(r"loss (\d+\.\d+)", capsys.readouterr().out)]
-    assert losses[0] < losses[1] == pytest.approx(torch.tensor(toy.VOCABULARY.size).log().item(), abs=1e-3)
+    coin = torch.tensor(toy.VOCABULARY.size).log().item()
+    assert len(losses) == 4 and losses[1::2] == [pytest.approx(coin, abs=1e-3)] * 2  # single tokens, whole words
+    assert losses[0] < coin > losses[2]

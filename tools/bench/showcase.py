@@ -6,7 +6,8 @@
 `train` begins with random weights of the architecture and does what Transformers' `run_mlm.py` does: documents joined
 and cut into blocks, 15 % of single tokens masked, logits at every position, AdamW with weight decay 0.01 and a linear
 schedule. It takes as many steps as fit into the CPU seconds, by the speed of the first twenty, on one thread. `measure`
-prints loss and accuracy of finished models, ours or the peer's, on the same masked tokens of the run's validation text.
+prints loss and accuracy of finished models, ours or the peer's, on the same masked tokens of the run's validation text:
+single ones, which is what the peer learns, and whole words, if that is what the run learns.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from transformers import (
 
 from terakoya.config.parameters import Parameters
 from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.formats import transformers_folder
 
 SPEED_STEPS = 20
 
@@ -52,13 +54,15 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.action == "train":
         train(raw, arguments)
         return 0
-    raw["objective"]["whole_word_mask"] = False
     raw["evaluation"] = {"steps": 1, "batches": arguments.batches}
-    batches = validation_batches(raw)
-    for folder in arguments.models:
-        model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        loss, accuracy = measure(model, batches)
-        print(f"{folder}: loss {loss:.3f}, {accuracy:.1%} of masked tokens right")
+    for whole_words in sorted({False, raw["objective"].get("whole_word_mask", False)}):
+        raw["objective"]["whole_word_mask"] = whole_words
+        batches = validation_batches(raw)
+        for folder in arguments.models:
+            model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            loss, accuracy = measure(model, batches)
+            masks = "whole words" if whole_words else "single tokens"
+            print(f"{folder}: {masks} masked, loss {loss:.3f}, {accuracy:.1%} right", flush=True)
     return 0
 
 
@@ -98,8 +102,7 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
         seconds = trained(model, steps, folder)
     tokens = steps * arguments.batch_size * raw["data"]["sequence_length"]
     print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} CPU s")
-    model.save_pretrained(arguments.out)
-    tokenizer.save_pretrained(arguments.out)
+    transformers_folder.write(model, store.tokenizer_folder, arguments.out)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
