@@ -17,11 +17,12 @@ SCRIPT = Template("""\
 # $name: $processes on this machine. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and end it; run it again to resume.
 $head$threads
 export TERAKOYA_LAUNCHER=$$$$  # the run saves and ends when this script is killed
-restarts=0
+restarts=0 child= asked=
+trap 'asked=yes; kill -TERM $$child 2> /dev/null || true' TERM HUP USR1
+trap : INT  # the terminal also sends it to the processes
 while true; do
   $command & child=$$!
-  trap 'kill -TERM $$child 2> /dev/null || true' TERM HUP USR1
-  trap : INT  # the terminal also sends it to the processes
+  if [ "$$asked" ]; then kill -TERM $$child 2> /dev/null || true; fi  # before there was a child
   wait $$child || true
   while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal interrupts wait
   code=0
@@ -29,7 +30,7 @@ while true; do
   case $$code in
     $settled) exit $$code ;;
   esac
-  if [ $$restarts -ge $max_restarts ]; then exit $$code; fi
+  if [ "$$asked" ] || [ $$restarts -ge $max_restarts ]; then exit $$code; fi
   restarts=$$((restarts + 1))
   echo "exit code $$code; restart $$restarts of $max_restarts, from the last checkpoint" >&2
 done

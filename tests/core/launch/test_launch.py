@@ -133,6 +133,15 @@ def test_the_exit_code_of_a_run_that_exits_at_once_on_sigterm(store: Path, tmp_p
     assert started.wait(timeout=60) == 75
 
 
+@pytest.mark.slow
+def test_a_signal_before_there_is_a_run_ends_it_and_no_other_starts(store: Path, tmp_path: Path) -> None:
+    script = planned("local", store, tmp_path / "run", {"max_restarts": 3}).folder / "run.sh"
+    command = next(line for line in script.read_text().splitlines() if line.endswith("& child=$!"))
+    early = script.read_text().replace(command, "kill -TERM $$\nsleep 600 & child=$!")
+    done = subprocess.run(["bash", "-c", early], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
+
+
 # ------------------------------------------------------------------------------------------------------------ hosts
 
 
