@@ -131,12 +131,12 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        gathered = part.new_empty(dist.get_world_size(group) * part.numel())
-        dist.all_gather_into_tensor(gathered, part, group=group)
-        return gathered.view(-1, part.numel())
+        gathered = part.new_empty(dist.get_world_size(group), part.numel())
+        dist.all_gather(list(gathered), part, group=group)
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         own = gradient.new_empty(gradient.shape[1])
-        dist.reduce_scatter_tensor(own, gradient.flatten(), group=ctx.group)
+        dist.reduce_scatter(own, list(gradient.contiguous()), group=ctx.group)
         return own, None
