@@ -13,11 +13,12 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_tools() -> Iterator[None]:
-    """Forgets the tools' modules after each file of tests: two folders of tools may have modules of one name."""
-    path = list(sys.path)
+    """Forgets the tools' modules that the tests of a file imported: two folders of tools may have modules of one name.
+    What the file itself imports, at its top, stays."""
+    path, before = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    for name in sys.modules.keys() - before:
+        file = getattr(sys.modules[name], "__file__", None)
         if file is not None and TOOLS in Path(file).parents:
             del sys.modules[name]
