@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,10 @@ def main() -> int:
         )
         store = data.store(folder / "store").folder
         work = {"parameters": parameters(store, arguments), "folder": str(folder / "run")}
-        ranks = [start(rank, arguments.processes, work) for rank in range(arguments.processes)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        ranks = [start(rank, arguments.processes, port, work) for rank in range(arguments.processes)]
         if any(rank.wait() for rank in ranks):
             return 1
         if arguments.export is not None:
@@ -77,11 +81,11 @@ def parameters(store: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def start(rank: int, processes: int, work: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Starts one process of the run."""
+def start(rank: int, processes: int, port: int, work: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Starts one process of the run, which meets the others at `port`."""
     variables = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "GROUP_RANK": 0,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29_571, "TORCHELASTIC_RUN_ID": "memory", RANK: json.dumps(work),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "memory", RANK: json.dumps(work),
     }  # fmt: skip
     environment = os.environ | {name: str(value) for name, value in variables.items()}
     return subprocess.Popen([sys.executable, __file__], env=environment)
