@@ -112,7 +112,7 @@ def measure(work: dict[str, Any]) -> int:
     watch = Watch()
     trainer = setup.build_trainer(read, out, Stores.open(read.data), context, run_log, registry())
     said = [f"start {watch.peak():,.0f} MiB, {watch.seconds():.0f} s"]
-    print(f"rank {context.rank}: {said[0]}", flush=True)
+    say(f"rank {context.rank}: {said[0]}")
     engine: Any = trainer.engine
     own = sum(value.nbytes for _, value in engine.model_state())
     watch = Watch()
@@ -129,10 +129,16 @@ def measure(work: dict[str, Any]) -> int:
     sizes = {name: 4 * math.prod(shape) for name, shape in trainer.shapes.items()}
     whole, block = sum(sizes.values()), sum(size for name, size in sizes.items() if ".layers.0." in name)
     sizes_of = f"own part {own / MIB:,.0f} MiB of {whole / MIB:,.0f} MiB, a block {block / MIB:,.0f} MiB"
-    print(f"rank {context.rank}: {'; '.join([sizes_of, *said])}", flush=True)
+    say(f"rank {context.rank}: {'; '.join([sizes_of, *said])}")
     run_log.close()
     context.close(waits=True)
     return 0
+
+
+def say(line: str) -> None:
+    """Prints `line` in one write, since all processes print to the same place."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class Watch:

@@ -35,6 +35,7 @@ class RunLog:
     """Writes the log of a run on rank 0; on other ranks, where it is not `active`, every call does nothing.
 
     A disk that is full or fails does not end the run: what could not be written to `metrics.jsonl` is written later.
+    `write` and `warn` may be called by several threads: the mirror and savers warn from theirs.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class RunLog:
         self.active = active
         self.console = new_console(stderr=True, quiet=not active)
         self.file: FileIO | None = None
+        self.lock = threading.RLock()  # of the file and of the three below; a warning may be written while one is
         self.pending = bytearray()
         self.failing = False
         self.missing = 0
@@ -55,15 +57,16 @@ class RunLog:
 
     def write(self, kind: str, **values: Any) -> None:
         """Appends one object to `metrics.jsonl`; numbers that JSON cannot represent (NaN) become null."""
-        if self.file is None:
-            return
         clean = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         line = json.dumps({"kind": kind, **clean, "time": round(time.time(), 3)}, ensure_ascii=False) + "\n"
-        if len(self.pending) < PENDING_BYTES:
-            self.pending += line.encode()
-        else:
-            self.missing += 1
-        self._write_pending()
+        with self.lock:
+            if self.file is None:
+                return
+            if len(self.pending) < PENDING_BYTES:
+                self.pending += line.encode()
+            else:
+                self.missing += 1
+            self._write_pending()
 
     def _write_pending(self) -> None:
         assert self.file is not None
@@ -164,7 +167,9 @@ class RunLog:
         deadline = time.monotonic() + SECONDS_TO_FINISH
         for tracker in self.trackers:
             tracker.wait_until(deadline)
-        if self.file is not None:
+        with self.lock:
+            if self.file is None:
+                return
             self._write_pending()
             if self.pending:
                 missing = self.missing + self.pending.count(b"\n")

@@ -203,6 +203,36 @@ def test_records_that_never_found_room_are_counted(tmp_path: Path, capsys: pytes
     assert "the last 7 records of metrics.jsonl are missing" in capsys.readouterr().err
 
 
+class SlowDisk(io.FileIO):
+    """A disk that takes part of what is written, and its time."""
+
+    def write(self, content: Any) -> int:
+        with memoryview(content) as part:
+            time.sleep(0.0005)
+            return super().write(part[:40]) or 0
+
+
+def test_threads_write_whole_lines(tmp_path: Path) -> None:
+    run_log = RunLog(tmp_path, [], {}, active=True)
+    assert run_log.file is not None
+    run_log.file.close()
+    run_log.file = SlowDisk(tmp_path / "metrics.jsonl", "ab")
+
+    def write(writer: str) -> None:
+        for step in range(20):
+            run_log.write("step", writer=writer, step=step)
+
+    threads = [threading.Thread(target=write, args=[name]) for name in ("loop", "mirror", "saver")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run_log.close()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for name in ("loop", "mirror", "saver"):
+        assert [record["step"] for record in records if record["writer"] == name] == [*range(20)]
+
+
 def test_a_terminal_that_was_closed_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is closed while the run goes on to save."""
 
