@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, TensorPartition
 from terakoya.contract.results import CheckFailed, CheckSkipped
-from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, partition_blocks, partly_applied
+from terakoya.contract.toy import VOCABULARY
+from terakoya.training.engines.tensor_division import divide_models
+from terakoya.training.engines.tensor_layers import LINEAR, TensorDivision, TensorParallelGroup
 from terakoya.training.engines.tensor_shards import TensorPart
-from terakoya.training.engines.vocabulary_layers import divide_vocabulary
 
 SIZE = 2
 """Number of processes that share a model."""
@@ -110,16 +111,15 @@ def check_partition(architecture: Architecture, models: Sequence[PreTrainedModel
         )
     whole, *others = models
     _check_names(architecture, whole, partition)
-    expected = _compute(architecture, whole, batch, {}, set())
-    _compare(expected, _compute_in_threads(architecture, partition, others[:SIZE], batch), "the blocks", FORGOTTEN)
+    expected = _compute(architecture, whole, batch, TensorDivision())
+    _compare(expected, _compute_in_threads(architecture, others[:SIZE], batch), "the blocks", FORGOTTEN)
     if partition.positions:
-        results = _compute_in_threads(architecture, partition, others[SIZE:], batch, sequence_parallel=True)
+        results = _compute_in_threads(architecture, others[SIZE:], batch, sequence_parallel=True)
         _compare(expected, results, "positions, too,", READS_POSITIONS)
 
 
 def _compute_in_threads(
     architecture: Architecture,
-    partition: TensorPartition,
     models: Sequence[PreTrainedModel],
     batch: Mapping[str, Tensor],
     *,
@@ -133,12 +133,8 @@ def _compute_in_threads(
         try:
             with torch.enable_grad():
                 group = ThreadGroup(index, SIZE, thread_sum, sequence_parallel=sequence_parallel)
-                blocks = architecture.blocks(model)
-                cuts = partition_blocks(blocks, partition, group, dropout=None)
-                summed = partly_applied(blocks, partition, group, cuts)
-                if partition.vocabulary:
-                    cuts |= divide_vocabulary(model, [model], group)
-                return _compute(architecture, model, batch, cuts, summed)
+                division = divide_models(model, [architecture], VOCABULARY, group, torch.device("cpu"))
+                return _compute(architecture, model, batch, division)
         except BaseException:
             thread_sum.barrier.abort()
             raise
@@ -173,8 +169,7 @@ def _compute(
     architecture: Architecture,
     model: PreTrainedModel,
     batch: Mapping[str, Tensor],
-    cuts: Mapping[nn.Parameter, TensorPart],
-    summed: Set[nn.Parameter],
+    division: TensorDivision,
 ) -> Computed:
     hidden = architecture.hidden(model, batch)
     total = (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum()
@@ -189,8 +184,8 @@ def _compute(
         hidden.detach(),
         logits,
         {name: value.grad for name, value in values.items() if value.grad is not None},
-        {name: cuts[value] for name, value in values.items() if value in cuts},
-        {name for name, value in values.items() if value in summed},
+        {name: division.parts[value] for name, value in values.items() if value in division.parts},
+        {name for name, value in values.items() if value in division.in_region},
     )
 
 

@@ -58,6 +58,11 @@ def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int:
     return state
 
 
+def torch_seed(*parts: Part) -> int:
+    """Returns `hash_u64(*parts)` without its highest bit: a seed for torch's generators."""
+    return hash_u64(*parts) & _ALL >> 1
+
+
 def row_keys(seed: int, epoch: int, store: Part, rows: np.ndarray) -> np.ndarray:
     """Returns the keys (n,) uint64 of the plan rows `rows` (n,) of `store`, a number or name, in `epoch`."""
     keys = hash_u64(seed, epoch, store, rows)

@@ -19,7 +19,7 @@ from terakoya.plugins import PluginError, Registry
 from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
-from terakoya.toolkit.random_keys import hash_u64
+from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.checkpoint import event_tensors
 from terakoya.training.device_copies import CopyAhead
@@ -346,8 +346,7 @@ class Trainer:
 
     def _dropout_seed(self, micro_step: int) -> int:
         """Returns a seed for each step, micro-step and process or replica, so that no generator state is saved."""
-        key = hash_u64(self.parameters.seed, DROPOUT, self.run.step, micro_step, self.engine.dropout_rank)
-        return int(key) & 0x7FFF_FFFF_FFFF_FFFF
+        return torch_seed(self.parameters.seed, DROPOUT, self.run.step, micro_step, self.engine.dropout_rank)
 
     def _is_due(self, every: int) -> bool:
         return self.run.step % every == 0

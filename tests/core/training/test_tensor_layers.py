@@ -17,7 +17,7 @@ from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
 from terakoya.training.engines.tensor_layers import (
     LocalDropout,
-    RowParallel,
+    TensorDivision,
     TensorParallelGroup,
     partition_blocks,
 )
@@ -73,7 +73,8 @@ def test_layers_are_divided_by_outputs_then_by_inputs() -> None:
         row_parallel=("down", "narrow"),
         divided_attributes={"": ("width",)},
     )
-    cuts = partition_blocks([block], partition, group(1), dropout=None)
+    division = TensorDivision()
+    partition_blocks([block], partition, group(1), division, dropout=None)
     after = dict(block.named_parameters())
     assert after.keys() == before.keys() and block.width == 4
     assert {name for name, value in after.items() if not value.requires_grad} == {"wide.weight", "wide.bias"}
@@ -84,9 +85,10 @@ def test_layers_are_divided_by_outputs_then_by_inputs() -> None:
         "narrow.weight": before["narrow.weight"][4:], "narrow.bias": before["narrow.bias"],
     }  # fmt: skip
     assert all(torch.equal(after[name], value) for name, value in expected.items())
-    assert set(cuts) == {value for name, value in after.items() if name not in ("down.bias", "narrow.bias")}
-    assert isinstance(block.down, RowParallel)
+    assert set(division.parts) == {value for name, value in after.items() if name not in ("down.bias", "narrow.bias")}
     hidden = torch.randn(3, 4)
+    torch.testing.assert_close(block.down(hidden), hidden @ before["down.weight"][:, 4:].T + before["down.bias"])
+    torch.testing.assert_close(block.narrow(hidden), hidden @ before["narrow.weight"][4:] + before["narrow.bias"])
     torch.testing.assert_close(block.up(hidden), hidden @ before["up.weight"][4:].T + before["up.bias"][4:])
     wide = hidden @ before["wide.weight"] + before["wide.bias"]
     torch.testing.assert_close(block.wide(hidden), wide[:, [2, 3, 6, 7]])
@@ -145,7 +147,7 @@ def kept(index: int, *, training: bool, sequence_parallel: bool = False) -> tupl
     nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
     nn.init.ones_(block.out.weight)
     processes = group(index, sequence_parallel=sequence_parallel)
-    partition_blocks([block], partition, processes, dropout=torch.device("cpu"))
+    partition_blocks([block], partition, processes, TensorDivision(), dropout=torch.device("cpu"))
     torch.manual_seed(1)
     inside, outside = block(torch.ones(1, 2, 8))
     return inside.flatten().tolist(), outside.tolist()
@@ -160,7 +162,7 @@ def test_dropout_of_an_adapter_is_inside_of_its_region() -> None:
         block.heads[1].p = 0.0  # type: ignore[assignment]
         peft.inject_adapter_in_model(peft.LoraConfig(r=2, lora_dropout=0.5, target_modules=["out", "heads.0"]), block)
         partition = TensorPartition(sizes={}, inputs=("heads",), column_parallel={"heads.0": 1}, row_parallel=("out",))
-        partition_blocks([block], partition, group(index), dropout=torch.device("cpu"))
+        partition_blocks([block], partition, group(index), TensorDivision(), dropout=torch.device("cpu"))
         kept: list[list[bool]] = []
         for layer in (block.heads[0], block.out):
             layer.lora_dropout["default"].register_forward_hook(  # type: ignore[union-attr]
@@ -203,7 +205,7 @@ def kept_for_the_backward(name: str, processes: TensorParallelGroup | None, size
     attention.use(model, "sdpa")
     (block,) = architecture.blocks(model)
     if processes is not None:
-        partition_blocks([block], architecture.tensor_partition(), processes, dropout=None)
+        partition_blocks([block], architecture.tensor_partition(), processes, TensorDivision(), dropout=None)
     weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
     sizes_of: dict[int, int] = {}
 

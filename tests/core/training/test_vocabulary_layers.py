@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from terakoya.contract.partition import ThreadGroup, ThreadSum
+from terakoya.training.engines.tensor_layers import TensorDivision
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.engines.vocabulary_layers import divide_vocabulary
 
@@ -53,8 +54,9 @@ def test_parts_of_an_odd_vocabulary_compute_what_the_whole_does(kind: str) -> No
     def work(index: int) -> tuple[Tensor, dict[str, Tensor], dict[str, TensorPart]]:
         own = copies[index]
         with torch.enable_grad():
-            parts = divide_vocabulary(own, [own], ThreadGroup(index, 2, thread_sum))
-            by_name = {name: parts[value] for name, value in own.named_parameters() if value in parts}
+            division = TensorDivision()
+            divide_vocabulary(own, [own], ThreadGroup(index, 2, thread_sum), division)
+            by_name = {name: division.parts[each] for name, each in own.named_parameters() if each in division.parts}
             return *gradients(own), by_name
 
     with ThreadPoolExecutor(2) as pool:

@@ -24,7 +24,8 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, 
 
 from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
-from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, dropout_generator
+from terakoya.training.engines.pipeline_stage import MicroBatch, Stage
+from terakoya.training.engines.tensor_layers import dropout_generator
 from terakoya.training.model.module_parts import ADAPTED
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.toolkit.random_keys import hash_u64
+from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.distributed.topology import split_evenly
 from terakoya.training.engines.engine import AUTOCAST_DTYPES, LossFn
+from terakoya.training.engines.tensor_layers import dropout_generator
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 KEY = "parallel.pp_size"
@@ -126,7 +127,7 @@ class Stage(nn.Module):
 
     def _seed(self, seed: int) -> None:
         """Seeds dropout for a micro-batch and this stage, so that the order of the schedule does not matter."""
-        dropout_generator(self.device).manual_seed(int(hash_u64(seed, "stage", self.index)) & 0x7FFF_FFFF_FFFF_FFFF)
+        dropout_generator(self.device).manual_seed(torch_seed(seed, "stage", self.index))
 
 
 def _check_blocks(name: str, blocks: Sequence[nn.Module], count: int) -> None:
@@ -141,11 +142,6 @@ def _check_blocks(name: str, blocks: Sequence[nn.Module], count: int) -> None:
                 f"{KEY}: stage {index + 1} of {count} has nothing to train in its blocks, {first} to {last - 1} of "
                 f"{name}; name layers of all blocks in lora.target_modules, or set it to 1"
             )
-
-
-def dropout_generator(device: torch.device) -> torch.Generator:
-    """The random generator of dropout on `device`."""
-    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 
 
 def build_stage(

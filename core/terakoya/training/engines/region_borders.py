@@ -1,4 +1,4 @@
-"""Where hidden states enter and leave a part of a model in which tensor-parallel processes hold something else of them.
+"""Where hidden states enter and leave a part of a model in which processes hold something else of them.
 
 Letters in shapes: B rows, T positions, t of them on each process, H hidden size, N outputs.
 """
@@ -6,9 +6,11 @@ Letters in shapes: B rows, T positions, t of them on each process, H hidden size
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -16,6 +18,27 @@ from transformers.pytorch_utils import Conv1D
 
 Change = Callable[[Tensor], Tensor]
 """What is done to hidden states, or to their gradient, at a border."""
+
+
+def all_gather(part: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
+    """Returns the `part` of each process of `group`, one after another along `axis`, in memory of their own."""
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts, axis)
+
+
+def reduce_scatter(values: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
+    """Returns this process's part along `axis` of the sum of all processes' `values`."""
+    parts = [each.contiguous() for each in values.chunk(dist.get_world_size(group), axis)]
+    own = torch.empty_like(parts[0])
+    dist.reduce_scatter(own, parts, group=group)
+    return own
+
+
+def multiply(layer: nn.Module, hidden: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Returns the product of `hidden` and the weight of `layer`, an `nn.Linear` or Conv1D, plus `bias`."""
+    weight: Any = layer.weight
+    return F.linear(hidden, weight.T if isinstance(layer, Conv1D) else weight, bias)
 
 
 class Border:
@@ -72,7 +95,19 @@ class GatheredBorder(Border):
 
     def keep_own_input(self, layer: nn.Module) -> None:
         """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads."""
-        layer.__dict__["forward"] = _GatheredForward(layer, self)
+        layer.__dict__["forward"] = partial(self._multiply, layer)
+
+    def _multiply(self, layer: nn.Module, hidden: Tensor) -> Tensor:
+        """Returns the outputs (B, T, N) of `layer` for `hidden` (B, T, H)."""
+        weight: Any = layer.weight
+        bias: Any = layer.bias
+        own, whole = self.entered or (None, None)
+        if whole is None or whole.data_ptr() != hidden.data_ptr() or whole.shape != hidden.shape:
+            return multiply(layer, hidden, bias)  # the layer reads something that was computed within
+        outputs: Tensor = _GatheredLinear.apply(
+            hidden, own, weight.T if isinstance(layer, Conv1D) else weight, bias, self
+        )
+        return outputs
 
     def _scatter(self, values: Tensor) -> Tensor:
         """Ends a region's forward, or its backward."""
@@ -91,24 +126,6 @@ class _Cross(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return ctx.back(gradients[0]), None, None
-
-
-class _GatheredForward:
-    """The forward of a linear `layer` in a region with this `border`."""
-
-    def __init__(self, layer: nn.Module, border: GatheredBorder) -> None:
-        self.layer = layer
-        self.border = border
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Returns the outputs (B, T, N) of `hidden` (B, T, H)."""
-        weight: Any = self.layer.weight.T if isinstance(self.layer, Conv1D) else self.layer.weight
-        bias: Any = self.layer.bias
-        own, whole = self.border.entered or (None, None)
-        if whole is None or whole.data_ptr() != hidden.data_ptr() or whole.shape != hidden.shape:
-            return F.linear(hidden, weight, bias)  # the layer reads something that was computed within
-        outputs: Tensor = _GatheredLinear.apply(hidden, own, weight, bias, self.border)
-        return outputs
 
 
 class _GatheredLinear(torch.autograd.Function):

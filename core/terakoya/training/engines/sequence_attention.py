@@ -18,7 +18,7 @@ size of a head.
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures.attention import Attend
+from terakoya.training.engines.region_borders import Border, all_gather, reduce_scatter
 
 
 class UlyssesExchange:
@@ -35,6 +36,7 @@ class UlyssesExchange:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.processes = dist.get_world_size(group)
+        self.border = Border(self._all_to_all, self._all_to_all)
 
     def __call__(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Returns the result of `attend` over whole rows, at the positions of this process's slice, (B, t, N, D).
@@ -63,31 +65,38 @@ class UlyssesExchange:
         """Exchanges positions for heads: each of `states` (B, N, t, D) becomes (B, N / P, T, D)."""
         outgoing = [each.unflatten(1, (self.processes, -1)).movedim(1, 0) for each in states]  # (P, B, N / P, t, D)
         sizes = [each[0].numel() for each in outgoing]
-        received = _AllToAll.apply(torch.cat([each.flatten(1) for each in outgoing], dim=1), self.group)
+        received = self.border.enter(torch.cat([each.flatten(1) for each in outgoing], dim=1))
         pairs = zip(received.split(sizes, dim=1), outgoing, strict=True)
-        return [_join_positions(part.view(sent.shape)) for part, sent in pairs]
+        return [part.view(sent.shape).movedim(0, 2).flatten(2, 3) for part, sent in pairs]
 
     def _scatter(self, attended: Tensor) -> Tensor:
         """Exchanges heads for positions: `attended` (B, T, N / P, D) becomes (B, t, N, D)."""
         outgoing = attended.unflatten(1, (self.processes, -1)).movedim(1, 0)  # (P, B, t, N / P, D)
-        received: Tensor = _AllToAll.apply(outgoing.flatten(1), self.group)
-        return received.view(outgoing.shape).movedim(0, 2).flatten(2, 3)
+        return self.border.leave(outgoing.flatten(1)).view(outgoing.shape).movedim(0, 2).flatten(2, 3)
+
+    def _all_to_all(self, parts: Tensor) -> Tensor:
+        """Sends part i of `parts` (P, n) to process i; returns the received parts, in the order of processes."""
+        parts = parts.contiguous()
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=self.group)
+        return received
 
 
 class KeyValueExchange:
     """An `attention.Exchange` like `UlyssesExchange`, for batches with `attention.QUERIES`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        positions = 2
+        self.border = Border(
+            partial(all_gather, axis=positions, group=group), partial(reduce_scatter, axis=positions, group=group)
+        )
 
     def __call__(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Returns the result of `attend`, (B, t, N, D), for `query` (B, N, t, D) and the keys and values of whole rows.
         `key` and `value` may have fewer heads."""
         query, key, value = _cast([query, key, value])
-        sizes = [key.numel(), value.numel()]
-        gathered = _AllGather.apply(torch.cat([key.flatten(), value.flatten()]), self.group).split(sizes, dim=1)
-        whole = [part.view(-1, *own.shape) for part, own in zip(gathered, (key, value), strict=True)]
-        return attend(query, *map(_join_positions, whole))
+        whole = self.border.enter(torch.cat([key, value], dim=-1))  # one message for both
+        return attend(query, *whole.split([key.shape[-1], value.shape[-1]], dim=-1))
 
 
 def _cast(states: list[Tensor]) -> list[Tensor]:
@@ -96,47 +105,3 @@ def _cast(states: list[Tensor]) -> list[Tensor]:
     if not torch.is_autocast_enabled(device):
         return states
     return [each.to(torch.get_autocast_dtype(device)) for each in states]
-
-
-def _join_positions(parts: Tensor) -> Tensor:
-    """Joins slices of positions, (P, B, N, t, D), to whole rows (B, N, T, D)."""
-    return parts.movedim(0, 2).flatten(2, 3)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Sends part i of `parts` (P, n) to process i of `group`; returns the received parts, (P, n), in the order of
-    processes. The backward does the same with gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _all_to_all(parts, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_to_all(gradient, ctx.group), None
-
-
-def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
-
-
-class _AllGather(torch.autograd.Function):
-    """Returns the `part` (n,) of each process of `group`, (P, n), in the order of processes. The backward returns the
-    sum of all processes' gradients of this process's part."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        gathered = part.new_empty(dist.get_world_size(group), part.numel())
-        dist.all_gather(list(gathered), part, group=group)
-        return gathered
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        own = gradient.new_empty(gradient.shape[1])
-        dist.reduce_scatter(own, list(gradient.contiguous()), group=ctx.group)
-        return own, None

@@ -21,8 +21,9 @@ Letters in shapes: B rows, T positions, t = T / P of them, H hidden size, P proc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,10 +33,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
-from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.engines.region_borders import Border, GatheredBorder
+from terakoya.toolkit.random_keys import torch_seed
+from terakoya.training.engines.region_borders import Border, GatheredBorder, all_gather, multiply, reduce_scatter
 from terakoya.training.engines.tensor_shards import TensorPart
-from terakoya.training.model.adapted_layers import base_name, find_layer, input_layers, output_layers
+from terakoya.training.model.adapted_layers import find_layer, input_layers, output_layers
 
 LINEAR = (nn.Linear, Conv1D)
 """The layers that can be sharded; Conv1D, GPT-2's, has weights (inputs, outputs)."""
@@ -99,20 +100,20 @@ class ProcessTensorParallelGroup(TensorParallelGroup):
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         """See `TensorParallelGroup`."""
-        parts = [each.contiguous() for each in values.chunk(self.size, 1)]
-        own = torch.empty_like(parts[self.index])
-        dist.reduce_scatter(own, parts, group=self.group)
-        return own
+        return reduce_scatter(values, 1, self.group)
 
     def all_gather(self, part: Tensor) -> Tensor:
         """See `TensorParallelGroup`."""
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous(), group=self.group)
-        return torch.cat(parts, 1)
+        return all_gather(part, 1, self.group)
 
 
 def _keep(values: Tensor) -> Tensor:
     return values.view_as(values)
+
+
+def dropout_generator(device: torch.device) -> torch.Generator:
+    """The random generator of dropout on `device`."""
+    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 
 
 class LocalDropout:
@@ -127,16 +128,22 @@ class LocalDropout:
     def __init__(self, group: TensorParallelGroup, block: int, device: torch.device) -> None:
         self.group = group
         self.block = block
-        self.generator = (
-            torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-        )
+        self.generator = dropout_generator(device)
         self.outside: Tensor | None = None
+
+    def hook(self, inputs: Sequence[nn.Module], outputs: Sequence[nn.Module]) -> None:
+        """Makes it begin before each of `inputs`, in training, and end after each of `outputs`."""
+        for module in inputs:
+            module.register_forward_pre_hook(lambda module, given: self.begin() if module.training else None)
+        for module in outputs:
+            module.register_forward_hook(lambda module, given, output: self.end() if module.training else None)
 
     def begin(self) -> None:
         """Seeds the generator for this process and block."""
         self.outside = self.generator.get_state()
-        seed = hash_u64(self.generator.initial_seed(), "tensor_part", self.block, self.group.index)
-        self.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
+        self.generator.manual_seed(
+            torch_seed(self.generator.initial_seed(), "tensor_part", self.block, self.group.index)
+        )
 
     def end(self) -> None:
         """Restores the generator state from before `begin`."""
@@ -145,130 +152,108 @@ class LocalDropout:
         self.outside = None
 
 
-class EnterHook:
-    """A forward pre-hook that passes a module's first argument over a `border`."""
+def enter_at(module: nn.Module, border: Border) -> None:
+    """Makes the first argument of `module`, which is positional or named `hidden_states`, enter at `border`."""
 
-    def __init__(self, border: Border | None, dropout: LocalDropout | None) -> None:
-        self.border = border
-        self.dropout = dropout
-
-    def __call__(
-        self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    def enter(
+        module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the module's arguments; the first is positional or named `hidden_states`."""
-        if self.dropout is not None and module.training:
-            self.dropout.begin()
-        if self.border is None:
-            return given, named
         if given:
-            return (self.border.enter(given[0]), *given[1:]), named
-        return given, {**named, "hidden_states": self.border.enter(named["hidden_states"])}
+            return (border.enter(given[0]), *given[1:]), named
+        return given, {**named, "hidden_states": border.enter(named["hidden_states"])}
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
 
 
-class LeaveHook:
-    """A forward hook that passes a module's output, or the first of several, over a `border`. With `row_parallel`, the
-    module, or the one with its adapter, it adds the bias once."""
+def leave_at(module: nn.Module, border: Border) -> None:
+    """Makes the output of `module`, or the first of several, leave at `border`."""
 
-    def __init__(
-        self, border: Border | None, dropout: LocalDropout | None, row_parallel: RowParallel | None = None
-    ) -> None:
-        self.border = border
-        self.dropout = dropout
-        self.row_parallel = row_parallel
+    def leave(module: nn.Module, given: Any, output: Any) -> Any:
+        return (border.leave(output[0]), *output[1:]) if isinstance(output, tuple) else border.leave(output)
 
-    def __call__(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
-        """Returns the module's output."""
-        if self.dropout is not None and module.training:
-            self.dropout.end()
-        if self.border is None:
-            return output
-        if isinstance(output, tuple):
-            return self.border.leave(output[0]), *output[1:]
-        total = self.border.leave(output)
-        bias = None if self.row_parallel is None else self.row_parallel.bias
+    module.register_forward_hook(leave)
+
+
+def add_bias_after(layer: nn.Module) -> None:
+    """Makes `layer`, a linear one or one with an adapter, add its bias where its forward hooks so far have ended, and
+    not before: each process's product is a part of a sum, to which the bias is added once."""
+    linear = input_layers(layer)[0]
+    linear.__dict__["forward"] = partial(multiply, linear)
+
+    def add_bias(module: nn.Module, given: Any, total: Tensor) -> Tensor:
+        bias: Any = linear.bias
         return total if bias is None else total + bias.to(total.dtype)
 
+    layer.register_forward_hook(add_bias)
 
-class RowParallel(nn.Module):
-    """Replaces a linear layer of which each process holds some inputs; keeps the parameters of that layer. Returns the
-    product of its part, to which `LeaveHook` adds those of the other processes, and the bias."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        weight, bias = layer.weight, layer.bias
-        assert isinstance(weight, nn.Parameter) and (bias is None or isinstance(bias, nn.Parameter))
-        self.weight = weight
-        self.bias = bias
-        self.outputs_last = isinstance(layer, Conv1D)
-        self.train(layer.training)
+@dataclass(frozen=True)
+class TensorDivision:
+    """How layers are divided.
 
-    def forward(self, part: Tensor) -> Tensor:
-        """Returns this process's summand (B, T, H) of the outputs, from `part` (B, T, inputs / P)."""
-        return F.linear(part, self.weight.T if self.outputs_last else self.weight)
+    Attributes:
+        parts: the part that this process has of each divided parameter.
+        in_region: parameters that each process has whole and applies to its own part of the activations: their
+            gradients must be summed.
+    """
+
+    parts: dict[nn.Parameter, TensorPart] = field(default_factory=dict)
+    in_region: set[nn.Parameter] = field(default_factory=set)
 
 
 def partition_blocks(
     blocks: Sequence[nn.Module],
     partition: TensorPartition,
     group: TensorParallelGroup,
+    division: TensorDivision,
     *,
     dropout: torch.device | None,
     first: int = 0,
-) -> dict[nn.Parameter, TensorPart]:
-    """Replaces the whole weights in `blocks` by this process's parts, and inserts the communication.
+) -> None:
+    """Replaces the whole weights in `blocks` by this process's parts, and inserts the communication. A divided
+    parameter keeps its name and is a new object.
 
     Args:
+        division: what is divided, to which that of the blocks is added.
         dropout: the device of the computation if the regions, or blocks with divided positions, apply dropout, else
             None.
         first: the number of the first block, so that no two draw the same dropout.
-
-    Returns:
-        the part that this process has of each divided parameter. Such a parameter keeps its name and is a new object.
     """
-    parts: dict[nn.Parameter, TensorPart] = {}
     for number, block in enumerate(blocks, first):
         local_dropout = None if dropout is None else LocalDropout(group, number, dropout)
         border = group.summed
+        inside = [find_layer(block, name) for name in partition.local]
+        inputs = [find_layer(block, name) for name in partition.inputs]
+        outputs = [find_layer(block, name) for name in partition.row_parallel]
         if group.sequence_parallel:
-            border = GatheredBorder(group.all_gather, group.reduce_scatter)
-            enter = EnterHook(group.blocks if block is blocks[0] else None, local_dropout)
-            block.register_forward_pre_hook(enter, with_kwargs=True)
-            block.register_forward_hook(LeaveHook(group.blocks if block is blocks[-1] else None, local_dropout))
-            local_dropout = None
+            border, inside = GatheredBorder(group.all_gather, group.reduce_scatter), [block]
+            if block is blocks[0]:
+                enter_at(block, group.blocks)
+            if block is blocks[-1]:
+                leave_at(block, group.blocks)
+        if local_dropout is not None:
+            local_dropout.hook(*([block], [block]) if group.sequence_parallel else (inputs, outputs))
         for name, matrices in partition.column_parallel.items():
-            for layer in output_layers(find_layer(block, name)):
-                parts |= _divide_layer(layer, group, outputs=True, matrices=matrices)
+            layer = find_layer(block, name)
+            for each in output_layers(layer):
+                division.parts.update(_divide_layer(each, group, outputs=True, matrices=matrices))
             if isinstance(border, GatheredBorder):
-                for layer in input_layers(find_layer(block, name)):
-                    border.keep_own_input(layer)
-        for name in partition.row_parallel:
-            for layer in input_layers(find_layer(block, name)):
-                parts |= _divide_layer(layer, group, outputs=False)
-            base = base_name(block, name)
-            row_parallel = RowParallel(block.get_submodule(base))
-            block.set_submodule(base, row_parallel)
-            find_layer(block, name).register_forward_hook(LeaveHook(border, local_dropout, row_parallel))
-        for name in partition.inputs:
-            hook = EnterHook(border, local_dropout)
-            find_layer(block, name).register_forward_pre_hook(hook, with_kwargs=True)
+                for each in input_layers(layer):
+                    border.keep_own_input(each)
+            inside += input_layers(layer)[1:]
+        for layer in outputs:
+            for each in input_layers(layer):
+                division.parts.update(_divide_layer(each, group, outputs=False))
+            leave_at(layer, border)
+            add_bias_after(layer)
+            inside += output_layers(layer)[1:]
+        for layer in inputs:
+            enter_at(layer, border)
         for name, attributes in partition.divided_attributes.items():
             _divide_attributes(find_layer(block, name), attributes, group.size)
-    return parts
-
-
-def partly_applied(
-    blocks: Sequence[nn.Module], partition: TensorPartition, group: TensorParallelGroup, parts: Container[nn.Parameter]
-) -> set[nn.Parameter]:
-    """Returns the parameters in `blocks` that each process has whole, as they are not in `parts`, and applies to its
-    own part of the activations: their gradients must be summed over the processes."""
-    modules: list[nn.Module] = []
-    for block in blocks:
-        modules += [block] if group.sequence_parallel else [find_layer(block, name) for name in partition.local]
-        for name in partition.column_parallel:
-            modules += input_layers(find_layer(block, name))[1:]
-        for name in partition.row_parallel:
-            modules += output_layers(find_layer(block, name))[1:]
-    return {value for module in modules for value in module.parameters() if value not in parts}
+        division.in_region.update(
+            value for module in inside for value in module.parameters() if value not in division.parts
+        )
 
 
 def _divide_layer(

@@ -21,20 +21,15 @@ from transformers import PreTrainedModel
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.padded_head import PART
 from terakoya.training.distributed.topology import split_evenly
-from terakoya.training.engines.tensor_layers import EnterHook, TensorParallelGroup
+from terakoya.training.engines.tensor_layers import TensorDivision, TensorParallelGroup, enter_at
 from terakoya.training.engines.tensor_shards import TensorPart
 
 
 def divide_vocabulary(
-    module: nn.Module, models: Iterable[PreTrainedModel], group: TensorParallelGroup
-) -> dict[nn.Parameter, TensorPart]:
+    module: nn.Module, models: Iterable[PreTrainedModel], group: TensorParallelGroup, division: TensorDivision
+) -> None:
     """Keeps this process's rows of the embeddings and heads of `models`, which are in `module`, and inserts the
-    communication.
-
-    Returns:
-        the part that this process has of each divided parameter. Such a parameter keeps its names and is a new object.
-    """
-    parts: dict[nn.Parameter, TensorPart] = {}
+    communication. A divided parameter keeps its names and is a new object. The rows are added to the `division`."""
     divided: dict[nn.Parameter, nn.Parameter] = {}
     done: set[nn.Module] = set()
     for model in models:
@@ -46,7 +41,7 @@ def divide_vocabulary(
             for whole in layer.parameters(recurse=False):
                 part = TensorPart.whole(whole.shape).narrow(0, first, last - first)
                 divided[whole] = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
-                parts[divided[whole]] = part
+                division.parts[divided[whole]] = part
             if isinstance(layer, nn.Embedding):
                 _look_up_part(layer, of_process, group)
             else:
@@ -56,7 +51,6 @@ def divide_vocabulary(
         for name, value in list(owner.named_parameters(recurse=False)):
             if value in divided:
                 setattr(owner, name, divided[value])
-    return parts
 
 
 def _vocabulary_layers(model: PreTrainedModel) -> Iterable[nn.Embedding | nn.Linear]:
@@ -78,12 +72,19 @@ def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorPa
     if embedding.padding_idx is not None:
         own = embedding.padding_idx - part.first
         embedding.padding_idx = own if 0 <= own < part.count else None
-    embedding.__dict__["forward"] = _LookUp(embedding, part, group)
+
+    def look_up(input_ids: Tensor) -> Tensor:
+        """Returns the embeddings (..., H) of `input_ids` (...), the same on every process."""
+        own, elsewhere = part.locate(input_ids)
+        found = type(embedding).forward(embedding, own)
+        return group.summed.leave(found.masked_fill(elsewhere[..., None], 0.0))
+
+    embedding.__dict__["forward"] = look_up
 
 
 def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGroup) -> None:
     head.out_features = part.count
-    head.register_forward_pre_hook(EnterHook(group.summed, None), with_kwargs=True)
+    enter_at(head, group.summed)
 
     def add_other_parts(head: nn.Module, given: Any, logits: Tensor) -> Tensor | None:
         """Returns the logits (..., V) of all parts, unless an objective works on its own part."""
@@ -92,18 +93,3 @@ def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGrou
         return group.summed.leave(F.pad(logits, (part.first, part.size - part.first - part.count)))
 
     head.register_forward_hook(add_other_parts)
-
-
-class _LookUp:
-    """The forward of an `embedding` of which this process has a part of the rows."""
-
-    def __init__(self, embedding: nn.Embedding, part: VocabularyPart, group: TensorParallelGroup) -> None:
-        self.embedding = embedding
-        self.part = part
-        self.group = group
-
-    def __call__(self, input_ids: Tensor) -> Tensor:
-        """Returns the embeddings (..., H) of `input_ids` (...), the same on every process."""
-        own, elsewhere = self.part.locate(input_ids)
-        found = type(self.embedding).forward(self.embedding, own)
-        return self.group.summed.leave(found.masked_fill(elsewhere[..., None], 0.0))

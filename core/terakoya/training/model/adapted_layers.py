@@ -21,12 +21,6 @@ def find_layer(block: nn.Module, name: str) -> nn.Module:
     return block.get_submodule(_actual_name(block, name))
 
 
-def base_name(block: nn.Module, name: str) -> str:
-    """Returns the actual name in `block` of the linear layer `name`, without its adapter."""
-    actual = _actual_name(block, name)
-    return f"{actual}.{BASE}" if hasattr(block.get_submodule(actual), BASE) else actual
-
-
 def input_layers(layer: nn.Module) -> list[nn.Module]:
     """Returns the linear layers that take the inputs of `layer`: itself, or under an adapter also the first matrix."""
     return _layers(layer, "lora_A")

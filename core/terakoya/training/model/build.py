@@ -12,7 +12,7 @@ from torch import nn
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.toolkit.random_keys import hash_u64
+from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.model import lora, mup
@@ -25,7 +25,7 @@ from terakoya.training.model.start_from import LoadedWeights, load_on_rank0_and_
 def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """Returns the root module of `parameters`, with weights randomly initialised from the seed alone."""
     parameters.objective.check(vocabulary, sequence_length=parameters.data.sequence_length)
-    torch.manual_seed(int(hash_u64(parameters.seed, "weights")) & 0x7FFF_FFFF_FFFF_FFFF)
+    torch.manual_seed(torch_seed(parameters.seed, "weights"))
     module = parameters.objective.build(parameters.architecture, vocabulary)
     mup.scale_initial_values(module, mup.find_scales(parameters, module, vocabulary))
     return module

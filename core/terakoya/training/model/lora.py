@@ -26,7 +26,7 @@ from terakoya.config.lora import FOLDER, LoraSettings
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
-from terakoya.toolkit.random_keys import hash_u64
+from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.model.adapted_layers import ADAPTER
 from terakoya.training.model.module_parts import ADAPTED, named_values, top_level_models
 
@@ -50,7 +50,7 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int 
         return
     peft = _peft()
     if seed is not None:
-        torch.manual_seed(int(hash_u64(seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
+        torch.manual_seed(torch_seed(seed, KEY))
     owners = _owners(module)
     for model in top_level_models(module):
         config = _config(peft, settings, model)
