@@ -8,6 +8,7 @@ communicates most, is innermost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Self
@@ -40,7 +41,6 @@ class ProcessMesh:
         self.rank = rank
         self.device_type = device_type
         self.timeout = timeout
-        self.place = dict(zip(AXES, (self.ranks == rank).nonzero()[0].tolist(), strict=True))
         self.own: dict[tuple[str, ...], list[int]] = {}
         self.groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
 
@@ -70,7 +70,7 @@ class ProcessMesh:
     def members(self, *axes: str) -> list[int]:
         """Their ranks, in the order of the mesh."""
         if axes not in self.own:
-            self.own[axes] = self._lines(axes, only_own=True).flatten().tolist()
+            self.own[axes] = next(line for line in self._lines(axes).tolist() if self.rank in line)
         return self.own[axes]
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
@@ -101,17 +101,14 @@ class ProcessMesh:
         groups = [group for axes in several if (group := self.group(*axes)) is not None]
         if len(groups) == 1:
             return DeviceMesh.from_group(groups[0], self.device_type)
-        ranks = self._lines([axis for axes in several for axis in axes], only_own=True)
+        ranks = torch.tensor(self.members(*(axis for axes in several for axis in axes)))
         names = tuple("_".join(axes) for axes in several)
         shape = [self.size(*axes) for axes in several]
         return DeviceMesh.from_group(groups, self.device_type, mesh=ranks.view(shape), mesh_dim_names=names)
 
-    def _lines(self, axes: Sequence[str], *, only_own: bool = False) -> Tensor:
-        """The ranks of processes that differ along `axes` alone, a row for each choice of the other coordinates, or
-        `only_own`, the one with this process."""
+    def _lines(self, axes: Sequence[str]) -> Tensor:
+        """The ranks of processes that differ along `axes` alone, a row for each choice of the other coordinates."""
         assert list(axes) == sorted(axes, key=AXES.index), "axes in the order of AXES"
         others = [axis for axis in AXES if axis not in axes]
-        lines = self.ranks.permute([AXES.index(axis) for axis in (*others, *axes)]).flatten(len(others))
-        if only_own:
-            return lines[tuple(self.place[axis] for axis in others)][None]
-        return lines.flatten(0, -2)
+        ranks = self.ranks.permute([AXES.index(axis) for axis in (*others, *axes)])
+        return ranks.reshape(-1, math.prod(ranks.shape[len(others) :]))

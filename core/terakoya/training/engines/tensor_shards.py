@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from terakoya.components.tensor_shard import TensorShard as TensorShard
+from terakoya.training.distributed.topology import split_evenly
 
 Kind = Literal["model", "optimizer"]
 KINDS: tuple[Kind, ...] = ("model", "optimizer")
@@ -57,17 +58,13 @@ class TensorPart:
         return cls(shape, (Box((0,) * len(shape), shape),))
 
     def divide(self, axis: int, index: int, count: int, *, matrices: int = 1) -> TensorPart:
-        """Part `index` of `count` equal parts of a whole tensor along `axis`. With several `matrices` side by side
-        along it, each of them is divided."""
+        """Part `index` of `count` nearly equal parts of a whole tensor along `axis`. With several `matrices` side by
+        side along it, each of them is divided."""
         (box,) = self.boxes
-        size = self.shape[axis] // (matrices * count)
-        starts = [(matrix * count + index) * size for matrix in range(matrices)]
-        return TensorPart(self.shape, tuple(box.narrow(axis, start, size) for start in starts), axis)
-
-    def narrow(self, axis: int, first: int, size: int) -> TensorPart:
-        """The part of a whole tensor that begins at `first` along `axis`, `size` elements wide."""
-        (box,) = self.boxes
-        return TensorPart(self.shape, (box.narrow(axis, first, size),), axis)
+        size = self.shape[axis] // matrices
+        first, last = split_evenly(size, count, index)
+        boxes = (box.narrow(axis, matrix * size + first, last - first) for matrix in range(matrices))
+        return TensorPart(self.shape, tuple(boxes), axis)
 
     def rows(self, index: int, count: int) -> TensorPart:
         """The rows of this part that process `index` of `count` holds under `fully_shard`: ceil(n / count) of n; the

@@ -39,7 +39,7 @@ def divide_vocabulary(
         for layer in [each for each in _vocabulary_layers(model) if each not in done]:
             done.add(layer)
             for whole in layer.parameters(recurse=False):
-                part = TensorPart.whole(whole.shape).narrow(0, first, last - first)
+                part = TensorPart.whole(whole.shape).divide(0, group.index, group.size)
                 divided[whole] = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
                 division.parts[divided[whole]] = part
             if isinstance(layer, nn.Embedding):
