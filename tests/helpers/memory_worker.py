@@ -28,6 +28,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.engines.pipeline_buffers import ReceivingStage
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -116,25 +117,17 @@ def marking(trainer: Trainer) -> None:
 
 def noting(trainer: Trainer, noted: list[int]) -> None:
     """Has the stages of a pipeline add to `noted` how many places they have, as they begin a forward."""
-    pipeline: Any = getattr(trainer.engine, "pipeline", None)
-    if pipeline is None:
+    if getattr(trainer.engine, "pipeline", None) is None:
         return
-    make = pipeline._receiving_stage
+    forward = ReceivingStage.forward_one_chunk
 
-    def making(*arguments: Any) -> Any:
-        stage: Any = make(*arguments)
-        forward = stage.forward_one_chunk
+    def counting(stage: Any, *inputs: Any, **named: Any) -> Any:
+        infos = [each for all_of in (stage.args_recv_info, stage.grad_recv_info) for each in all_of.values()]
+        buffers = [getattr(info, "buffer", None) for each in infos for info in each]
+        noted.append(sum(buffer is not None and not buffer.is_meta for buffer in buffers))
+        return forward(stage, *inputs, **named)
 
-        def counting(*inputs: Any, **named: Any) -> Any:
-            infos = [each for all_of in (stage.args_recv_info, stage.grad_recv_info) for each in all_of.values()]
-            buffers = [getattr(info, "buffer", None) for each in infos for info in each]
-            noted.append(sum(buffer is not None and not buffer.is_meta for buffer in buffers))
-            return forward(*inputs, **named)
-
-        stage.forward_one_chunk = counting
-        return stage
-
-    pipeline._receiving_stage = making
+    ReceivingStage.forward_one_chunk = counting  # type: ignore[method-assign]
 
 
 def let_go() -> None:

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "tp_pp": ("gpt2", {"tp_size": 2, "pp_size": 2}, {"activation_checkpointing": "full"}),
     "pp_fsdp": ("gpt2", {"pp_size": 2, "engine": "fsdp"}, {"activation_checkpointing": "full"}),
+    "zero_bubble_fsdp": ("gpt2", {"pp_size": 2, "pp_schedule": "zero_bubble", "engine": "fsdp"}, {}),
     "sp_tp": ("qwen3", {"sp_size": 2, "tp_size": 2}, {}),
     "sp_pp": ("gpt2", {"sp_size": 2, "pp_size": 2}, {}),
 }  # fmt: skip

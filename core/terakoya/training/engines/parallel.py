@@ -33,7 +33,6 @@ other.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -60,7 +59,7 @@ from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import LocalStages, Pipeline
-from terakoya.training.engines.pipeline_stage import KEY, Stage, build_stage
+from terakoya.training.engines.pipeline_stage import Stage, build_stage
 from terakoya.training.engines.sequence_attention import KeyValueExchange, UlyssesExchange
 from terakoya.training.engines.sequence_parallel import position_slice, slice_positions
 from terakoya.training.engines.tensor_division import divide_models
@@ -69,8 +68,6 @@ from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShar
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import named_values, saved_values
-
-log = logging.getLogger("terakoya")
 
 SHARE = ("dp_shard", "sp")
 """The axes along which `fully_shard` divides weights: without it, processes along them hold the same ones."""
@@ -136,7 +133,12 @@ class ParallelEngine(DDPEngine):
             )
             for number in numbers
         ]  # fmt: skip
-        self.pipeline = self._pipeline(stages, stage_count, context, micro_steps, parallel)
+        self.pipeline = None
+        if (group := mesh.group("pp")) is not None:
+            self.pipeline = Pipeline(
+                stages, stage_count, group, mesh.members("pp"), context.device,
+                zero_bubble=parallel.pp_schedule == "zero_bubble", micro_steps=micro_steps,
+            )  # fmt: skip
         local = LocalStages(stages) if stages else module
         self.names = {own: names[id(value)] for own, value in named_values(local)}
         self.division = None
@@ -226,26 +228,6 @@ class ParallelEngine(DDPEngine):
                 part, axes = part.rows(mesh.index(*SHARE), mesh.size(*SHARE)), axes - {*SHARE}
             parts[self.names[own]], alike[self.names[own]] = part, tuple(sorted(axes, key=AXES.index))
         return parts, alike
-
-    def _pipeline(
-        self,
-        stages: Sequence[Stage],
-        stage_count: int,
-        context: DistributedContext,
-        micro_steps: int,
-        parallel: Parallel,
-    ) -> Pipeline | None:
-        group = self.processes.group("pp")
-        if group is None:
-            return None
-        if micro_steps < stage_count and context.is_main:
-            log.warning(
-                "%s: %d stages share %d micro-batch%s in a step and are idle for most of it; a lower micro_batch_size"
-                " makes more micro-batches",
-                KEY, stage_count, micro_steps, "" if micro_steps == 1 else "es",
-            )  # fmt: skip
-        ranks, zero_bubble = self.processes.members("pp"), parallel.pp_schedule == "zero_bubble"
-        return Pipeline(stages, stage_count, group, ranks, context.device, zero_bubble=zero_bubble)
 
     def _shard(
         self,

@@ -14,23 +14,31 @@ zeros. Where it wants more micro-batches than there are, empty ones travel for w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
 
 from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
-from terakoya.training.engines.pipeline_stage import MicroBatch, Stage
+from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, Stage
 from terakoya.training.engines.tensor_layers import dropout_generator
 from terakoya.training.model.module_parts import ADAPTED
 
+log = logging.getLogger("terakoya")
+
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors, by name."""
-Schedule = Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
+Schedule = Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleLoopedBFS
 
 
 class LocalStages(nn.Module):
@@ -54,23 +62,32 @@ class Pipeline:
     def __init__(
         self,
         stages: Sequence[Stage],
-        count: int,
+        stage_count: int,
         group: dist.ProcessGroup,
         ranks: Sequence[int],
         device: torch.device,
         *,
         zero_bubble: bool,
+        micro_steps: int,
     ) -> None:
-        """`count` is the number of stages of all processes."""
-        self.zero_bubble = zero_bubble
-        self.in_rounds = zero_bubble or len(stages) > 1
+        """`stage_count` is that of all processes, `micro_steps` the number of micro-batches in a step."""
+        if micro_steps < stage_count and dist.get_rank() == 0:
+            log.warning(
+                "%s: %d stages share %d micro-batch%s in a step and are idle for most of it; a lower micro_batch_size"
+                " makes more micro-batches",
+                KEY, stage_count, micro_steps, "" if micro_steps == 1 else "es",
+            )  # fmt: skip
+        self.kind: type[Schedule] = Schedule1F1B if len(stages) == 1 else ScheduleInterleaved1F1B
+        if zero_bubble:
+            self.kind = ScheduleInterleavedZeroBubble
+        self.in_rounds = self.kind is not Schedule1F1B
         self.stages = stages
-        self.count = count
+        self.count = stage_count
         self.group = group
         self.ranks = ranks
         self.device = device
         self.micro_batches: list[MicroBatch] = []
-        self.schedules: dict[tuple[int, int, int], tuple[Schedule, Sequence[ReceivingStage]]] = {}
+        self.schedules: dict[tuple[type[Schedule], int, int, int], Schedule] = {}
         self.shapes: dict[bool, Shapes] = {}
 
     def micro_step(
@@ -84,11 +101,7 @@ class Pipeline:
         step, self.micro_batches = self.micro_batches, []
         count = schedulable_count(len(step), processes=len(self.ranks), in_rounds=self.in_rounds)
         rows, length = self._prepare([*step, *[None] * (count - len(step))], scale)
-        schedule, receiving = self._schedule(count, rows, length)
-        schedule.step(target=torch.arange(count), return_outputs=False)
-        if self.in_rounds:  # torch's schedules in rounds reduce no gradients of `fully_shard`
-            for each in receiving:
-                each.perform_reduce_grad(1)
+        self._schedule(count, rows, length, self.kind).step(target=torch.arange(count), return_outputs=False)
         self._prepare([], None)
         if not self.stages[-1].last:
             return self._on_all(None)
@@ -96,19 +109,12 @@ class Pipeline:
         return self._on_all({name: torch.stack([each[name].double() for each in sums]).sum(0) for name in sums[0]})
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """See `Engine`: one stage after another, forward only; collective within the replica."""
+        """See `Engine`; collective within the replica."""
         micro_batch = MicroBatch(batch, lambda sums: torch.zeros((), device=self.device), 0)
         rows, length = self._prepare([micro_batch], None)
+        schedule = self._schedule(1, rows, length, ScheduleLoopedBFS)
         with torch.no_grad():
-            for stage in self.stages:
-                stage.number = 0
-                received = []
-                if not stage.first:
-                    received.append(torch.empty(rows, length, stage.hidden_size, device=self.device))
-                    dist.recv(received[0], src=self._rank_of(stage.index - 1), group=self.group)
-                output = stage(*received)
-                if not stage.last:
-                    dist.send(output.contiguous(), dst=self._rank_of(stage.index + 1), group=self.group)
+            schedule.eval(target=torch.zeros(1), return_outputs=False)
         self._prepare([], None)
         return self._on_all(micro_batch.sums or None)
 
@@ -120,36 +126,15 @@ class Pipeline:
             stage.step, stage.rows, stage.length, stage.scale = step, rows, length, scale
         return rows, length
 
-    def _schedule(self, count: int, rows: int, length: int) -> tuple[Schedule, Sequence[ReceivingStage]]:
-        """Returns the schedule for `count` micro-batches with hidden states (`rows`, `length`, H), and its stages."""
-        key = (count, rows, length)
+    def _schedule(self, count: int, rows: int, length: int, kind: type[Schedule]) -> Schedule:
+        """Returns the schedule of this `kind` for `count` micro-batches with hidden states (`rows`, `length`, H)."""
+        key = (kind, count, rows, length)
         if key not in self.schedules:
-            stages: list[Any] = [self._receiving_stage(stage, rows, length) for stage in self.stages]
-            options: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
-            in_rounds = ScheduleInterleavedZeroBubble if self.zero_bubble else ScheduleInterleaved1F1B
-            self.schedules[key] = (
-                in_rounds(stages, count, **options) if self.in_rounds else Schedule1F1B(stages[0], count, **options),
-                stages,
-            )
+            stages: Any = [ReceivingStage(stage, self.count, rows, length, self.group) for stage in self.stages]
+            if kind is Schedule1F1B:
+                (stages,) = stages
+            self.schedules[key] = kind(stages, count, loss_fn=lambda loss, _: loss, scale_grads=False)
         return self.schedules[key]
-
-    def _receiving_stage(self, stage: Stage, rows: int, length: int) -> ReceivingStage:
-        """Wraps `stage` for torch's schedules, with the shapes of its inputs and outputs."""
-        hidden = torch.empty(rows, length, stage.hidden_size, device="meta", requires_grad=True)
-        return ReceivingStage(
-            stage,
-            stage.index,
-            self.count,
-            self.device,
-            input_args=() if stage.first else (hidden,),
-            output_args=(torch.empty((), device="meta", requires_grad=True) if stage.last else hidden,),
-            group=self.group,
-            shape=(rows, length, stage.hidden_size),
-        )
-
-    def _rank_of(self, stage: int) -> int:
-        """The rank that runs stage `stage` of this replica."""
-        return self.ranks[stage % len(self.ranks)]
 
     def _on_all(self, sums: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
         """Returns `sums` on the last process, which computed them, and zeros under the same names on the others. Names

@@ -15,17 +15,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
+from terakoya.training.engines.pipeline_stage import Stage
+
 META = torch.device("meta")
 """The device of tensors without memory."""
 
 
 class ReceivingStage(PipelineStage):
-    """A stage that receives hidden states, and gradients of those that it sent, of one `shape`, float32. Shapes of
-    inputs and outputs are given, so that torch need not find them in a trial run."""
+    """A `stage` of `count` that receives hidden states (`rows`, `length`, H), and gradients of those that it sent,
+    float32. Shapes of inputs and outputs are given, so that torch need not find them in a trial run."""
 
-    def __init__(self, *arguments: Any, shape: tuple[int, ...], **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.shape = shape
+    def __init__(self, stage: Stage, count: int, rows: int, length: int, group: dist.ProcessGroup) -> None:
+        self.shape = (rows, length, stage.hidden_size)
+        hidden, loss = (torch.empty(shape, device=META, requires_grad=True) for shape in (self.shape, ()))
+        super().__init__(
+            stage,
+            stage.index,
+            count,
+            stage.device,
+            input_args=() if stage.first else (hidden,),
+            output_args=(loss if stage.last else hidden,),
+            group=group,
+        )
 
     def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
         """See `PipelineStage`; tells the module which micro-batch it is."""
@@ -47,13 +58,14 @@ class ReceivingStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
         """See `PipelineStage`."""
         super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
-        # torch sends the gradient as it comes, and from a backward without weights it may come as a view
-        self.bwd_cache[bwd_chunk_id] = tuple(
-            None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
-        )
         for infos in (self.args_recv_info, self.grad_recv_info):
-            for info in _receive_infos(infos[bwd_chunk_id]):
+            for info in _receive_infos(infos.get(bwd_chunk_id, ())):
                 info.buffer = self._buffer(META)
+        if self.has_backward:
+            # torch sends the gradient as it comes, and from a backward without weights it may come as a view
+            self.bwd_cache[bwd_chunk_id] = tuple(
+                None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
+            )
 
     def _prepare_forward_infra(self, *arguments: Any, **named: Any) -> Any:
         """Makes torch allocate its buffers for hidden states without memory."""
