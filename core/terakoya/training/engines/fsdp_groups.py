@@ -6,7 +6,7 @@ See docs/design/engines.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -100,15 +100,10 @@ def shardable_blocks(
         for model in top_level_models(module)
         for block in architecture_of(model, architectures, vocabulary, key='parallel.engine "fsdp"').blocks(model)
     )
-    in_module = Counter(map(id, _occurrences(module)))
-    return [
-        block
-        for block in blocks
-        if all(in_module[each] == count for each, count in Counter(map(id, _occurrences(block))).items())
-    ]
+    in_module = _occurrences(module).items()
+    return [block for block in blocks if _occurrences(block).items() <= in_module]
 
 
-def _occurrences(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yields the parameters of `module`, each as often as it occurs in it."""
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        yield parameter
+def _occurrences(module: nn.Module) -> Counter[nn.Parameter]:
+    """Returns how often each parameter of `module` occurs in it."""
+    return Counter(value for _, value in module.named_parameters(remove_duplicate=False))

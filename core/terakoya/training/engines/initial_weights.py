@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -36,14 +34,6 @@ class InitialWeights:
             if name not in self.values:
                 self._receive(value)
 
-    def deferring(self) -> AbstractContextManager[object]:
-        """Returns a context in which values that are computed from the weights are deferred as they are."""
-        return contextlib.nullcontext() if self.deferred is None else self.deferred
-
-    def value(self, tensor: Tensor) -> Tensor:
-        """Returns `tensor`, which was made from the weights of this process, with its values."""
-        return tensor if self.deferred is None else self.deferred.value(tensor)
-
     @torch.no_grad()
     def fill(self, module: nn.Module, names: Mapping[str, str], parts: Mapping[str, TensorPart]) -> None:
         """Sets all that `module`, this process's part of the root module, holds of the values; collective.
@@ -68,7 +58,8 @@ class InitialWeights:
         if not value.is_meta:
             whole = value.detach()
         elif self.context.is_main:
-            whole = self.value(value)
+            assert self.deferred is not None, "nothing else is without values"
+            whole = self.deferred.value(value)
         else:
             whole = torch.empty_like(value, device=self.context.device)
         on_device = whole.to(self.context.device).contiguous()

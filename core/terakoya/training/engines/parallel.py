@@ -34,7 +34,7 @@ other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -54,16 +54,15 @@ from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.fsdp_groups import shard_module
-from terakoya.training.engines.gradient_sums import all_reduce_gradients
 from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import LocalStages, Pipeline
-from terakoya.training.engines.pipeline_stage import Stage, build_stage
+from terakoya.training.engines.pipeline_stage import build_stage
 from terakoya.training.engines.sequence_attention import KeyValueExchange, UlyssesExchange
 from terakoya.training.engines.sequence_parallel import position_slice, slice_positions
 from terakoya.training.engines.tensor_division import divide_models
-from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup
+from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, TensorDivision
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.deferred import DeferredTensors
@@ -79,18 +78,19 @@ class ParallelEngine(DDPEngine):
     Attributes:
         processes: the mesh.
         pipeline: what runs the stages; None where this process has all blocks.
-        division: how layers are divided; None where each process has whole ones.
         exchange: what gives attention whole rows; None where each process has them.
-        groups: of each stage, or of the root module, the modules whose weights `fully_shard` gathers together; the one
-            with all other weights is the last. Empty without `fully_shard`.
+        names: name in `module` -> name in the root module, by which everything else is known.
         parts: name -> where this process's values of each parameter and buffer are in the whole tensor.
         alike: name -> the axes along which processes hold the same values.
-        owners: name -> number along `pp` of the first process that holds the tensor. A matrix that is both embedding
-            and vocabulary head is on the first and on the last.
-        counted: those of `trained` that no process before this one holds too.
+        first_here: names of what no process before this one along `pp` holds, too. A matrix that is both embedding and
+            vocabulary head is on the first and on the last.
+        groups: of each stage, or of the root module, the modules whose weights `fully_shard` gathers together; the one
+            with all other weights is the last. Empty without `fully_shard`.
         sharing: the axes along which processes have parts of the same tensors.
-        whole: the parameters that the optimizer sees whole.
+        sharded: name -> what `fully_shard` has of a trained parameter. Empty without it.
         trained: name -> what the optimizer updates: a parameter, or this process's rows of it as a plain tensor.
+        whole: the parameters that the optimizer sees whole.
+        counted: those of `trained` that no process before this one holds too.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ParallelEngine(DDPEngine):
         initial = InitialWeights(module, deferred, context)
         names = {id(value): name for name, value in named_values(module)}
 
-        # The stages, and of them the parts of layers.
+        # Of the module this process keeps its stages, of these its parts of layers, and of these its rows.
         stage_count = parallel.pp_size * parallel.pp_stages_per_process
         numbers = range(mesh.index("pp"), stage_count, parallel.pp_size) if parallel.pp_size > 1 else ()
         stages = [
@@ -141,38 +141,30 @@ class ParallelEngine(DDPEngine):
             )  # fmt: skip
         local = LocalStages(stages) if stages else module
         self.names = {own: names[id(value)] for own, value in named_values(local)}
-        self.division = None
+        division = TensorDivision()
         if (group := mesh.group("tp")) is not None:
             layers = ProcessTensorParallelGroup(
                 mesh.index("tp"), mesh.size("tp"), group, sequence_parallel=parallel.sequence_parallel
             )
-            with initial.deferring():
-                self.division = divide_models(local, architectures, vocabulary, layers, context.device)
+            division = divide_models(local, architectures, vocabulary, layers, context.device)
+        in_region = [self.names[own] for own, value in local.named_parameters() if value in division.in_region]
+        self.parts, self.alike = self._locate(local, division, sharded=sharded)
+        self.groups: list[list[FSDPModule]] = []
+        if sharded:
+            shares, divided_modules = mesh.device_mesh(("dp_replicate",), SHARE), (*stages,) or (local,)
+            self.groups = [
+                shard_module(
+                    each, architectures, vocabulary, shares, precision=precision, stays_gathered=bool(stages)
+                )
+                for each in divided_modules
+            ]  # fmt: skip
+        initial.fill(local, self.names, self.parts)
+        local.to(context.device)
 
-        self.parts, self.alike = self._locate(local, sharded=sharded)
-        held = context.gather(set(self.parts)) if stages else []
-        ranks = mesh.members("pp") if stages else []
-        holders = {name: [n for n, rank in enumerate(ranks) if name in held[rank]] or [0] for name in self.parts}
-        self.owners = {name: numbers[0] for name, numbers in holders.items()}
-
-        # Their optimizer, and rows of weights.
-        if not sharded:
-            initial.fill(local, self.names, self.parts)
-            local.to(context.device)
+        # Their optimizer is built for parameters, under `fully_shard` DTensors, and updates plain tensors.
         own_names = {id(value): self.names[own] for own, value in local.named_parameters()}
         fused = context.device.type in ("cpu", "cuda")
-        with initial.deferring():
-            built = build_optimizer(optimizer, local, learning_rate_shares, fused=fused, names=own_names)
-        self.sharing = (*(SHARE if sharded else ()), *(("tp",) if self.division else ()))
-        seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
-        in_region = set() if self.division is None else self.division.in_region
-        own_in_region = [own for own, value in local.named_parameters() if value in in_region]
-        self.groups: list[list[FSDPModule]] = []
-        self.sharded: dict[str, Tensor] = {}
-        state: Mapping[str, dict[str, Any]] = {}
-        if sharded:
-            state = self._shard(local, stages, built, own_names, architectures, vocabulary, precision)
-            initial.fill(local, self.names, self.parts)
+        built = build_optimizer(optimizer, local, learning_rate_shares, fused=fused, names=own_names)
         super().__init__(
             context,
             local,
@@ -182,43 +174,44 @@ class ParallelEngine(DDPEngine):
             scaler=scaler,
             micro_steps=micro_steps,
         )
-        self.full_module = not (stages or sharded or self.division)
+        divided = mesh.size("tp") > 1
+        self.full_module = not (stages or sharded or divided)
         self.dropout_rank = mesh.index(*DATA, "sp")
+        self.sharing = (*(SHARE if sharded else ()), *(("tp",) if divided else ()))
         weights = {self.names[own]: value for own, value in local.named_parameters() if value.requires_grad}
-        self.trained: dict[str, nn.Parameter] = self._rows_of(weights) if sharded else weights
+        self.sharded = weights if sharded else {}
+        self.trained = {name: nn.Parameter(_local(value)) for name, value in weights.items()} if sharded else weights
+        seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
+        before_steps = self._give_trained(weights, own_names, seen_whole)
         holdings = {
             name: Holding(self.trained[name], self.parts[name].shape, partial(self.parts[name].shards, name))
             for name in seen_whole
         }
-        self.whole = WholeTensors(
-            built, holdings, mesh.group(*self.sharing), device=context.device,
-            state={
-                name: {key: initial.value(value) for key, value in found.items()}
-                for name, found in state.items()
-                if name in seen_whole
-            },
-        )  # fmt: skip
-        place = mesh.index(*SHARE), mesh.size(*SHARE)
-        for name in state.keys() - seen_whole:  # Adagrad, for one, has a state before its first step
-            built.state[self.trained[name]] = {
-                key: TensorPart.whole(value.shape).rows(*place).cut(initial.value(value)).to(context.device)
-                if value.ndim
-                else value
-                for key, value in state[name].items()
-            }
+        group = mesh.group(*self.sharing)
+        self.whole = WholeTensors(built, holdings, group, device=context.device, state=before_steps)
         self.trainable = list(self.trained.values())
+
+        # What several processes hold.
+        held = [set(self.parts)]
+        if stages:
+            every = context.gather(held[0])
+            held = [every[rank] for rank in mesh.members("pp")]
+        before_here = set().union(*held[: mesh.index("pp")])
+        self.first_here = self.parts.keys() - before_here
         self.counted = {
             name: value
             for name, value in self.trained.items()
-            if self.owners[name] == mesh.index("pp") and mesh.index(*self.alike[name]) == 0 and value.numel()
+            if name in self.first_here and mesh.index(*self.alike[name]) == 0 and value.numel()
         }
-        self.in_region = [self.trained[self.names[own]] for own in own_in_region if self.names[own] in self.trained]
-        self.tied = [value for name, value in self.trained.items() if len(holders[name]) > 1]
+        self.in_region = [self.trained[name] for name in in_region if name in self.trained]
+        self.tied = [value for name, value in self.trained.items() if sum(name in each for each in held) > 1]
         self.ends = mesh.ends() if stages else None
 
-    def _locate(self, local: nn.Module, *, sharded: bool) -> tuple[dict[str, TensorPart], dict[str, tuple[str, ...]]]:
+    def _locate(
+        self, local: nn.Module, division: TensorDivision, *, sharded: bool
+    ) -> tuple[dict[str, TensorPart], dict[str, tuple[str, ...]]]:
         """Returns `parts` and `alike` of the values in `local`, before it is sharded."""
-        mesh, divided = self.processes, {} if self.division is None else self.division.parts
+        mesh, divided = self.processes, division.parts
         parts, alike = {}, {}
         for own, value in named_values(local):
             part, axes = TensorPart.whole(value.shape), {*DATA, "sp", "tp"}
@@ -229,38 +222,23 @@ class ParallelEngine(DDPEngine):
             parts[self.names[own]], alike[self.names[own]] = part, tuple(sorted(axes, key=AXES.index))
         return parts, alike
 
-    def _shard(
-        self,
-        local: nn.Module,
-        stages: Sequence[Stage],
-        built: torch.optim.Optimizer,
-        names: Mapping[int, str],
-        architectures: Sequence[Architecture],
-        vocabulary: Vocabulary,
-        precision: str,
-    ) -> Mapping[str, dict[str, Any]]:
-        """Shards the module. The optimizer that was `built` for it gets `names` in the place of parameters, which would
-        keep whole weights on the device; returns its state by name."""
-        for group in built.param_groups:
-            group["params"] = [names[id(each)] for each in group["params"]]
-        state = {names[id(each)]: found for each, found in built.state.items()}
-        built.state.clear()
-        mesh = self.processes.device_mesh(("dp_replicate",), SHARE)
-        modules: Sequence[nn.Module] = stages or [local]
-        for module in modules:
-            groups = shard_module(
-                module, architectures, vocabulary, mesh, precision=precision, stays_gathered=bool(stages)
-            )
-            self.groups.append(groups)
-        return state
-
-    def _rows_of(self, weights: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-        """Gives the optimizer this process's rows of the sharded `weights`; returns them by name."""
-        self.sharded = dict(weights)
-        rows = {name: nn.Parameter(_local(value)) for name, value in weights.items()}
+    def _give_trained(
+        self, weights: Mapping[str, Tensor], names: Mapping[int, str], seen_whole: Set[str]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Gives the optimizer, which was built for the `weights` of the module, what is trained instead. Some, such as
+        Adagrad, have a state before the first step: of those in `seen_whole` it is returned, whole, by name."""
+        state, whole_state = self.optimizer.state, {}
+        for name, value in weights.items():
+            found = state.pop(value, {})
+            if name in seen_whole:
+                whole_state[name] = {
+                    key: each.full_tensor() if isinstance(each, DTensor) else each for key, each in found.items()
+                }
+            elif found:
+                state[self.trained[name]] = {key: _local(each) for key, each in found.items()}
         for group in self.optimizer.param_groups:
-            group["params"] = [rows[name] for name in group["params"]]
-        return rows
+            group["params"] = [self.trained[names[id(each)]] for each in group["params"]]
+        return whole_state
 
     def gradient_group(self) -> dist.ProcessGroup | None:
         """See `DDPEngine`: the processes that hold the same weights. None where `fully_shard` sums gradients itself,
@@ -309,9 +287,9 @@ class ParallelEngine(DDPEngine):
             if value.grad is not None:
                 self.trained[name].grad, value.grad = _local(value.grad), None
         if self.pipeline is not None and not self.groups:
-            all_reduce_gradients(self.trainable, self.processes.group(*DATA, "sp"))
-        all_reduce_gradients(self.in_region, self.processes.group("tp"))
-        all_reduce_gradients(self.tied, self.ends)
+            _sum_gradients(self.trainable, self.processes.group(*DATA, "sp"))
+        _sum_gradients(self.in_region, self.processes.group("tp"))
+        _sum_gradients(self.tied, self.ends)
 
     def clip(self) -> Tensor:
         """See `DDPEngine`. The norm is that of all processes' parts, each counted once, so that all clip, or skip a
@@ -338,18 +316,15 @@ class ParallelEngine(DDPEngine):
         shards: defaultdict[tuple[str, ...], list[TensorShard]] = defaultdict(list)
         for key, value in self.model_state() if kind == "model" else self.optimizer_state():
             name = key if kind == "model" else key.rpartition("/")[0]
-            if self.owners[name] == mesh.index("pp"):
+            if name in self.first_here:
                 part, axes = self.parts[name], self.alike[name]
                 if value.shape != part.local_shape:  # a step count is not divided
                     part, axes = TensorPart.whole(value.shape), AXES[1:]
                 shards[axes] += part.shards(key, value)
         if kind == "optimizer":
             axes = tuple(axis for axis in AXES[1:] if axis not in self.sharing)
-            shards[axes] += [
-                each
-                for each in self.whole.state_shards()
-                if self.owners[each.name.rpartition("/")[0]] == mesh.index("pp")
-            ]
+            state = self.whole.state_shards()
+            shards[axes] += [each for each in state if each.name.rpartition("/")[0] in self.first_here]
         for axes in sorted(shards):
             yield from assign_shards(shards[axes], mesh.index(*axes), mesh.size(*axes))
 
@@ -384,6 +359,13 @@ class ParallelEngine(DDPEngine):
             part = TensorPart.whole(shape)
         boxes = [values.box(key, *box) for box in part.boxes]
         return boxes[0] if len(boxes) == 1 else torch.cat(boxes, part.axis)
+
+
+def _sum_gradients(weights: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Sums the gradients of `weights` over `group`, in one call; does nothing where it is None."""
+    gradients = [value.grad for value in weights if value.grad is not None]
+    if group is not None and gradients:
+        group.allreduce_coalesced(gradients).wait()
 
 
 def _local(value: Tensor) -> Tensor:
