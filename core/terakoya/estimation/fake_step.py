@@ -10,7 +10,7 @@ See docs/design/estimation.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -147,6 +147,7 @@ def simulate_step(
     gradients_stay: bool,
     gpu: bool = False,
     documents_per_row: float | None = None,
+    divide: Callable[[nn.Module], None] | None = None,
 ) -> Simulation:
     """Simulates one optimizer step of `rows` rows in a process that holds all weights.
 
@@ -155,10 +156,11 @@ def simulate_step(
         gpu: the process has a GPU.
         documents_per_row: for a run that may take flash attention, whose memory depends on it; None: attention is not
             flash.
+        divide: leaves a module one process's part of the weights.
     """
     run = partial(
         _simulate, vocabulary=vocabulary, rows=rows, gradients_stay=gradients_stay, gpu=gpu,
-        documents_per_row=documents_per_row,
+        documents_per_row=documents_per_row, divide=divide,
     )  # fmt: skip
     smaller = [with_depth(parameters, depth) for depth in DEPTHS]
     layers = number_of_layers(parameters.architecture)
@@ -228,6 +230,7 @@ def _simulate(
     gradients_stay: bool,
     gpu: bool,
     documents_per_row: float | None,
+    divide: Callable[[nn.Module], None] | None,
 ) -> Simulation:
     # the precision of what is kept is that of the run's own engine
     alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not engines.uses_bf16_stream(parameters)})
@@ -246,6 +249,8 @@ def _simulate(
             tensors |= _boundary_tensors(rows, length, documents_per_row)
         attention.use(module, "flash" if flash else "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
+        if divide is not None:
+            divide(module)
         tracker.assign([*module.parameters(), *module.buffers()], WEIGHTS)
         models = parameters.objective.exports(module).values()
         tracker.expect_casts(

@@ -19,7 +19,7 @@ from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, STEP
 from terakoya.estimation.layouts.cluster import Cluster, find_gpu
 from terakoya.estimation.layouts.find_layouts import find_layouts
 from terakoya.estimation.layouts.measured_model import measure_transformer
-from terakoya.estimation.layouts.suggest import USABLE, batch_size_for, candidates, suggest
+from terakoya.estimation.layouts.suggest import USABLE, batch_size_for, candidates, refusal_reason, suggest
 from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 
@@ -126,17 +126,46 @@ def test_candidates_divide_heads_layers_and_rows_evenly(measured: tuple[Transfor
     for parallel, layout, _ in candidates(model, Cluster(find_gpu("h100"), 64), 1536, 8.0, "bf16"):
         seen.add(json.dumps(parallel))
         assert layout.devices == 64
-        assert layout.tensor <= 8 and model.key_value_heads % (layout.tensor * layout.sequence) == 0
+        heads = layout.tensor * (1 if layout.keys_gathered else layout.sequence)
+        assert layout.tensor * layout.sequence <= 8 and model.key_value_heads % heads == 0
         assert model.layers % (layout.pipeline * layout.virtual) == 0
         assert layout.rows >= 1536 > layout.rows - layout.data * layout.micro_batch_size
+    odd = candidates(replace(model, sequence_length=2046), Cluster(find_gpu("h100"), 64), 1536, 8.0, "bf16")
+    assert {(each.tensor, each.sequence) for _, each, _ in odd if each.norms_shared} == {(2, 1)}
     for parallel in (
         {"engine": "ddp"}, {"engine": "ddp", "tp_size": 8}, {"engine": "ddp", "sp_size": 4}, {"engine": "fsdp"},
         {"engine": "fsdp", "dp_shard_size": 8}, {"engine": "deepspeed", "zero_stage": 3},
         {"engine": "fsdp", "tp_size": 2}, {"engine": "fsdp", "tp_size": 2, "pp_size": 4},
-        {"engine": "fsdp", "sp_size": 4},
+        {"engine": "fsdp", "sp_size": 4}, {"engine": "fsdp", "cp_size": 8},
+        {"engine": "fsdp", "tp_size": 2, "sequence_parallel": True},
+        {"engine": "fsdp", "tp_size": 2, "sequence_parallel": True, "cp_size": 4},
+        {"engine": "ddp", "tp_size": 4, "sequence_parallel": True, "pp_size": 2},
         {"engine": "ddp", "pp_size": 8, "pp_stages_per_process": 4},
     ):  # fmt: skip
         assert json.dumps(parallel) in seen, parallel
+
+
+@pytest.mark.slow
+def test_every_layout_of_a_llama_can_be_run(llama: Parameters, measured: tuple[Transformer, float]) -> None:
+    found = {
+        json.dumps([parallel, layout.recomputation]): (parallel, layout)
+        for parallel, layout, _ in candidates(measured[0], Cluster(find_gpu("h100"), 64), 1536, 8.0, "bf16")
+    }
+    reasons = {name: refusal_reason(llama, *each) for name, each in found.items()}
+    assert sum('"cp_size"' in name for name in found) > 30 and sum('"sequence_parallel"' in name for name in found) > 30
+    refused = {name for name, reason in reasons.items() if reason is not None}
+    assert refused == {json.dumps([{"engine": "deepspeed", "zero_stage": 3}, "selective"])}
+
+
+@pytest.mark.slow
+def test_rows_of_32_768_tokens_divide_positions(llama: Parameters, measured: tuple[Transformer, float]) -> None:
+    """Eight rows on 64 GPUs: no layout of whole rows uses them all."""
+    long = llama.dump() | {"batch_size": {"-1": 8}}
+    long["data"] |= {"sequence_length": 32768}
+    long["architecture"] |= {"max_position_embeddings": 32768}
+    model = replace(measured[0], sequence_length=32768, context=16384.0, key_value_heads=1)
+    found = suggest(Parameters.from_dict(long, source="long"), model, Cluster(find_gpu("h100"), 64))
+    assert any(each.parallel.get("cp_size") for each in found)
 
 
 @pytest.mark.slow

@@ -90,6 +90,50 @@ def test_tensor_parallelism_reduces_four_times_a_layer_and_six_with_full_recompu
     assert again.parts["again"] == pytest.approx(forward + traffic)
 
 
+def test_sequence_parallelism_sends_as_much_and_gathers_again_in_the_backward() -> None:
+    """This program gathers what enters a region in float32, and its own positions of it once more in 16 bits."""
+    program = engine_program({"engine": "ddp", "tp_size": 4}, model(), 8.0, "bf16")
+    cluster, layout = replace(EASY, gpus=4), Layout(tensor=4, micro_batch_size=2)
+
+    def sent(elements: float, messages: int) -> float:
+        return 3 / 4 * elements * 2 * S * H / 4e11 + messages * 5e-6 * 2
+
+    def found(layout: Layout, program: Program = program) -> float:
+        return step_time(model(), layout, cluster, program).parts["tensor"] / L
+
+    shared = layout.replace(norms_shared=True)
+    # two all-reduces of 16 bits in the forward, of float32 in the backward; a gather or a scatter is half of one
+    assert found(layout) == pytest.approx(sent(4 * 2 + 4 * 4, 8))
+    ends = 2 / L  # before the first layer and after the last one
+    assert found(shared) == pytest.approx(sent(4 * 2 + 4 * 4 + 2 * 2 + ends * 4, 8 + 2 + ends))
+    assert found(shared, PLAIN) == found(layout, PLAIN), "others hide the second gather"
+    again = "selective"  # one all-reduce, or a scatter and two gathers
+    assert found(layout.replace(recomputation=again)) - found(layout) == pytest.approx(sent(2 * 2, 2))
+    assert found(shared.replace(recomputation=again)) - found(shared) == pytest.approx(sent(2 + 2 * 4, 3))
+
+
+def test_context_parallelism_gathers_keys_and_values_in_each_layer() -> None:
+    cluster, gpt = replace(EASY, gpus=4), replace(model(), key_value_heads=4)
+    layout = Layout(sequence=4, keys_gathered=True, micro_batch_size=2)
+    keys = 2 * H / 4  # both, of four heads
+    once = 3 / 4 * 2 * 2 * S * keys / 4e11 + 5e-6 * 2
+    time = step_time(gpt, layout, cluster, PLAIN)
+    assert time.parts["sequence"] == pytest.approx(L * 2 * once)
+    again = step_time(gpt, layout.replace(recomputation="selective"), cluster, PLAIN)
+    assert again.parts["sequence"] == pytest.approx(L * 3 * once)
+    heads = step_time(gpt, layout.replace(keys_gathered=False), cluster, PLAIN)
+    assert time.parts["products"] == heads.parts["products"]
+    # the last of four devices attends to all four quarters, half of its own: 3.5 of 8
+    assert time.parts["attention"] == pytest.approx(3.5 / 2 * heads.parts["attention"])
+    whole = step_time(replace(gpt, causal=False, context=S), layout, cluster, PLAIN).parts["attention"]
+    assert whole == pytest.approx(2 * heads.parts["attention"]), "without an order all have the same"
+
+    memory = rank_memory(gpt, layout, PLAIN)["activations"]
+    assert memory == pytest.approx((34 * H + 4 * 2 * keys) * 2 * S / 4 * L)
+    full = rank_memory(gpt, layout.replace(recomputation="full"), PLAIN)["activations"]
+    assert full == pytest.approx((2 * H * L + 34 * H + 4 * 2 * keys) * 2 * S / 4)
+
+
 @pytest.mark.parametrize(("stages", "pieces", "micro_steps"), [(4, 1, 12), (4, 2, 12), (8, 1, 8)])
 def test_a_pipeline_waits_for_its_stages(stages: int, pieces: int, micro_steps: int) -> None:
     headless = replace(model(), vocabulary_size=1)

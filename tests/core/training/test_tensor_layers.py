@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
+from kept_by_block import SIZES, LonelyGroup, kept_by_block
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
-from terakoya.contract.toy import VOCABULARY
-from terakoya.plugins import registry
-from terakoya.toolkit.architectures import attention
 from terakoya.training.engines.tensor_layers import (
     LocalDropout,
     TensorDivision,
@@ -22,14 +17,6 @@ from terakoya.training.engines.tensor_layers import (
     partition_blocks,
 )
 from terakoya.training.engines.tensor_shards import TensorPart
-
-
-class LonelyGroup(TensorParallelGroup):
-    """A group that adds up only this process's values."""
-
-    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
-        """Returns a copy of `values`."""
-        return values.clone()
 
 
 def group(index: int, size: int = 2, *, sequence_parallel: bool = False) -> TensorParallelGroup:
@@ -192,49 +179,10 @@ def test_processes_that_divide_positions_have_their_own_dropout_everywhere() -> 
     assert all(kept(1, training=False, sequence_parallel=True)[1])
 
 
-ROWS, POSITIONS, HIDDEN = 2, 16, 24
-
-
-def kept_for_the_backward(name: str, processes: TensorParallelGroup | None, sizes: dict[str, Any]) -> float:
-    """The numbers of a token that autograd keeps for a block of the architecture `name` on one of `processes`, as a
-    multiple of the hidden size. Weights are not counted."""
-    architecture = registry().component("architectures", name)(
-        hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=4, max_position_embeddings=POSITIONS, **sizes
-    )
-    model = architecture.build(VOCABULARY, "causal")
-    attention.use(model, "sdpa")
-    (block,) = architecture.blocks(model)
-    if processes is not None:
-        partition_blocks([block], architecture.tensor_partition(), processes, TensorDivision(), dropout=None)
-    weights = {value.untyped_storage().data_ptr() for value in model.parameters()}
-    sizes_of: dict[int, int] = {}
-
-    def note(value: Tensor) -> Tensor:
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in weights:
-            sizes_of[storage.data_ptr()] = storage.nbytes()
-        return value
-
-    hooks = saved_tensors_hooks(note, lambda value: value)
-    block.register_forward_pre_hook(lambda *_: hooks.__enter__(), prepend=True)
-    block.register_forward_hook(lambda *_: hooks.__exit__())
-    rows = torch.zeros(ROWS, POSITIONS, dtype=torch.int64)
-    batch = {"input_ids": rows + 5, "position_ids": rows + torch.arange(POSITIONS), "document_ids": rows}
-    architecture.hidden(model, {**batch, attention.WHOLE_ROWS: torch.empty(0)}).sum().backward()
-    return sum(sizes_of.values()) / (4 * ROWS * POSITIONS * HIDDEN)
-
-
-SMALL: dict[str, dict[str, Any]] = {
-    "gpt2": {"resid_pdrop": 0.1, "attn_pdrop": 0.0},
-    "llama": {"intermediate_size": 64, "num_key_value_heads": 2},
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", SIZES)
 def test_dividing_positions_divides_all_that_a_block_keeps(name: str) -> None:
     """Two processes keep half of it each, but for rotary tables; without, only what lies between matrix products."""
     one, tensor, sequence = (
-        kept_for_the_backward(name, processes, SMALL[name])
-        for processes in (None, group(0), group(0, sequence_parallel=True))
+        kept_by_block(name, processes) for processes in (None, group(0), group(0, sequence_parallel=True))
     )
     assert tensor > 0.6 * one and sequence < 0.53 * one, (one, tensor, sequence)

@@ -123,7 +123,10 @@ class Layout:
         micro_steps: micro-steps of an optimizer step.
         virtual: stages of the model that each device of a pipeline holds, interleaved.
         recomputation: what a backward recomputes.
-        norms_shared: whether tensor-parallel devices also divide norms and residuals, along the sequence.
+        norms_shared: whether tensor-parallel devices also divide norms, dropout and residuals, along the sequence
+            (`sequence_parallel`).
+        keys_gathered: whether sequence-parallel devices gather keys and values (`cp_size`); else they exchange heads
+            for positions (`sp_size`).
         stages_near: whether a pipeline's stages are nearer to each other than data-parallel devices.
     """
 
@@ -138,6 +141,7 @@ class Layout:
     virtual: int = 1
     recomputation: Recomputation | None = None
     norms_shared: bool = False
+    keys_gathered: bool = False
     stages_near: bool = False
 
     @property
@@ -169,6 +173,11 @@ class Program:
         partition: held in addition to whole weights by each device for its own part of them, in stages 1 and 2.
         gathered, reduced: sent for a weight that is all-gathered, and for a gradient that is reduced.
         bucket: bytes of the buffers for gradients.
+        computed: held and sent for an element of what a layer computes.
+        entering: sent for an element of what enters a tensor-parallel region, such as the output of a norm, and for
+            its gradient.
+        gathers_again: whether tensor-parallel devices with `norms_shared` keep their own positions of what enters a
+            region and gather the others once more in the backward, without hiding it.
         hidden: held and sent for an element of the hidden states, and of their gradients, between pipeline stages:
             those on their way, and the output of each micro-batch in flight. 0 counts none of these in memory.
         max_gathered: elements that stage 3 holds whole at once, at most; None is two layers.
@@ -176,6 +185,7 @@ class Program:
         fused: pointwise operations are compiled into few kernels, which halves the traffic.
         flash: attention keeps no scores.
         tensor_overlap: fraction of tensor-parallel communication that is hidden behind products.
+        recomputed_reductions: all-reduces of a layer that a backward repeats if recomputation is "selective".
         recomputed_products, recomputed_attention, recomputed_traffic: fraction of each of the forward's parts that a
             backward recomputes if recomputation is "selective".
     """
@@ -187,12 +197,16 @@ class Program:
     gathered: float = 4
     reduced: float = 4
     bucket: float = 0
+    computed: float = 2
+    entering: float = 2
+    gathers_again: bool = False
     hidden: float = 0
     max_gathered: float | None = None
     cast_weights: bool = True
     fused: bool = False
     flash: bool = True
     tensor_overlap: float = 0.0
+    recomputed_reductions: int = 0
     recomputed_products: float = 0.0
     recomputed_attention: float = 0.0
     recomputed_traffic: float = 1.0

@@ -103,5 +103,5 @@ def find_layouts(
 
 def describe_parallel(parallel: Mapping[str, Any]) -> str:
     """Formats `parallel`, for example as `deepspeed, zero_stage 2`."""
-    sizes = [f"{name} {value}" for name, value in parallel.items() if name != "engine"]
+    sizes = [name if value is True else f"{name} {value}" for name, value in parallel.items() if name != "engine"]
     return ", ".join([str(parallel["engine"]), *sizes])

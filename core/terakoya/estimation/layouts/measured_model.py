@@ -3,25 +3,49 @@ and with two numbers of rows, so that it works for a plugin's model too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation import fake_step
+from terakoya.estimation.engine_memory import FLOAT16, FLOAT32
 from terakoya.estimation.layouts.cluster import Recomputation
-from terakoya.estimation.layouts.transformer import Transformer
-from terakoya.estimation.memory_tracker import GRADIENTS, OPTIMIZER, WEIGHTS
+from terakoya.estimation.layouts.transformer import Shares, Transformer
+from terakoya.estimation.memory_tracker import CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS
+from terakoya.training.engines.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
+from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LAYERS, ROWS = (1, 2), (1, 2)
 """Simulated depths and rows: memory of a layer, of a row and of a layer's row follow."""
+PROCESSES = 2
+"""Simulated tensor-parallel processes."""
 NOT_ACTIVATIONS = {WEIGHTS, GRADIENTS, OPTIMIZER}
+
+
+class SimulateStep(Protocol):
+    """`fake_step.simulate_step` of a run on GPUs."""
+
+    def __call__(
+        self, parameters: Parameters, *, rows: int, divide: Callable[[nn.Module], None] | None = None
+    ) -> fake_step.Simulation:
+        """Returns the memory of a step of `rows` rows."""
+
+
+class LonelyGroup(TensorParallelGroup):
+    """Tensor-parallel processes of which one is there, for tensors without data."""
+
+    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
+        """Returns memory for the sum."""
+        return values.clone()
 
 
 def measure_transformer(
@@ -70,11 +94,16 @@ def measure_transformer(
         attention_width=width, gated=wide.count(feed_forward) > 1, products=tuple(matrices),
         other_weights=layer - sum(inputs * outputs for inputs, outputs in matrices),
         embedding_weights=rest - head, head_weights=head, context=context / 2 if causal else context,
-        activations={}, head_activations=0.0,
+        activations={}, tensor_shares={}, position_shares={}, head_activations=0.0, causal=causal,
     )  # fmt: skip
     outside = flops / 3 - unmeasured.layers * unmeasured.layer_flops
     head_share = max(0.0, outside / (2 * unmeasured.hidden_size * unmeasured.vocabulary_size))
-    return _measure_activations(replace(unmeasured, head_share=head_share), parameters, vocabulary, documents_per_row)
+    simulate = partial(
+        fake_step.simulate_step, vocabulary=vocabulary, gradients_stay=False, gpu=True,
+        documents_per_row=documents_per_row,
+    )  # fmt: skip
+    measured, state = _measure_activations(replace(unmeasured, head_share=head_share), parameters, simulate)
+    return _measure_shares(measured, parameters, vocabulary, simulate), state
 
 
 def _check(parameters: Parameters, config: Any) -> None:
@@ -100,7 +129,7 @@ def _matrices(block: nn.Module) -> list[tuple[int, int]]:
 
 
 def _measure_activations(
-    unmeasured: Transformer, parameters: Parameters, vocabulary: Vocabulary, documents_per_row: float
+    unmeasured: Transformer, parameters: Parameters, simulate: SimulateStep
 ) -> tuple[Transformer, float]:
     """Returns `unmeasured` with the bytes that a step keeps for a token, and bytes of optimizer state for a weight."""
     length = parameters.data.sequence_length
@@ -112,12 +141,8 @@ def _measure_activations(
         live: dict[tuple[int, int], int] = {}
         late: dict[int, int] = {}
         for layers in LAYERS:
-            smaller = fake_step.with_depth(changed, layers)
-            assert smaller is not None, "see _check"
             for rows in ROWS:
-                step = fake_step.simulate_step(
-                    smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True, documents_per_row=documents_per_row
-                )
+                step = simulate(_with_depth(changed, layers), rows=rows)
                 live[layers, rows] = max(_activations(step, fake_step.FORWARD), _activations(step, fake_step.BACKWARD))
                 late[rows] = _activations(step, fake_step.LATE_BACKWARD)  # of two layers: the first one's backward
         of_row = live[2, 2] - live[2, 1] - live[1, 2] + live[1, 1]
@@ -135,6 +160,63 @@ def _measure_activations(
     return measured, state
 
 
-def _activations(step: fake_step.Simulation, window: str) -> int:
-    """Bytes that were live in `window` without weights, gradients and the optimizer's state."""
-    return sum(size for part, size in step.windows[window].items() if part not in NOT_ACTIVATIONS)
+def _measure_shares(
+    model: Transformer, parameters: Parameters, vocabulary: Vocabulary, simulate: SimulateStep
+) -> Transformer:
+    """Returns `model` with what tensor-parallel processes keep.
+
+    Two processes are simulated for a run that recomputes nothing. What others keep is known: a layer's input, which is
+    divided with `sequence_parallel` alone, and with "selective" the outputs of products, of which those of row-parallel
+    layers are kept before they are added up, whole.
+    """
+    kept = model.activations
+    architectures = parameters.objective.architectures(parameters.architecture)
+    partitions = [each.tensor_partition() for each in architectures]
+    if any(each is None or any(size % PROCESSES for size in each.sizes.values()) for each in partitions):
+        whole: Shares = {recomputation: (size, 0.0) for recomputation, size in kept.items()}  # refused anyway
+        return replace(model, tensor_shares=whole, position_shares=whole)
+    changed = parameters.model_copy(update={"activation_checkpointing": None, "autocast": True})
+
+    def of_layer(*, sequence_parallel: bool) -> float:
+        group = LonelyGroup(0, PROCESSES, sequence_parallel=sequence_parallel)
+
+        def divide(module: nn.Module) -> None:
+            for each in top_level_models(module):
+                own = architecture_of(each, architectures, vocabulary, key="--gpus")
+                partition = own.tensor_partition()
+                assert partition is not None, "see above"
+                partition_blocks(own.blocks(each), partition, group, TensorDivision(), dropout=None)
+
+        steps = [simulate(_with_depth(changed, layers), rows=1, divide=divide) for layers in LAYERS]
+        less, more = (
+            max(_activations(step, window, CAST_WEIGHTS) for window in (fake_step.FORWARD, fake_step.BACKWARD))
+            for step in steps
+        )
+        return (more - less) / parameters.data.sequence_length
+
+    divided = min(kept[None], 2 * max(0.0, kept[None] - of_layer(sequence_parallel=False)))
+    products = max(len(each.row_parallel) for each in partitions if each is not None)
+    output = model.hidden_size * (FLOAT32 if parameters.precision == "fp32" else FLOAT16)
+    sums = min(float(products * output), kept["selective"] - kept["full"])
+    tensor: Shares = {
+        None: (kept[None] - divided, divided),
+        "selective": (kept["full"] + sums, kept["selective"] - kept["full"] - sums),
+        "full": (kept["full"], 0.0),
+    }
+    position: Shares = {
+        None: (0.0, PROCESSES * of_layer(sequence_parallel=True)),
+        "selective": (sums, kept["selective"] - sums),
+        "full": (0.0, kept["full"]),
+    }
+    return replace(model, tensor_shares=tensor, position_shares=position)
+
+
+def _with_depth(parameters: Parameters, layers: int) -> Parameters:
+    smaller = fake_step.with_depth(parameters, layers)
+    assert smaller is not None, "see _check"
+    return smaller
+
+
+def _activations(step: fake_step.Simulation, window: str, *without: str) -> int:
+    """Bytes that were live in `window` without weights, gradients, the optimizer's state and the parts `without`."""
+    return sum(size for part, size in step.windows[window].items() if part not in NOT_ACTIVATIONS.union(without))

@@ -42,9 +42,13 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
         parts["communication"] += program.bucket
     first, last = in_flight(layout), 1.0
     of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline + hidden * layout.virtual
-    working = 0.0
+    whole_keys, working = _whole_keys(model, layout, program) * tokens, 0.0
+    if layout.recomputation is None:
+        of_layer += whole_keys * model.layers / layout.pipeline
+    else:
+        working = whole_keys
     if layout.recomputation == "full":  # one layer's activations exist while its gradient is computed
-        working = activations(model, layout.replace(recomputation=None)) * tokens
+        working += activations(model, layout.replace(recomputation=None)) * tokens
     logits, backward = model.head_activations * tokens / layout.tensor, model.backward * tokens
     if layout.pipeline == 1 or last * of_layer + logits > first * of_layer + backward:
         parts |= {"activations": last * of_layer + working, "logits": logits}
@@ -54,14 +58,19 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
 
 
 def activations(model: Transformer, layout: Layout) -> float:
-    """Bytes of a token in one layer on one device; tensor parallelism divides a part of them, or all where norms and
-    residuals are divided too."""
-    whole = model.activations[layout.recomputation]
-    if layout.norms_shared:
-        return whole / layout.tensor
-    if layout.recomputation == "full":  # a layer's input, which is whole on all devices
-        return whole
-    return whole * (1 - model.activations_divided + model.activations_divided / layout.tensor)
+    """Bytes of a token in one layer on one device."""
+    if layout.tensor == 1:
+        return model.activations[layout.recomputation]
+    whole, divided = (model.position_shares if layout.norms_shared else model.tensor_shares)[layout.recomputation]
+    return whole + divided / layout.tensor
+
+
+def _whole_keys(model: Transformer, layout: Layout, program: Program) -> float:
+    """Bytes of gathered keys and values in one layer, for each token of a device's own. Its own are kept beside them
+    where one product makes them with the queries, as these are parts of its result."""
+    if not layout.keys_gathered:
+        return 0.0
+    return layout.sequence * 2 * program.computed * model.keys_width / layout.tensor
 
 
 def in_flight(layout: Layout) -> float:

@@ -17,8 +17,6 @@ BACKWARD = 2.0
 """Time of the backward's products and traffic, as a multiple of the forward's."""
 ATTENTION_BACKWARD = 2.5
 """The same for attention, whose backward recomputes the scores."""
-SENT_BYTES = 2
-"""Bytes of an activation element that is sent."""
 OPTIMIZER_TRAFFIC = 36
 """Bytes per element that a step of AdamW in float32 moves: it reads weight, gradient and two moments, writes three of
 them, computes the gradient norm and clears gradients."""
@@ -139,23 +137,51 @@ def _layer(model: Transformer, layout: Layout, cluster: Cluster, program: Progra
         narrow = inputs * outputs / wide
         products += product_seconds(tokens, narrow, wide / t, cluster)
     attention = model.attention_flops * tokens / t / (cluster.gpu.peak * cluster.gpu.attention)
+    attention *= _most_attention(model, layout)
     pointwise = LAYER_TRAFFIC * model.hidden_size / (t if layout.norms_shared else 1) + model.feed_forward_traffic / t
     scores = 0.0 if program.flash else model.scores_traffic / t
     seconds_per_byte = tokens * cluster.traffic_factor * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
     traffic = (pointwise + scores) * seconds_per_byte
-    reduced = ring_seconds(SENT_BYTES * tokens * model.hidden_size, t, cluster)
     recomputed = _recomputation_seconds(
         layout, program, products, attention, pointwise * seconds_per_byte, scores * seconds_per_byte
     )
-    reductions = 6 if layout.recomputation == "full" else 4
     return {
         "products": products * (1 + BACKWARD),
         "attention": attention * (1 + ATTENTION_BACKWARD),
         "memory traffic": traffic * (1 + BACKWARD),
         "again": recomputed,
-        "tensor": reductions * reduced * (1 - program.tensor_overlap),
-        "sequence": 2 * _exchanges(model, layout, cluster),
+        "tensor": _regions(model, layout, cluster, program) * (1 - program.tensor_overlap),
+        "sequence": _exchanges(model, layout, cluster, program),
     }
+
+
+def _regions(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> float:
+    """Seconds in which tensor-parallel devices communicate around the regions of a layer: attention and feed-forward.
+
+    They all-reduce what leaves a region in the forward, and the gradient of what enters it in the backward. Where they
+    share norms, they gather what enters, reduce-scatter what leaves, and do the reverse with gradients, which is as
+    many passes of a ring. In this program these begin and end between the first block and the last one, at the price of
+    a gather in the forward and one in the backward.
+    """
+    elements = _tokens(model, layout) * model.hidden_size
+    leave, enter = (
+        ring_seconds(size * elements, layout.tensor, cluster, passes=1) for size in (program.computed, program.entering)
+    )
+    repeated = {None: 0, "selective": program.recomputed_reductions, "full": 2}[layout.recomputation]
+    seconds = 4 * (leave + enter)
+    if not layout.norms_shared:
+        return seconds + repeated * 2 * leave
+    if program.gathers_again:
+        seconds += 2 * leave + 2 * enter * layout.pipeline * layout.virtual / model.layers
+    return seconds + repeated * leave + (2 * enter if repeated else 0.0)
+
+
+def _most_attention(model: Transformer, layout: Layout) -> float:
+    """The attention of the device with most of it, as a multiple of their mean. Devices that gather keys have their
+    positions in order: of a row that is one causal document the last of n attends for (2 n - 1) / n times the mean."""
+    if not layout.keys_gathered or not model.causal:
+        return 1.0
+    return 1 + (layout.sequence - 1) / layout.sequence * min(1.0, 2 * model.context / model.sequence_length)
 
 
 def _recomputation_seconds(
@@ -173,15 +199,22 @@ def _recomputation_seconds(
     )
 
 
-def _exchanges(model: Transformer, layout: Layout, cluster: Cluster) -> float:
-    """Seconds in which Ulysses (Jacobs et al., 2023, arXiv:2309.14509) exchanges positions for heads and back: queries,
-    keys, values and the output; each device sends (n - 1) / n of its part."""
+def _exchanges(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> float:
+    """Seconds in which sequence-parallel devices communicate in a layer's attention, forward and backward.
+
+    Ulysses (Jacobs et al., 2023, arXiv:2309.14509) exchanges positions for heads and back: queries, keys, values and
+    the output; each device sends (n - 1) / n of its part. Context parallelism all-gathers keys and values, and
+    reduce-scatters their gradients. A backward that recomputes does either once more.
+    """
     n = layout.sequence
     if n == 1:
         return 0.0
+    element = program.computed * _tokens(model, layout) / layout.tensor
+    passes = 2 if layout.recomputation is None else 3
+    if layout.keys_gathered:
+        return ring_seconds(element * n * 2 * model.keys_width, n, cluster, layout.tensor, passes=passes)
     speed, latency = cluster.group(n, layout.tensor)
-    size = SENT_BYTES * _tokens(model, layout) * model.attention_width / layout.tensor
-    return 4 * ((n - 1) / n * size / speed + latency)
+    return passes * 4 * ((n - 1) / n * element * model.attention_width / speed + latency)
 
 
 def _head(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> dict[str, float]:
@@ -204,7 +237,7 @@ def _sends(model: Transformer, layout: Layout, cluster: Cluster, program: Progra
     else:
         inside = layout.tensor * layout.sequence * layout.data * 2 <= cluster.per_node
     speed, latency = cluster.group(2, 1 if inside else cluster.per_node)
-    size = (program.hidden or SENT_BYTES / layout.tensor) * _tokens(model, layout) * model.hidden_size
+    size = (program.hidden or program.computed / layout.tensor) * _tokens(model, layout) * model.hidden_size
     return 2 * layout.virtual * (size / speed + latency)
 
 

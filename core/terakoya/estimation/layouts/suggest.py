@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, get_args
 
 from terakoya.config import batch_table
@@ -20,7 +21,7 @@ USABLE = 0.92
 """Fraction of a device's memory that tensors may take: the rest is its context and fragmentation."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Devices along an axis other than data, and rows of a micro-batch."""
-STAGES_PER_PROCESS = "pp_stages_per_process"
+STAGES_PER_PROCESS, SEQUENCE_PARALLEL = "pp_stages_per_process", "sequence_parallel"
 UNSUPPORTED = 2
 """Number of suggested layouts that this program does not support."""
 
@@ -82,7 +83,8 @@ def suggest(
     names: dict[bool, set[str]] = {True: set(), False: set()}  # whether supported -> layouts suggested so far
     rows, precision = sum(parameters.batch_size.values()), parameters.precision
     for time, memory, (parallel, layout, _) in _fitting(model, cluster, rows, state, precision):
-        name = json.dumps({**parallel, STAGES_PER_PROCESS: None})  # one of those that differ only in this is enough
+        # one of those that differ only in these is enough
+        name = json.dumps({**parallel, STAGES_PER_PROCESS: None, SEQUENCE_PARALLEL: None}, sort_keys=True)
         if name in names[True]:
             continue
         reason = refusal_reason(parameters, parallel, layout)
@@ -147,28 +149,32 @@ def candidates(model: Transformer, cluster: Cluster, rows: int, state: float, pr
 def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float, precision: str) -> Program:
     """What an engine of this program holds and sends, in float32 but for blocks that `fully_shard` gathers in 16 bits;
     `state` is the optimizer's, bytes per weight."""
+    low = FLOAT32 if precision == "fp32" else FLOAT16
+    program = Program(
+        optimizer=state, computed=low, entering=FLOAT32, gathers_again=True, recomputed_reductions=1, hidden=FLOAT32
+    )
     if parallel["engine"] == "deepspeed":
         bucket = min(BUCKET, model.parameters) if parallel["zero_stage"] else 0
         if parallel["zero_stage"] == 2:  # a copy is sent
             bucket *= 2
         ahead = min(AHEAD, model.parameters) if parallel["zero_stage"] == 3 else 0
         size = FLOAT32 * (bucket + ahead)
-        return Program(optimizer=state, partition=FLOAT32, bucket=size, max_gathered=LIVE)
+        return replace(program, partition=FLOAT32, bucket=size, max_gathered=LIVE)
     if parallel["engine"] == "fsdp":  # weights outside of blocks, and their gradients, stay whole
         tensor = parallel.get("tp_size", 1)
         ends = (model.embedding_weights + model.head_weights) / tensor
-        low = FLOAT32 if precision == "fp32" else FLOAT16
         sent = FLOAT32 if precision == "fp32" else FLOAT16 + FLOAT32  # a block's gradient, and what is sent of it
         layer = model.layer_weights / tensor
         pipeline = parallel.get("pp_size", 1) > 1
-        return Program(
+        return replace(
+            program,
             # a stage's weights stay gathered in a pipeline, those outside of blocks in float32
             weights=low if pipeline else FLOAT32, partition=FLOAT32 if pipeline else 0,
-            hidden=FLOAT32 if pipeline else 0, optimizer=state, gathered=low,
+            gathered=low,
             bucket=FLOAT32 * ends + sent * layer + ((FLOAT32 - low) * ends if pipeline else 0),
             max_gathered=ends * FLOAT32 / low + 2 * layer, cast_weights=precision == "fp32",
         )  # fmt: skip
-    return Program(optimizer=state, hidden=FLOAT32)
+    return program
 
 
 def refusal_reason(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout) -> str | None:
@@ -196,16 +202,19 @@ def batch_size_for(cluster: Cluster, table: Mapping[str, int]) -> dict[str, int]
 
 def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str, Any], Layout]]:
     """Yields every value of `parallel` that uses all of the cluster's GPUs, with the axes that it means."""
-    for tensor in SIZES:
+    for tensor, share in product(SIZES, (False, True)):
         if tensor > cluster.per_node or model.heads % tensor or model.key_value_heads % tensor:
             continue
+        if share and (tensor == 1 or model.sequence_length % tensor):
+            continue
+        divided = {"tp_size": tensor} if tensor > 1 else {}
+        divided |= {SEQUENCE_PARALLEL: True} if share else {}
         for pipeline in SIZES:
             if model.layers % pipeline or cluster.gpus % (tensor * pipeline):
                 continue
             data = cluster.gpus // (tensor * pipeline)
-            axes = Layout(data=data, tensor=tensor, pipeline=pipeline, stages_near=True)
-            sizes = {"tp_size": tensor} if tensor > 1 else {}
-            sizes |= {"pp_size": pipeline} if pipeline > 1 else {}
+            axes = Layout(data=data, tensor=tensor, pipeline=pipeline, norms_shared=share, stages_near=True)
+            sizes = divided | ({"pp_size": pipeline} if pipeline > 1 else {})
             yield {"engine": "ddp", **sizes}, axes
             if pipeline > 1:
                 for stages in (2, 4):
@@ -220,9 +229,15 @@ def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str,
                 node = cluster.per_node
                 if not sizes and node < data and data % node == 0 and node > 1:
                     yield {"engine": "fsdp", "dp_shard_size": node}, axes.replace(zero_stage=3, shard=node)
-    for sequence in SIZES[1:]:
-        divides = all(count % sequence == 0 for count in (model.heads, model.key_value_heads, cluster.gpus))
-        if divides and sequence <= cluster.per_node:
-            axes = Layout(data=cluster.gpus // sequence, sequence=sequence)
-            yield {"engine": "ddp", "sp_size": sequence}, axes
-            yield {"engine": "fsdp", "sp_size": sequence}, axes.replace(zero_stage=3)
+        for key, sequence in product(("sp_size", "cp_size"), SIZES[1:]):
+            both = tensor * sequence
+            if cluster.gpus % both or both > cluster.per_node or model.sequence_length % (both if share else sequence):
+                continue
+            if key == "sp_size" and (tensor > 1 or model.heads % sequence or model.key_value_heads % sequence):
+                continue
+            axes = Layout(
+                data=cluster.gpus // both, tensor=tensor, sequence=sequence, norms_shared=share,
+                keys_gathered=key == "cp_size",
+            )  # fmt: skip
+            yield {"engine": "ddp", **divided, key: sequence}, axes
+            yield {"engine": "fsdp", **divided, key: sequence}, axes.replace(zero_stage=3)

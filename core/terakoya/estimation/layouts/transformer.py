@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from terakoya.estimation.layouts.cluster import Recomputation
 
+Activations = Mapping[Recomputation | None, float]
+"""Recomputation -> bytes kept until the backward."""
+Shares = Mapping[Recomputation | None, tuple[float, float]]
+"""Recomputation -> bytes that each tensor-parallel device keeps, and bytes that they divide."""
+
 LAYER_TRAFFIC = 36
 """Bytes per channel that the forward's pointwise operations read and write: two norms, rotary positions, residuals."""
 PLAIN_TRAFFIC, GATED_TRAFFIC = 4, 10
@@ -19,6 +24,9 @@ SCORES_TRAFFIC = 11
 """The same for a score, where attention keeps them: written, softmax, dropout and its mask, read again."""
 LOGITS_TRAFFIC = 30
 """Bytes read and written for a logit, forward and backward: as bfloat16 and float32, exponential, gradient."""
+DIVIDED = 24 / 34
+"""Fraction of a layer's activations that tensor-parallel devices divide, without those of norms, dropout and residuals
+(Korthikanti et al., 2022, arXiv:2205.05198, section 4)."""
 LOGITS_KEPT = 14.0
 """Bytes of a logit that exist at once: as bfloat16 and float32, its logarithm, and both gradients."""
 
@@ -36,13 +44,15 @@ class Transformer:
         embedding_weights, head_weights: before the first layer and after the last; a head that is tied to the
             embeddings has none.
         context: average number of positions that a position attends to.
-        activations: recomputation -> bytes kept until the backward.
-        activations_divided: fraction of them that tensor parallelism divides.
+        activations: recomputation -> bytes that one device keeps until the backward.
+        tensor_shares, position_shares: the same of tensor-parallel devices, without and with sequence parallelism,
+            which also divides what norms, dropout and residuals keep.
         weight_copies: bytes that a step keeps for each weight in addition to the weight, as autocast does.
         head_activations: bytes of a token kept outside of layers: logits, loss.
         head_share: operations outside of layers, as a fraction of those of a vocabulary head at every position: less
             than 1 where only some positions have logits, more where a second, smaller model is trained.
         backward: bytes of a token that a layer's backward holds in addition to what was kept.
+        causal: whether a position attends to none after it.
     """
 
     layers: int
@@ -59,12 +69,14 @@ class Transformer:
     embedding_weights: int
     head_weights: int
     context: float
-    activations: Mapping[Recomputation | None, float]
+    activations: Activations
     head_activations: float
-    activations_divided: float = 24 / 34
+    tensor_shares: Shares
+    position_shares: Shares
     weight_copies: float = 0.0
     backward: float = 0.0
     head_share: float = 1.0
+    causal: bool = True
 
     @property
     def layer_weights(self) -> int:
@@ -92,6 +104,11 @@ class Transformer:
     def layer_flops(self) -> float:
         """Operations of a layer's forward."""
         return 2.0 * sum(inputs * outputs for inputs, outputs in self.products) + self.attention_flops
+
+    @property
+    def keys_width(self) -> float:
+        """Elements of a token's keys, or of its values."""
+        return self.attention_width * self.key_value_heads / self.heads
 
     @property
     def feed_forward_traffic(self) -> float:
@@ -135,13 +152,14 @@ def decoder(
         kept[None] = 2.0 * (6 * hidden_size + 3 * keys + 4 * width)
         # the layer's input, the output of attention, and the outputs of every second product
         kept["selective"] = 2.0 * (2 * hidden_size + (3 * hidden_size + 2 * keys + 2 * width) / 2)
+    tensor_shares, position_shares = korthikanti_shares(kept)
     return Transformer(
         layers=layers, hidden_size=hidden_size, feed_forward=width, heads=heads,
         key_value_heads=key_value_heads or heads, vocabulary_size=vocabulary_size, sequence_length=sequence_length,
         attention_width=hidden_size, gated=gated, products=tuple(fused + wide), other_weights=2 * hidden_size,
         embedding_weights=(vocabulary_size + (sequence_length if positions else 0)) * hidden_size,
         head_weights=0 if tied else vocabulary_size * hidden_size,
-        context=sequence_length / 2, activations=kept,
+        context=sequence_length / 2, activations=kept, tensor_shares=tensor_shares, position_shares=position_shares,
         head_activations=4.0 * hidden_size + LOGITS_KEPT * vocabulary_size,
     )  # fmt: skip
 
@@ -154,3 +172,13 @@ def korthikanti(
     scores = 5.0 * heads * sequence_length / hidden_size
     whole = 34.0 * hidden_size
     return {None: whole if flash else whole + scores * hidden_size, "selective": whole, "full": 2.0 * hidden_size}
+
+
+def korthikanti_shares(activations: Activations) -> tuple[Shares, Shares]:
+    """The `tensor_shares` and `position_shares` of `activations`: sequence parallelism divides all of them; without it
+    a layer's input, which is all that full recomputation keeps, is whole."""
+    divided = {each: 0.0 if each == "full" else DIVIDED * size for each, size in activations.items()}
+    return (
+        {each: (size - divided[each], divided[each]) for each, size in activations.items()},
+        {each: (0.0, size) for each, size in activations.items()},
+    )

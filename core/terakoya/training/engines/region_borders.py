@@ -89,7 +89,7 @@ class GatheredBorder(Border):
 
     def gather_again(self, own: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns all positions (B, T, H) of `own` (B, t, H), which entered a region, as `dtype`."""
-        if self.again is None or self.again[0].data_ptr() != own.data_ptr() or self.again[1].dtype != dtype:
+        if self.again is None or not _share_memory(self.again[0], own) or self.again[1].dtype != dtype:
             self.again = own, self.inward(own.to(dtype))
         return self.again[1]
 
@@ -102,7 +102,7 @@ class GatheredBorder(Border):
         weight: Any = layer.weight
         bias: Any = layer.bias
         own, whole = self.entered or (None, None)
-        if whole is None or whole.data_ptr() != hidden.data_ptr() or whole.shape != hidden.shape:
+        if whole is None or not _share_memory(whole, hidden):
             return multiply(layer, hidden, bias)  # the layer reads something that was computed within
         outputs: Tensor = _GatheredLinear.apply(
             hidden, own, weight.T if isinstance(layer, Conv1D) else weight, bias, self
@@ -113,6 +113,11 @@ class GatheredBorder(Border):
         """Ends a region's forward, or its backward."""
         self.entered = self.again = None
         return self.scatter(values)
+
+
+def _share_memory(first: Tensor, second: Tensor) -> bool:
+    """Whether both are the same values. Addresses are those of storages, which tensors without data have, too."""
+    return first.shape == second.shape and first.untyped_storage()._cdata == second.untyped_storage()._cdata
 
 
 class _Cross(torch.autograd.Function):
