@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +60,7 @@ def test_the_table_in_the_documentation_names_every_case(tool: ModuleType) -> No
         for engine in tool.cases.ENGINES:
             names = tool.cases.ARCHITECTURES if tool.cases.processes(engine) == 2 else ["gpt2"]
             assert all(cell(part, engine, name) for name in names), (title, engine)
+    assert "\n".join(tool.Table.read(text).lines()) in text, "what is read is what was written"
 
 
 def cell(part: str, engine: str, architecture: str) -> str:
@@ -93,10 +94,42 @@ def test_an_error_above_its_limit_is_shown_and_fails(tool: ModuleType) -> None:
     text = "\n".join(table.lines())
     shown = (
         "| ddp | 9e-07 |", "| fsdp | **9e-06** |", "| tp 2 | 9e-06 |", "| ddp | same bits |", "**1e-12**",
-        "| fsdp | failed [1] |", "| ddp | refused [2] |", "1. exit codes [1, 1]: why", "2. because",
+        "| ddp | refused [1] |", "| fsdp | failed [2] |", "1. because", "2. exit codes [1, 1]: why",
     )  # fmt: skip
     for each in shown:
         assert each in text, each
+
+
+def test_cells_that_are_run_replace_those_of_a_file(
+    tmp_path: Path, tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others stay, with their footnotes; footnotes that no cell has any longer go."""
+    table = tool.Table()
+    for check in tool.CHECKS:
+        table.reason(check, "ddp", "bert", "refused", "because, once")
+        table.reason(check, "fsdp", "gpt2", "refused", "it is so")
+    table.error("gradients", "ddp", "gpt2", 4e-8)
+    table.error("another", "fsdp", "bert", 3e-9, " (tp 2)")
+    file = tmp_path / "table.md"
+    file.write_text("\n".join(["# Engines", "", "Old.", "", *table.lines()]) + "\n", encoding="utf-8")
+    before = file.read_text(encoding="utf-8")
+
+    def case(harness: object, engine: str, architecture: str, *, quick: bool) -> None:
+        (new,) = (value for value in vars(harness).values() if isinstance(value, tool.Table))
+        new.error("gradients", engine, architecture, 2e-8)
+        for check in list(tool.CHECKS)[1:]:
+            new.error(check, engine, architecture, 0.0)
+
+    monkeypatch.setattr(tool.Harness, "case", case)
+    monkeypatch.setattr(tool.toy, "make_store", lambda folder: SimpleNamespace(folder=folder))
+    arguments = ["--into", str(file), "--engine", "ddp", "--architecture", "bert"]
+    monkeypatch.setattr(sys, "argv", [str(TOOL), *arguments])
+    assert tool.main() == 0
+    after = file.read_text(encoding="utf-8")
+    assert "| ddp | refused [1] | 4e-08 |" in before and "| ddp | 2e-08 | 4e-08 |" in after
+    assert "| fsdp |  | refused [2] |" in before and "| fsdp |  | refused [1] |" in after
+    assert "| fsdp | 3e-09 (tp 2) | refused [1] |" in after
+    assert "because, once" not in after and after.endswith("\n1. it is so\n") and "Old." not in after
 
 
 def test_weights_of_other_names_or_shapes_are_no_match(tool: ModuleType) -> None:

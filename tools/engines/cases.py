@@ -64,17 +64,6 @@ QUICK: Mapping[str, str] = {
 }  # fmt: skip
 """One architecture for each engine."""
 
-TOGETHER = ("bert", "gpt2", "llama", "qwen3")
-"""The architectures with which kinds of parallelism are run together."""
-
-
-def architectures(engine: str) -> tuple[str, ...]:
-    """The architectures that `engine` is run with."""
-    if processes(engine) == 2:
-        return tuple(ARCHITECTURES)
-    return (*TOGETHER, "electra") if engine.startswith("fsdp, tp 2") and "pp" not in engine else TOGETHER
-
-
 FIRST, MIDDLE, LAST = 1, 2, 4
 """The step whose gradients are compared, the step from which runs resume, and the last step."""
 

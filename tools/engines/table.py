@@ -1,5 +1,5 @@
 """Prints tables of what was run with each engine and architecture: python tools/engines/table.py [--out FILE.md]
-[--quick]
+[--quick]. With `--into FILE.md --engine NAME --architecture NAME` the cells that are run replace those of the file.
 
 Two processes on one machine, over gloo, train a toy model for four steps; where kinds of parallelism work together,
 four or eight. Four checks compare
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -54,15 +55,36 @@ PACKAGES = ("terakoya", "torch", "transformers", "accelerate", "deepspeed")
 
 @dataclass
 class Table:
-    """Cells by check, engine and architecture, and the numbered reasons that cells refer to.
+    """Cells by check, engine and architecture.
 
     Attributes:
+        reasons: what footnotes of cells say.
         bad: failures and errors above their limits.
     """
 
     cells: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    reasons: list[str] = field(default_factory=list)
+    reasons: dict[tuple[str, str, str], str] = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, text: str) -> Table:
+        """Returns the table that `lines` has written as `text`."""
+        table, names, check = cls(), [""], ""
+        checks = {f"## {title}": name for name, title in CHECKS.items()}
+        notes = dict(re.findall(r"^(\d+)\. (.*)$", text, re.MULTILINE))
+        for line in text.splitlines():
+            check = checks.get(line, check)
+            first, *texts = [each.strip() for each in line.split("|")[1:-1]] or [""]
+            if line.startswith("| | "):
+                names = texts
+            elif first in cases.ENGINES:
+                for name, cell in zip(names, texts, strict=True):
+                    word, _, number = cell.removesuffix("]").partition(" [")
+                    if cell:
+                        table.cells[check, first, name] = word
+                    if number:
+                        table.reasons[check, first, name] = notes[number]
+        return table
 
     def error(self, check: str, engine: str, architecture: str, value: float, note: str = "") -> None:
         """Adds a measured error, in bold if it is above its limit."""
@@ -76,12 +98,12 @@ class Table:
             self.bad.append(f"{CHECKS[check]}: {engine}, {architecture}: {value:.1e}, limit {limit:.0e}")
             text = f"**{text}**"
         self.cells[check, engine, architecture] = text + note
+        self.reasons.pop((check, engine, architecture), None)
 
     def reason(self, check: str, engine: str, architecture: str, word: str, why: str) -> None:
         """Adds the reason why there is no error to measure."""
-        if why not in self.reasons:
-            self.reasons.append(why)
-        self.cells[check, engine, architecture] = f"{word} [{self.reasons.index(why) + 1}]"
+        self.cells[check, engine, architecture] = word
+        self.reasons[check, engine, architecture] = why
         if word == "failed":
             self.bad.append(f"{CHECKS[check]}: {engine}, {architecture}: {why}")
 
@@ -89,6 +111,7 @@ class Table:
         """Yields the tables in Markdown, without checks that were not run."""
         tested = {engine for _, engine, _ in self.cells}
         engines = [name for name in cases.ENGINES if name in tested]
+        numbers: dict[str, int] = {}
         for check, title in CHECKS.items():
             rows = {key: text for key, text in self.cells.items() if key[0] == check}
             if not rows:
@@ -101,9 +124,13 @@ class Table:
             yield f"| | {' | '.join(names)} |"
             yield "|---" * (len(names) + 1) + "|"
             for engine in engines:
-                yield f"| {engine} | {' | '.join(rows.get((check, engine, name), '') for name in names)} |"
+                texts = []
+                for name in names:
+                    text, why = rows.get((check, engine, name), ""), self.reasons.get((check, engine, name))
+                    texts.append(f"{text} [{numbers.setdefault(why, len(numbers) + 1)}]" if why else text)
+                yield f"| {engine} | {' | '.join(texts)} |"
             yield ""
-        for number, why in enumerate(self.reasons, 1):
+        for why, number in numbers.items():
             yield f"{number}. {why}"
 
 
@@ -198,24 +225,26 @@ class Harness:
 def main() -> int:
     """Prints or writes the tables. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="output file; default: print the tables")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("--out", type=Path, help="output file; default: print the tables")
+    files.add_argument("--into", type=Path, help="file of these tables whose other cells stay")
     parser.add_argument("--quick", action="store_true", help="one architecture for each engine")
     parser.add_argument("--engine", action="append", choices=cases.ENGINES, help="only this one; may be repeated")
     parser.add_argument(
         "--architecture", action="append", choices=cases.ARCHITECTURES, help="only this one; may be repeated"
     )
     arguments = parser.parse_args()
-    table, header = Table(), _header(arguments.quick)
+    table = Table.read(arguments.into.read_text(encoding="utf-8")) if arguments.into else Table()
+    header, out = _header(arguments.quick), arguments.into or arguments.out
     with tempfile.TemporaryDirectory() as scratch:
         harness = Harness(Path(scratch), table, report=lambda text: print(text, file=sys.stderr, flush=True))
         for architecture in arguments.architecture or cases.ARCHITECTURES:
             for engine in arguments.engine or cases.ENGINES:
-                names = [cases.QUICK.get(engine)] if arguments.quick else cases.architectures(engine)
-                if architecture in names:
+                if not arguments.quick or cases.QUICK.get(engine) == architecture:
                     harness.case(engine, architecture, quick=arguments.quick)
-                if arguments.out:  # after each case, so that an interruption keeps the results
-                    arguments.out.write_text("\n".join([*header, *table.lines()]) + "\n", encoding="utf-8")
-    if not arguments.out:
+                if out:  # after each case, so that an interruption keeps the results
+                    out.write_text("\n".join([*header, *table.lines()]) + "\n", encoding="utf-8")
+    if not out:
         print("\n".join([*header, *table.lines()]))
     for bad in table.bad:
         print(bad, file=sys.stderr)
@@ -233,7 +262,8 @@ def _header(quick: bool) -> list[str]:
         f"Generated by `{command}`: 2 processes over gloo on one machine without a GPU, 4 or 8 where kinds of "
         f"parallelism work together, fp32, models of {layers} blocks of {width}, 7 rows of packed documents per step "
         "in micro-batches of 2. Errors are relative: the norm of all differences over the norm of all values. An empty "
-        "cell was not run. Python "
+        "cell was not run. Cells can be run again into the table (`--into`), so some are older than others; versions "
+        "are those of the last run. Python "
         f"{platform.python_version()}, {versions}.",
         "",
     ]
