@@ -183,7 +183,7 @@ def free_memory(context: DistributedContext, *, cuda_graphs: bool) -> None:
     if cuda_graphs:
         torch.compiler.reset()
     if context.heartbeat is not None:
-        context.heartbeat.follow(step=lambda: 0, work_seconds=lambda: 0.0)
+        context.heartbeat.follow(step=lambda: 0, work=lambda: (0, 0.0))
     gc.collect()
     if context.device.type == "cuda":
         torch.cuda.empty_cache()

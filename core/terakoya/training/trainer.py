@@ -131,7 +131,7 @@ class Trainer:
         self.next_vote: StepVote | None = None
         self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
         if self.context.heartbeat is not None:
-            self.context.heartbeat.follow(step=lambda: run.step, work_seconds=lambda: self.work.seconds)
+            self.context.heartbeat.follow(step=lambda: run.step, work=lambda: self.work.done)
         self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches)
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0

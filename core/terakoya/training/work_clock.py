@@ -17,11 +17,12 @@ class WorkClock:
     """Adds up the time from `begin` to `end`: on a GPU between two events of its stream, read once both have happened.
 
     Attributes:
-        seconds: the sum so far.
+        done: how many pieces of work have ended, and the seconds of them all: one value, which another thread may read.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0
+        self.done = (0, 0.0)
+        self._beside = 0.0
         self._on_gpu = device.type == "cuda"
         self._began: Any = None
         self._events: deque[tuple[Any, Any]] = deque()
@@ -31,7 +32,7 @@ class WorkClock:
         self._began = self._now()
         while self._events and self._events[0][1].query():
             began, ended = self._events.popleft()
-            self.seconds += began.elapsed_time(ended) / 1000
+            self._add(began.elapsed_time(ended) / 1000)
 
     def end(self) -> None:
         """Ends the piece of work that was begun last, once."""
@@ -40,14 +41,14 @@ class WorkClock:
         if self._on_gpu:
             self._events.append((self._began, self._now()))
         else:
-            self.seconds += time.perf_counter() - self._began
+            self._add(time.perf_counter() - self._began)
         self._began = None
 
     def measure(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, which keeps this process busy and not the device."""
+        """Returns the result of `work`, which keeps this process busy and not the device: part of the next piece."""
         began = time.perf_counter()
         result = work()
-        self.seconds += time.perf_counter() - began
+        self._beside += time.perf_counter() - began
         return result
 
     def until_loss(self, loss_fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -59,6 +60,11 @@ class WorkClock:
             return loss
 
         return with_end
+
+    def _add(self, seconds: float) -> None:
+        pieces, before = self.done
+        self.done = (pieces + 1, before + seconds + self._beside)
+        self._beside = 0.0
 
     def _now(self) -> Any:
         if not self._on_gpu:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 import toy
 
@@ -21,6 +22,7 @@ from terakoya.training.distributed.activity import Activity, ActivityWatch, find
 from terakoya.training.distributed.heartbeat import SILENT_BEATS, Beat, Ranks, is_communication_error
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.progress_line import describe_excess
+from terakoya.training.work_clock import WorkClock
 
 
 def ranks(count: int = 4) -> Ranks:
@@ -123,8 +125,8 @@ def test_many_late_ranks_make_a_short_message() -> None:
 
 def test_the_slowest_rank_is_that_which_works_longest_before_it_waits() -> None:
     def after(steps: int, *seconds: float) -> dict[int, Beat]:
-        activity = Activity("step", False, at("21:04:11"), steps)
-        return {rank: Beat(steps, activity, work_seconds=each * steps) for rank, each in enumerate(seconds)}
+        activity = Activity("step", False, at("21:04:11"), 0)
+        return {rank: Beat(steps, activity, (steps, each * steps)) for rank, each in enumerate(seconds)}
 
     seen = ranks()
     assert seen.slowest() is None
@@ -136,8 +138,24 @@ def test_the_slowest_rank_is_that_which_works_longest_before_it_waits() -> None:
     assert rank == 2 and excess == pytest.approx(0.2)
 
 
+def test_a_look_at_any_instant_finds_as_many_steps_as_seconds() -> None:
+    """Steps that were counted apart from their seconds made a rank `over +1000%` slower where few steps are looked at."""
+    clock, seen = WorkClock(torch.device("cpu")), []
+    for _ in range(3):
+        clock.measure(lambda: time.sleep(0.01))  # the next rows
+        seen.append(clock.done)
+        clock.begin()
+        time.sleep(0.01)
+        clock.until_loss(lambda: torch.zeros(()))()
+        seen.append(clock.done)
+        clock.end()
+    assert [steps for steps, _ in seen] == [0, 1, 1, 2, 2, 3]
+    assert seen[0] == (0, 0.0) and seen[1] == seen[2] and seen[3] == seen[4]
+    assert all(seconds >= 0.02 * steps for steps, seconds in seen), seen
+
+
 def test_a_beat_survives_its_travel() -> None:
-    beat = Beat(3, Activity("backward", True, 1.5, 7), 0.25, "ValueError: だめ", gives_up=True)
+    beat = Beat(3, Activity("backward", True, 1.5, 7), (7, 0.25), "ValueError: だめ", gives_up=True)
     assert Beat.from_json(beat.to_json().encode()) == beat
 
 

@@ -52,7 +52,7 @@ class Beat:
     Attributes:
         number: how many it has sent.
         activity: what its main thread does.
-        work_seconds: what its steps have taken so far without waiting for others.
+        work: how many steps it has worked through so far, and their seconds without waiting for others.
         error: the error that it ends with; None before.
         gives_up: whether it leaves, as it has waited for another in vain.
         ended: whether it has left the run, and sends no more.
@@ -61,7 +61,7 @@ class Beat:
 
     number: int
     activity: Activity
-    work_seconds: float = 0.0
+    work: tuple[int, float] = (0, 0.0)
     error: str | None = None
     gives_up: bool = False
     ended: bool = False
@@ -75,7 +75,7 @@ class Beat:
     def from_json(cls, text: str | bytes) -> Beat:
         """Returns the beat of a text by `to_json`."""
         values = json.loads(text)
-        return cls(**{**values, "activity": Activity(**values["activity"])})
+        return cls(**{**values, "activity": Activity(**values["activity"]), "work": tuple(values["work"])})
 
 
 class Ranks:
@@ -172,7 +172,7 @@ class Ranks:
     def slowest(self) -> tuple[int, float] | None:
         """Returns the rank whose steps took longest since the last call, not counting where it waited for others, and
         by which share they took longer than the median of the others. None where not every rank has taken a step."""
-        now = {rank: (beat.activity.step, beat.work_seconds) for rank, beat in self.beats.items()}
+        now = {rank: beat.work for rank, beat in self.beats.items()}
         before = self._work_before
         if len(now) < len(self._topology.processes):
             return None  # only rank 0 reads the beats of all
@@ -180,7 +180,7 @@ class Ranks:
             self._work_before = now
             return None
         steps = {rank: now[rank][0] - before[rank][0] for rank in now}
-        if min(steps.values()) < 0:  # the run went back to a checkpoint
+        if min(steps.values()) < 0:  # the run went back to a checkpoint, and counts anew
             self._work_before = now
             return None
         if min(steps.values()) < 1:
@@ -222,7 +222,7 @@ class Heartbeat:
         may still lie in the store, do not. torchrun's count of restarts is none: each agent has its own."""
         self.say: Callable[[str], None] = logger.warning
         self._step: Callable[[], int] = lambda: 0
-        self._work_seconds: Callable[[], float] = lambda: 0.0
+        self._work: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self._topology = topology
         self._rank = rank
         self._timeout_seconds = timeout_seconds
@@ -261,17 +261,17 @@ class Heartbeat:
         self._closed.set()
         # A thread that is inside torch while Python ends aborts the process: it is waited for, unless others are lost
         # and the store hangs; and it must not be the last to hold the model.
-        self._step, self._work_seconds = lambda: 0, lambda: 0.0
+        self._step, self._work = lambda: 0, lambda: (0, 0.0)
         for thread in reversed(self._threads):
             thread.join(2 * BEAT_SECONDS if self._leaving else LEAVE_SECONDS)
         if not self._threads[0].is_alive() and not self._lost_store:
             with contextlib.suppress(dist.DistError):
                 self._store.set(self._key(self._rank), replace(self._beat, ended=True).to_json())
 
-    def follow(self, *, step: Callable[[], int], work_seconds: Callable[[], float]) -> None:
-        """Tells the others from now on of a run: of its step, and what this rank's steps have taken so far without
-        waiting for others."""
-        self._step, self._work_seconds = step, work_seconds
+    def follow(self, *, step: Callable[[], int], work: Callable[[], tuple[int, float]]) -> None:
+        """Tells the others from now on of a run: of its step, and how many steps this rank has worked through, with their
+        seconds without waiting for others."""
+        self._step, self._work = step, work
 
     def slowest(self) -> tuple[int, float] | None:
         """See `Ranks.slowest`; only rank 0 knows it."""
@@ -321,7 +321,7 @@ class Heartbeat:
         try:
             while not self._closed.wait(BEAT_SECONDS):
                 number, activity = self._beat.number + 1, self._activity.look()
-                news = (self._work_seconds(), self._error, self._gives_up)
+                news = (self._work(), self._error, self._gives_up)
                 self._beat = Beat(number, activity, *news, process=self._beat.process)
                 self._store.set(self._key(self._rank), self._beat.to_json())
                 values = self._store.multi_get([self._key(rank) for rank in self._read])
