@@ -77,6 +77,8 @@ def train(
     }  # fmt: skip
     if options.architecture != "gpt2":
         architecture["intermediate_size"] = 4 * width if options.architecture == "bert" else 8 * width // 3
+    if options.architecture == "modernbert":
+        architecture["local_attention"] = 16
     for name in DROPOUTS.get(options.architecture, ()):
         architecture[name] = 0.0
     raw = {
@@ -87,7 +89,7 @@ def train(
         },
         "architecture": architecture,
         "objective": {"type": OBJECTIVES[options.architecture]},
-        "optimizer": {"type": "adamw", "learning_rate": options.learning_rate},
+        "optimizer": {"type": options.optimizer, "learning_rate": options.learning_rate},
         "schedule": {"type": "constant", "warmup_steps": min(20, steps)},
         "batch_size": {"-1": 8},
         "max_steps": steps,
@@ -123,6 +125,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--architecture", choices=sorted(OBJECTIVES), default="gpt2")
     parser.add_argument("--ways", nargs="+", choices=["stack", "identity"], default=["stack", "identity"])
     parser.add_argument("--steps", type=int, nargs="+", default=[800, 1600], help="from scratch, multiples of --every")
+    parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     for name, value, text in (
         ("hidden-size", 64, "width of the models, a multiple of 32"),
