@@ -139,7 +139,7 @@ def test_the_slowest_rank_is_that_which_works_longest_before_it_waits() -> None:
 
 
 def test_a_look_at_any_instant_finds_as_many_steps_as_seconds() -> None:
-    """Steps that were counted apart from their seconds made a rank `over +1000%` slower where few steps are looked at."""
+    """Steps counted apart from their seconds made a rank `over +1000%` slower where few steps are looked at."""
     clock, seen = WorkClock(torch.device("cpu")), []
     for _ in range(3):
         clock.measure(lambda: time.sleep(0.01))  # the next rows

@@ -269,8 +269,8 @@ class Heartbeat:
                 self._store.set(self._key(self._rank), replace(self._beat, ended=True).to_json())
 
     def follow(self, *, step: Callable[[], int], work: Callable[[], tuple[int, float]]) -> None:
-        """Tells the others from now on of a run: of its step, and how many steps this rank has worked through, with their
-        seconds without waiting for others."""
+        """Tells the others from now on of a run: of its step, and of how many steps this rank has worked through, and
+        their seconds without waiting for others."""
         self._step, self._work = step, work
 
     def slowest(self) -> tuple[int, float] | None:
