@@ -5,9 +5,17 @@ Names are those of Transformers' configs and `TrainingArguments` wherever one ex
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    model_validator,
+)
 
 from terakoya.components import Architecture, EventPlugin, Objective, Optimizer, Schedule, Tracker
 from terakoya.config.data import Data
@@ -16,7 +24,6 @@ from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.mup import Mup
 from terakoya.config.parallel import Parallel
 from terakoya.config.phases import Phase
-from terakoya.config.profile import Profile
 from terakoya.config.settings import Settings
 from terakoya.config.spikes import Spikes
 from terakoya.config.start_from import StartFrom
@@ -46,6 +53,20 @@ class Evaluation(Settings):
     """Steps from one validation to the next. Unit: optimizer steps."""
     batches: PositiveInt = 50
     """The most global batches that are read from each validation store. Unit: global batches."""
+
+
+class Profile(Settings):
+    """Which steps are traced, operation by operation, and timed, phase by phase. A traced step is slower."""
+
+    steps: Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False, examples=[[100, 105]])] = (100, 105)
+    """The first and the last traced step, counted from 1. RUN/profile gets traces for https://ui.perfetto.dev, of rank
+    0 and of the slowest rank; the log and the report get the time of each phase. Unit: optimizer steps."""
+
+    @model_validator(mode="after")
+    def _are_in_order(self) -> Self:
+        if self.steps[0] > self.steps[1]:
+            raise ValueError(f"steps: expected the first and the last step, got {list(self.steps)}")
+        return self
 
 
 class ParameterFields(Settings):

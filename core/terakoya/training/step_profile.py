@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terakoya.config.profile import Profile
+from terakoya.config.fields import Profile
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run_log import RunLog
 
