@@ -58,8 +58,7 @@ def test_the_table_in_the_documentation_names_every_case(tool: ModuleType) -> No
     for title in tool.CHECKS.values():
         part = text.split(f"## {title}")[1].split("## ")[0]
         for engine in tool.cases.ENGINES:
-            names = tool.cases.ARCHITECTURES if tool.cases.processes(engine) == 2 else ["gpt2"]
-            assert all(cell(part, engine, name) for name in names), (title, engine)
+            assert all(cell(part, engine, name) for name in tool.cases.ARCHITECTURES), (title, engine)
     assert "\n".join(tool.Table.read(text).lines()) in text, "what is read is what was written"
 
 
