@@ -299,12 +299,6 @@ def build_trainer(
     if reason is not None:
         run_log.warn(f"fused kernels off: {reason}")
 
-    # Compilation: after recomputation, which it fuses, and before the engine wraps or shards the module.
-    architectures = objective.architectures(architecture)
-    compilation.compile_module(
-        module, architectures, vocabulary, compiled, layout=layout, cuda_graphs=parameters.cuda_graphs
-    )
-
     # Engine: it takes the module over, and may replace or shard its weights.
     throughputs = [
         create_throughput(phase.objective, architecture, module, loader.mixture_at(phase.span.first_row), context)
@@ -316,6 +310,11 @@ def build_trainer(
     engine = engines.build(
         parameters, module, vocabulary, context, micro_steps, micro_batch_size,
         fused_kernels=fused, deferred=built.deferred,
+    )  # fmt: skip
+    # Compilation: after recomputation and the engine; the first call of a block compiles it with what they have added.
+    compilation.compile_module(
+        engine.module, objective.architectures(architecture), vocabulary, compiled,
+        layout=layout, cuda_graphs=parameters.cuda_graphs,
     )  # fmt: skip
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,

@@ -248,7 +248,7 @@ def parse(**changes: Any) -> Parameters:
     ("parallel", "mode", "words"),
     [
         ({"engine": "deepspeed", "zero_stage": 1}, "blocks", 'code of its own around layers; use "off"'),
-        ({"tp_size": 2}, "blocks", "with parallel.tp_size 2 processes exchange"),
+        ({"tp_size": 2}, "blocks", 'there is none with attention_probs_dropout_prob 0.0.; use "off"'),
         ({"engine": "fsdp"}, "whole", 'block by block; use "blocks"'),
     ],
 )  # fmt: skip
@@ -300,7 +300,7 @@ def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatc
     import torch._inductor
 
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: asked.append(options))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
     parameters = compiled_runs.parameters("electra", tmp_path)
     module = build_module_for_training(parameters, toy_model.VOCABULARY)
     architectures = parameters.objective.architectures(parameters.architecture)

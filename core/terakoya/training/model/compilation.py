@@ -1,7 +1,7 @@
 """torch.compile over the blocks of each model, or over the whole root module (Ansel et al., 2024, ASPLOS).
 
-A compiled block is the same module with the same weights: `Module.compile` replaces only its call, so names,
-checkpoints and exports do not change. Graphs are traced whole (`fullgraph`): what cannot be traced is an error that
+A compiled block is the same module with the same weights: only its `forward` is replaced, so names, checkpoints and
+exports do not change. Graphs are traced whole (`fullgraph`): what cannot be traced is an error that
 names the line, and never a slower step. Shapes are static. What would change them is handled elsewhere: short
 micro-batches are filled up with rows of padding, and the two sizes that depend on documents are marked as dynamic
 (`training/batches.py`).
@@ -16,7 +16,7 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -89,7 +89,8 @@ def compile_module(
     backend: str | None = None,
 ) -> None:
     """Makes the blocks of every model in `module`, or `module` itself, run compiled, in place. The first call of each
-    compiles it, so this comes before an engine wraps or shards the module.
+    compiles it, with what an engine has changed inside; what hooks on a block itself do, such as gathering its weights,
+    remains outside. A stage of a pipeline is a copy of its blocks, so this comes after the engine.
 
     Args:
         layout: the rows' layout.
@@ -104,16 +105,14 @@ def compile_module(
     options: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
     if cuda_graphs:
         options["options"] = GRAPH_OPTIONS
+    call = torch.compile(_call, **options)
     for part in [module] if mode == "whole" else blocks(module, architectures, vocabulary):
-        if type(part).__module__.startswith("torch."):
-            # the compiler passes over functions of torch, such as Linear.forward, unless another one calls them
-            part.forward = functools.partial(torch.compile(_forward, **options), part)
-        else:
-            part.compile(**options)
+        part.forward = functools.partial(call, part.forward)
 
 
-def _forward(part: nn.Module, *arguments: Any, **named: Any) -> Any:
-    return type(part).forward(part, *arguments, **named)
+def _call(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Returns what `forward` returns; the compiler would pass over a forward of torch that no other function calls."""
+    return forward(*arguments, **named)
 
 
 def blocks(module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Iterator[nn.Module]:
