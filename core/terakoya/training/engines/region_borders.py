@@ -6,7 +6,7 @@ Letters in shapes: B rows, T positions, t of them on each process, H hidden size
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -14,10 +14,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 Change = Callable[[Tensor], Tensor]
 """What is done to hidden states, or to their gradient, at a border."""
+REDUCE_SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""torch's reduce-scatter of one tensor, by its name from torch 2.13 on, and before."""
 
 
 def all_gather(part: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
@@ -29,9 +32,9 @@ def all_gather(part: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
 
 def reduce_scatter(values: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
     """Returns this process's part along `axis` of the sum of all processes' `values`."""
-    parts = [each.contiguous() for each in values.chunk(dist.get_world_size(group), axis)]
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=group)
+    parts = values.chunk(dist.get_world_size(group), axis)
+    own = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
+    REDUCE_SCATTER(own, torch.cat(parts), group=group)  # the compiler traces no list of parts
     return own
 
 
@@ -73,6 +76,8 @@ class GatheredBorder(Border):
     Attributes:
         entered: in a region's forward, what entered it, (B, t, H), and what was gathered, (B, T, H).
         again: in its backward, the same two, held together so that nothing else gets the address of the first.
+
+    In a graph of the compiler, layers are as usual and the gather is what the backward computes again, once.
     """
 
     def __init__(self, gather: Change, scatter: Change) -> None:
@@ -83,6 +88,9 @@ class GatheredBorder(Border):
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Returns all positions (B, T, H) of `hidden` (B, t, H)."""
+        if torch.compiler.is_compiling():
+            inside: Tensor = checkpoint(super().enter, hidden, use_reentrant=False)
+            return inside
         inside = super().enter(hidden)
         self.entered = hidden.detach(), inside.detach()
         return inside
@@ -95,29 +103,33 @@ class GatheredBorder(Border):
 
     def keep_own_input(self, layer: nn.Module) -> None:
         """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads."""
-        layer.__dict__["forward"] = partial(self._multiply, layer)
-
-    def _multiply(self, layer: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the outputs (B, T, N) of `layer` for `hidden` (B, T, H)."""
-        weight: Any = layer.weight
-        bias: Any = layer.bias
-        own, whole = self.entered or (None, None)
-        if whole is None or not _share_memory(whole, hidden):
-            return multiply(layer, hidden, bias)  # the layer reads something that was computed within
-        outputs: Tensor = _GatheredLinear.apply(
-            hidden, own, weight.T if isinstance(layer, Conv1D) else weight, bias, self
-        )
-        return outputs
+        layer.__dict__["border"] = self
+        layer.__dict__["forward"] = MethodType(_multiply_gathered, layer)  # a method: blocks share their graphs
 
     def _scatter(self, values: Tensor) -> Tensor:
         """Ends a region's forward, or its backward."""
-        self.entered = self.again = None
+        if not torch.compiler.is_compiling():
+            self.entered = self.again = None
         return self.scatter(values)
 
 
 def _share_memory(first: Tensor, second: Tensor) -> bool:
     """Whether both are the same values. Addresses are those of storages, which tensors without data have, too."""
     return first.shape == second.shape and first.untyped_storage()._cdata == second.untyped_storage()._cdata
+
+
+def _multiply_gathered(layer: nn.Module, hidden: Tensor) -> Tensor:
+    """Returns the outputs (B, T, N) of `layer`, of a region with a `border`, for `hidden` (B, T, H)."""
+    weight: Any = layer.weight
+    bias: Any = layer.bias
+    border: Any = layer.border
+    own, whole = border.entered or (None, None)
+    if whole is None or not _share_memory(whole, hidden):
+        return multiply(layer, hidden, bias)  # the layer reads something that was computed within
+    outputs: Tensor = _GatheredLinear.apply(
+        hidden, own, weight.T if isinstance(layer, Conv1D) else weight, bias, border
+    )
+    return outputs
 
 
 class _Cross(torch.autograd.Function):

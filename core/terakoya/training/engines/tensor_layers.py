@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -178,7 +178,7 @@ def add_bias_after(layer: nn.Module) -> None:
     """Makes `layer`, a linear one or one with an adapter, add its bias where its forward hooks so far have ended, and
     not before: each process's product is a part of a sum, to which the bias is added once."""
     linear = input_layers(layer)[0]
-    linear.__dict__["forward"] = partial(multiply, linear)
+    linear.__dict__["forward"] = MethodType(multiply, linear)  # a method: blocks share their graphs
 
     def add_bias(module: nn.Module, given: Any, total: Tensor) -> Tensor:
         bias: Any = linear.bias
