@@ -198,8 +198,19 @@ def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:
     `parameters` describe, as the end of a sentence; None where it can."""
     parallel = parameters.parallel
     for key in SIZES:
-        if (size := getattr(parallel, key)) > 1:
-            return f"with parallel.{key} {size} processes exchange activations inside each forward"
+        if mode == "whole" and (size := getattr(parallel, key)) > 1:
+            return f"with parallel.{key} {size} only blocks are compiled"
+    if parallel.pp_size > 1 and parallel.pp_schedule == "zero_bubble":
+        return (
+            'parallel.pp_schedule "zero_bubble" splits the backward of each block in two, which a compiled one cannot'
+        )
+    if parallel.tp_size > 1 and not parallel.sequence_parallel and (drops := list(_head_dropouts(parameters))):
+        return (
+            f"with parallel.tp_size {parallel.tp_size} each process seeds the dropout of its own heads, which no graph "
+            f"does (there is none with {' and '.join(drops)})"
+        )
+    if parallel.cp_size > 1 and parameters.attention not in ("sdpa", "eager"):
+        return f'with parallel.cp_size {parallel.cp_size} blocks have been traced with "attention": "sdpa" alone'
     if parallel.engine == "deepspeed":
         return "DeepSpeed runs code of its own around layers"
     if parallel.engine == "fsdp" and mode == "whole":
@@ -212,3 +223,14 @@ def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:
         if mode == "blocks" and type(architecture).blocks is Architecture.blocks:
             return f"architecture {name} does not define `blocks`"
     return None
+
+
+def _head_dropouts(parameters: ParameterFields) -> Iterator[str]:
+    """Yields what each key of dropout inside of what `parallel.tp_size` divides would have to be, where it is not."""
+    from terakoya.toolkit.architectures.attention import DROPOUTS
+
+    for name in DROPOUTS:
+        if any(getattr(each, name, 0.0) for each in parameters.objective.architectures(parameters.architecture)):
+            yield f"{name} 0.0"
+    if parameters.lora is not None and parameters.lora.lora_dropout:
+        yield "lora.lora_dropout 0.0"

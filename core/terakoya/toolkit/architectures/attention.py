@@ -46,6 +46,8 @@ EXCHANGE = "exchange"
 The arrays (B, t) of such a batch hold a slice of the positions; `document_ids` (B, T) is whole."""
 QUERIES = "queries"
 """The name of this slice in a batch whose exchange gathers keys and values, and leaves queries where they are."""
+DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+"""The names that configs of Transformers have for the dropout of attention."""
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -337,8 +339,7 @@ def wasted_scores(document_ids: np.ndarray) -> float:
 def dropout(module: nn.Module) -> float:
     """Returns the largest attention dropout of the Transformers models inside `module`."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    names = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-    return max((float(getattr(model.config, name, 0.0)) for model in models for name in names), default=0.0)
+    return max((float(getattr(model.config, name, 0.0)) for model in models for name in DROPOUTS), default=0.0)
 
 
 def plain_softmax(module: nn.Module) -> bool:
