@@ -39,6 +39,7 @@ class TensorPartition:
         row_parallel: linear layers of which each process holds a part of the inputs. The processes' outputs are added
             up; a bias is added once.
         local: modules that every process holds whole and applies to its own part only, such as norms of heads.
+        dropouts: the keys of dropout, besides that of attention, that each process applies to its own part.
         divided_attributes: module -> its attributes that count what is divided; each process sets them to its own
             count.
         vocabulary: whether each process has a part of the rows of the model's input and output embeddings, a
@@ -53,6 +54,7 @@ class TensorPartition:
     column_parallel: Mapping[str, int]
     row_parallel: Sequence[str]
     local: Sequence[str] = ()
+    dropouts: Sequence[str] = ()
     divided_attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     vocabulary: bool = True
     positions: bool = True

@@ -229,8 +229,10 @@ def _head_dropouts(parameters: ParameterFields) -> Iterator[str]:
     """Yields what each key of dropout inside of what `parallel.tp_size` divides would have to be, where it is not."""
     from terakoya.toolkit.architectures.attention import DROPOUTS
 
-    for name in DROPOUTS:
-        if any(getattr(each, name, 0.0) for each in parameters.objective.architectures(parameters.architecture)):
+    architectures = parameters.objective.architectures(parameters.architecture)
+    partitions = [each.tensor_partition() for each in architectures]
+    for name in dict.fromkeys((*DROPOUTS, *(key for each in partitions if each is not None for key in each.dropouts))):
+        if any(getattr(each, name, 0.0) for each in architectures):
             yield f"{name} 0.0"
     if parameters.lora is not None and parameters.lora.lora_dropout:
         yield "lora.lora_dropout 0.0"

@@ -58,6 +58,7 @@ class ModernBertDecoder(ModernBertSettings, DecoderArchitecture):
             inputs=("attn", "mlp"),
             column_parallel={**{f"attn.{name}_proj": 1 for name in ("q", "k", "v")}, "mlp.Wi": 2},
             row_parallel=("attn.Wo", "mlp.Wo"),
+            dropouts=("mlp_dropout",),
         )
 
     def keep_stage_blocks(self, model: PreTrainedModel, stage: range) -> None:

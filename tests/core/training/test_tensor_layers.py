@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
+from terakoya.contract.toy import VOCABULARY
+from terakoya.plugins import registry
+from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import (
     LocalDropout,
     TensorDivision,
@@ -177,6 +180,28 @@ def test_processes_that_divide_positions_have_their_own_dropout_everywhere() -> 
     assert first[0] != second[0] and first[1] != second[1]
     assert kept(1, training=True, sequence_parallel=True) == second
     assert all(kept(1, training=False, sequence_parallel=True)[1])
+
+
+def test_dropout_between_divided_layers_is_that_of_each_process() -> None:
+    """Each process has another part of the middle of the feed-forward. The first masks are those of the embeddings."""
+    architecture = registry().component("architectures", "modernbert_decoder")(
+        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, mlp_dropout=0.5,
+        embedding_dropout=0.5, max_position_embeddings=16,
+    )  # fmt: skip
+
+    def masks(index: int) -> list[list[bool]]:
+        model, found = architecture.build(VOCABULARY, "causal"), []
+        divide_models(model, [architecture], VOCABULARY, group(index), torch.device("cpu"))
+        for part in model.modules():
+            if isinstance(part, nn.Dropout) and part.p:
+                part.register_forward_pre_hook(lambda _, given: torch.ones_like(given[0]))  # what remains 0 was dropped
+                part.register_forward_hook(lambda _, given, output: found.append((output == 0).flatten().tolist()))
+        torch.manual_seed(1)
+        model.train()(input_ids=torch.full((2, 16), 5))
+        return found
+
+    (outside, inside), (outside_of_second, inside_of_second) = masks(0), masks(1)
+    assert outside == outside_of_second and inside != inside_of_second
 
 
 @pytest.mark.parametrize("name", SIZES)

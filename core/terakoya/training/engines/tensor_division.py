@@ -27,14 +27,14 @@ def divide_models(
 ) -> TensorDivision:
     """Divides every model in `module` among the processes of `group`, which compute on `device`."""
     drops = attention.dropout(module) > 0 or drops_inputs(module)
-    dropout = device if drops or group.sequence_parallel else None
     division, block_count = TensorDivision(), 0
     models, divides_vocabulary = list(top_level_models(module)), True
     for model in models:
         architecture = architecture_of(model, architectures, vocabulary, key=KEY)
         partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
         assert partition is not None, "checked when the parameters are read"
-        partition_blocks(blocks, partition, group, division, dropout=dropout, first=block_count)
+        drops_here = drops or group.sequence_parallel or any(getattr(architecture, key) for key in partition.dropouts)
+        partition_blocks(blocks, partition, group, division, dropout=device if drops_here else None, first=block_count)
         block_count += len(blocks)
         divides_vocabulary &= partition.vocabulary
     if divides_vocabulary:  # after the blocks of all: models may share embeddings
