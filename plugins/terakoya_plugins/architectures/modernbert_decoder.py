@@ -39,12 +39,11 @@ class ModernBertDecoder(ModernBertSettings, DecoderArchitecture):
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids, which the config must have: where the
         vocabulary has none, they are the id that ends documents."""
-        end = vocabulary.end or 0
         given = {
             "pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos,
             "cls_token_id": vocabulary.cls, "sep_token_id": vocabulary.sep,
         }  # fmt: skip
-        ids = {name: end if each is None else each for name, each in given.items()}
+        ids = {name: (vocabulary.end or 0) if each is None else each for name, each in given.items()}
         return super().config_arguments(vocabulary) | ids
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         for mode in ("blocks", "off")
     ),
     ({"cuda_graphs": True, "parallel": FSDP}, 'cuda_graphs: a graph needs the whole model compiled, and parallel.eng'),
-    ({"cuda_graphs": True, "parallel": {"sp_size": 2}}, "with parallel.sp_size 2 processes exchange activations"),
+    ({"cuda_graphs": True, "parallel": {"sp_size": 2}}, "with parallel.sp_size 2 only blocks are compiled"),
     ({"cuda_graphs": True, "activation_checkpointing": "full"}, "set it to null, or cuda_graphs to false"),
     (
         {"cuda_graphs": True, "objective": {"type": "masked_lm", "layout": "lines"}},
