@@ -19,12 +19,15 @@ FIRST = ("loss", "perplexity")
 """Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
 LAST = (
     "learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "tflops", "mfu", "gpu_memory", "gpu_power",
-    "gpu_temperature",
+    "gpu_temperature", "slowest_rank_excess",
 )  # fmt: skip
+NO_CHART = "slowest_rank"
+"""A metric that is a number of a rank, not an amount."""
 TITLES = {
     "tokens_per_second": "tokens a second", "samples_per_second": "samples a second", "tflops": "TFLOP/s a device",
     "mfu": "share of the devices' peak (MFU)", "gpu_memory": "most GPU memory of rank 0, GB",
     "gpu_power": "power of rank 0's GPU, W", "gpu_temperature": "temperature of rank 0's GPU, °C",
+    "slowest_rank_excess": "how much longer the slowest rank works",
     "grad_norm": "gradient norm", "learning_rate": "learning rate",
     "loss": "loss (nats)", "bits_per_character": "bits per character", "bits_per_byte": "bits per byte",
 }  # fmt: skip
@@ -129,7 +132,7 @@ def _legend(runs: Sequence[RunReport]) -> str:
 
 def _charts(runs: Sequence[RunReport], against: Against) -> str:
     """Returns the charts, two to four a line: first losses and perplexities, then all other metrics, then rates."""
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.curves.metric_names()))
+    metrics = list(dict.fromkeys(name for run in runs for name in run.curves.metric_names() if name != NO_CHART))
     if not metrics:
         return f"<p>{_label('No run has written a metric yet.')}</p>"
     usual = [name for name in metrics if name not in FIRST and name not in LAST]

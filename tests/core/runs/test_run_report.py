@@ -244,6 +244,16 @@ def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
     assert len(shown) <= 13 and (shown[0], shown[-1]) == ("0", "390")
 
 
+def test_how_long_the_slowest_rank_works_is_a_rate_and_its_number_no_curve(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", learning_rate=0.1)
+    slow = {"kind": "step", "step": 41, "loss": 4.9, "slowest_rank": 3, "slowest_rank_excess": 0.25, "time": NOW + 43}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(slow) + "\n")
+    losses, _, rates = render_page(read_reports([run]), created="today").partition("<h2>Pace</h2>")
+    assert "<h3>how much longer the slowest rank works</h3>" in rates
+    assert "<h3>slowest rank" not in losses + rates
+
+
 def test_bits_are_drawn_for_each_character_and_byte(tmp_path: Path) -> None:
     """Of steps and of validations, with the controls of losses and under a title in words."""
     folder = tmp_path / "run"
