@@ -8,6 +8,7 @@ has ended, and writes the scores down. Of checkpoints that become due meanwhile,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -147,7 +148,7 @@ class _Listener(EventListener):
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=dict(_environment()),
                     start_new_session=True,
                 )  # fmt: skip
-            os.setpriority(os.PRIO_PROCESS, self.process.pid, 19)
+            _give_way(self.process.pid)
         except OSError as error:
             run.warn(f"events.task_scores: {self.scored.name} cannot be scored: {error.strerror}; the run continues")
 
@@ -178,6 +179,14 @@ def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         for of, scores in found["scores"].items():
             for name, score in scores.items():
                 yield f"{task} {of} {name}", score["mean"]
+
+
+def _give_way(process: int) -> None:
+    """Gives `process`, which leads a session, the lowest priority. Linux may share its time among sessions first; then
+    a priority of the process counts within its session alone, and the session has one, too."""
+    os.setpriority(os.PRIO_PROCESS, process, 19)
+    with contextlib.suppress(OSError):  # not on this system
+        Path(f"/proc/{process}/autogroup").write_text("19")
 
 
 def _environment() -> Iterator[tuple[str, str]]:
