@@ -20,14 +20,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-class LonelyGroup(TensorParallelGroup):
-    """A group that adds up only this process's values."""
-
-    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
-        """Returns a copy of `values`."""
-        return values.clone()
-
-
 def settings(name: str) -> dict[str, Any]:
     """The settings of the architecture `name`."""
     shape = {"hidden_size": HIDDEN, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from kept_by_block import HIDDEN, POSITIONS, LonelyGroup, kept_by_block, settings
+from kept_by_block import HIDDEN, POSITIONS, kept_by_block, settings
 from torch import nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step
 from terakoya.estimation.layouts.cluster import Layout, Program
-from terakoya.estimation.layouts.measured_model import measure_transformer
+from terakoya.estimation.layouts.measured_model import LonelyGroup, measure_transformer
 from terakoya.estimation.layouts.rank_memory import activations, rank_memory
 from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary

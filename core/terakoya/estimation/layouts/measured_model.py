@@ -41,10 +41,10 @@ class SimulateStep(Protocol):
 
 
 class LonelyGroup(TensorParallelGroup):
-    """Tensor-parallel processes of which one is there, for tensors without data."""
+    """Tensor-parallel processes of which one is there: what they add up is its own values."""
 
     def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
-        """Returns memory for the sum."""
+        """Returns a copy of `values`."""
         return values.clone()
 
 

@@ -71,13 +71,12 @@ class GatheredBorder(Border):
     """The border of parallel regions, one after another, that all-gather positions and reduce-scatter them.
 
     Linear layers that read what was gathered keep this process's positions of it, and gather them again in the
-    backward, once for all layers of a region (Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2).
+    backward, once for all layers of a region (Korthikanti et al., 2022, arXiv:2205.05198, section 4.2.2). In a graph of
+    the compiler, layers are as usual and the gather is what the backward computes again, once.
 
     Attributes:
         entered: in a region's forward, what entered it, (B, t, H), and what was gathered, (B, T, H).
-        again: in its backward, the same two, held together so that nothing else gets the address of the first.
-
-    In a graph of the compiler, layers are as usual and the gather is what the backward computes again, once.
+        again: in its backward, the same two, held together so that nothing else gets the memory of the first.
     """
 
     def __init__(self, gather: Change, scatter: Change) -> None:
