@@ -106,6 +106,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             "device": str(context.device),
             "flash": trainer.flash,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
             "unrecordable": unrecordable,
             "micro_steps": trainer.phase.rank_batch.micro_steps,
             **asked,

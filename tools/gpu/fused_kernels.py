@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from kernel_times import time_of
-from settings import Measurement, Settings
+from settings import Measurement, Settings, take_deterministic
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
@@ -22,6 +22,7 @@ VARIANTS = {"plain": False, "fused": True}
 def fused(settings: Settings) -> Iterator[Measurement]:
     """The check of a run's start; then a block of BERT-base with and without the kernels, compiled and not: how far its
     gradients are from float32 without dropout, whether they are the same bits twice, and the time of both passes."""
+    take_deterministic(settings)
     widths = [32] if settings.tiny else [768, 1024]
     reason = self_check.failure(settings.device, widths)
     yield {"what": "check", "right": reason is None, "reason" if settings.tiny else "error": reason or ""}

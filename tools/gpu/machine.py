@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from kernel_times import copy_rate, product_rates
-from settings import ROOT, Case, Measurement, Settings
+from settings import Case, Measurement, Settings
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -86,7 +86,7 @@ def start(settings: Settings, raw: Mapping[str, Any], name: str) -> subprocess.P
     file = settings.work / f"{name}.json"
     file.write_text(json.dumps({**raw, **steps}))
     words = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(settings.work / name)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def ended(process: subprocess.Popen[str], *, expected: int = 0) -> Measurement:

@@ -124,6 +124,14 @@ class Case:
         }
 
 
+def take_deterministic(settings: Settings) -> None:
+    """Lets this process take the algorithms that a run takes, which return the same bits each time."""
+    from terakoya.training import determinism
+
+    if settings.device.type == "cuda":
+        determinism.choose(deterministic=True)
+
+
 def store(settings: Settings, length: int, vocabulary: int = VOCABULARY_SIZE) -> Path:
     """Returns the settings' token store; where there is none, or for another `vocabulary` than the usual one, a store
     of random ids with the lengths of an encyclopaedia's articles, cut to rows of `length`, which is made once."""

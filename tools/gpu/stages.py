@@ -5,7 +5,8 @@ The seconds of a part's stages add up to 8.5 minutes. A stage that needs fewer l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from correctness import parity, precisions, waits
@@ -23,13 +24,17 @@ GPT2, LLAMA_1B = Case("gpt2_125m", 32), Case("llama_1b", 2, micro_steps=4, windo
 LLAMA_8B = Case("llama_8b", 1, micro_steps=4, length=4096, window=5)
 WHOLE = Case("llama_8b", 1, micro_steps=4, length=4096, window=2, further={"activation_checkpointing": "full"})
 
+FASTEST, GRAPHS = {"deterministic": False}, {"cuda_graphs": True}
 LAUNCHES = tuple(
     (label, Case("electra_small", rows, further={"compile": "whole", **further}))
     for rows in (128, 512, 32)
-    for label, further in (("CUDA graphs", {"cuda_graphs": True}), ("compiled whole", {}))
+    for label, further in (("CUDA graphs", GRAPHS), ("compiled whole", {}))
 )
 """The fewer rows, the more the host holds the GPU up."""
 ENCODERS = (
+    ("CUDA graphs, not deterministic", Case("bert_base", 32, further={**GRAPHS, **FASTEST})),
+    ("CUDA graphs", Case("bert_base", 32, further=GRAPHS)),
+    ("not deterministic", Case("bert_base", 32, further=FASTEST)),
     (SHIPPED, Case("bert_base", 96)),
     ("not compiled", Case("bert_base", 32, further={"compile": "off"})),
     (SHIPPED, Case("bert_large", 48)),
@@ -49,6 +54,13 @@ DECODERS = (
     (SHIPPED, Case("gpt2_125m", 16)),
     ("fp8", Case("llama_1b", 2, micro_steps=4, window=5, further={"precision": "fp8"})),
 )
+
+
+def both(case: Case) -> Iterator[tuple[str, Case]]:
+    """Yields the case as it is shipped, and without deterministic algorithms."""
+    yield SHIPPED, case
+    yield "not deterministic", replace(case, further={**case.further, **FASTEST})
+
 
 STAGES = (
     Stage("A", "facts", "which card, driver and packages; how fast it copies and multiplies", 35, facts),
@@ -73,12 +85,12 @@ STAGES = (
     Stage("B", "launches", "ELECTRA-small compiled whole, with CUDA graphs and without, of few and many rows", 50,
           partial(variants, cases=LAUNCHES)),
     Stage("B", "modernbert_base", "tokens/s beside `Trainer`", 65, partial(beside_trainer, case=MODERNBERT_BASE)),
-    Stage("B", "variants", "BERT and ELECTRA of more rows, not compiled, with attention dropout, without flash", 45,
+    Stage("B", "variants", "BERT and ELECTRA of more rows, not compiled, with CUDA graphs, and more", 45,
           partial(variants, cases=ENCODERS)),
     Stage("B", "documents", "BERT-base beside `Trainer` on the same documents padded, and not compiled", 35,
           partial(documents, case=BERT_BASE)),
     Stage("B", "profiles", "the slowest kernels of a step, and how many there are", 20,
-          partial(profiles, cases=(BERT_BASE, BERT_LARGE, ELECTRA_SMALL))),
+          partial(profiles, cases=(*both(BERT_BASE), *both(BERT_LARGE), *both(ELECTRA_SMALL)))),
     Stage("C", "gpt2_125m", "tokens/s beside `Trainer`", 75, partial(beside_trainer, case=GPT2)),
     Stage("C", "llama_8b", "the same for 2 and 6 layers of Llama-8B, and what follows for all 32", 150,
           partial(llama_8b, case=LLAMA_8B)),
@@ -88,7 +100,7 @@ STAGES = (
     Stage("C", "variants", "GPT-2 with 50,257 pieces, in stream rows, of other rows, not compiled; Llama in fp8", 60,
           partial(variants, cases=DECODERS)),
     Stage("C", "profiles", "the slowest kernels of a step, and how many there are", 20,
-          partial(profiles, cases=(GPT2, LLAMA_1B))),
+          partial(profiles, cases=(*both(GPT2), *both(LLAMA_1B)))),
 )  # fmt: skip
 
 

@@ -124,6 +124,10 @@ class ParameterFields(Settings):
     tf32: bool = False
     """Whether float32 matrix products on a GPU read 10 bits of their operands' fractions (TF32) instead of 23: several
     times faster, and less exact. It matters in fp32; on a CPU it changes nothing."""
+    deterministic: bool = True
+    """Whether a GPU takes only those of torch's algorithms that return the same bits each time, so that a resumed run
+    goes on as if it had not been stopped; without it, sums of attention's gradients are rounded in another order each
+    time. On a CPU it changes nothing."""
     loss_scaling: LossScaling | None = None
     """How fp16 scales its losses; null is torch's default."""
     max_consecutive_skipped_steps: NonNegativeInt = 5

@@ -72,6 +72,7 @@ RESUME_MAY_CHANGE = frozenset(
         "cuda_graphs",
         "autocast",
         "fused_kernels",
+        "deterministic",
         "objective.head_positions",
         "parallel",
     }

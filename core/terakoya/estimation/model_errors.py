@@ -12,6 +12,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.model_check import check_memory, check_model
 from terakoya.estimation.out_of_memory import explain_allocation_errors
+from terakoya.training.determinism import explain_refusals
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.heartbeat import is_communication_error
 
@@ -30,7 +31,7 @@ def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context
     else:
         check()
     try:
-        with explain_allocation_errors(parameters, vocabulary, context):
+        with explain_allocation_errors(parameters, vocabulary, context), explain_refusals():
             yield
     except (OSError, UserError):
         raise

@@ -30,7 +30,7 @@ from terakoya.plugins import Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
-from terakoya.training import run_folder
+from terakoya.training import determinism, run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
@@ -268,6 +268,9 @@ def build_trainer(
 
     if context.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = parameters.tf32
+        determinism.choose(parameters.deterministic)
+        if parameters.deterministic:
+            run_log.print(determinism.NOTICE)
 
     # Model: weights, adapters, attention.
     in_parts = engines.holds_parts(parameters, context)
@@ -443,6 +446,7 @@ def _manifest_facts(
             "compile": compiled,
             "bf16_stream": engines.uses_bf16_stream(parameters),
             "fused_kernels": fused,
+            "deterministic": parameters.deterministic or context.device.type != "cuda",
         },
         "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
     }

@@ -8,7 +8,7 @@ import torch
 
 from terakoya.contract.partition import ThreadGroup, ThreadSum
 from terakoya.toolkit.objectives.columns import VocabularyPart
-from terakoya.toolkit.objectives.sampling import BLOCK, draw
+from terakoya.toolkit.objectives.sampling import BLOCK, draw, triangle_sums
 from terakoya.toolkit.random_keys import numbers, streams
 
 
@@ -99,3 +99,8 @@ def test_parts_of_the_classes_sample_what_one_process_samples(first: int) -> Non
     assert torch.equal(drawn, other)
     assert drawn[0] >= first > drawn[1]
     assert torch.equal(drawn, draw(weights, uniform))
+
+
+def test_sums_by_a_triangle_are_cumulative_sums() -> None:
+    values = torch.rand(50, 257, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(triangle_sums(values), values.cumsum(1), rtol=1e-14, atol=0.0)

@@ -80,6 +80,7 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
     cases = fake_cuda_cases.some_cases(rows)
     first = next(iter(cases.values()))
     first["dry_run"] = first["parameters"]["tf32"] = True
+    first["parameters"]["deterministic"] = False
     broken = {**fake_cuda_cases.case(rows, "bert", attention="sdpa", precision="bf16", optimizers=("adamw",))}
     bert_base = {each: fake_cuda_cases.bert_base(rows, fused_kernels=each) for each in ("auto", "off")}
     seen, measured = fake_cuda_cases.take(
@@ -91,6 +92,7 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
     assert {each["device"] for each in seen.values()} == {"cuda:0"}
     assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
     assert [name for name, each in seen.items() if each["tf32"]] == [next(iter(seen))]
+    assert [name for name, each in seen.items() if not each["deterministic"]] == [next(iter(seen))]
     assert waits(seen) == {}
     assert [name for name, each in seen.items() if each["unrecordable"]] == []
     assert dearer(seen) == {}

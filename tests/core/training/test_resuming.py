@@ -105,6 +105,10 @@ def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
         ({"compile": "blocks"}, {"graphs": True}, ["compile was blocks, and is whole: the steps from here on are"]),
         ({"stream": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its steps are"]),
         ({"stream": True, "fused": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its"]),
+        ({}, {"deterministic": False}, ["deterministic was true, and is false: the steps from here on are rounded"]),
+        ({"deterministic": False}, {}, ["deterministic was false, and is true: the steps from here on are rounded"]),
+        # a GPU's sums in any order differ each time; runs of before the setting had them
+        ({"device": "cuda"}, {"deterministic": False}, ["deterministic was false, and is false: the steps from"]),
         ({"fused": True}, {}, ["the run used fused kernels, and uses torch's own kernels from here on: its steps are"]),
     ],
 )
@@ -113,7 +117,9 @@ def test_a_run_that_is_rounded_in_another_way_says_so(
 ) -> None:
     def world(start: dict[str, Any]) -> dict[str, Any]:
         names = {"bf16_stream": "stream", "fused_kernels": "fused"}
-        return {"compile": start.get("compile", "whole")} | {key: start.get(name, False) for key, name in names.items()}
+        further = {key: start[key] for key in ("device", "deterministic") if key in start}
+        flags = {key: start.get(name, False) for key, name in names.items()}
+        return {"compile": start.get("compile", "whole"), **flags, **further}
 
     given = {**toy.parameters(Path("train")), "compile": "whole", "cuda_graphs": now.get("graphs", False)}
     parameters = Parameters.from_dict(given, source="test")

@@ -85,7 +85,8 @@ def complete_overview(command: Any) -> None:
     """Gives the lists of commands, below `command`, whole sentences: the parser's own are cut to one line. What may be
     given several times is shown as one value: `<path>` for a list of paths, `CORPUS...` for arguments."""
     for parameter in command.params:
-        parameter.display_type = partial(_type_of_one, parameter.display_type)
+        if hasattr(parameter, "display_type"):  # from typer 0.29 on
+            parameter.display_type = partial(_type_of_one, parameter.display_type)
         if parameter.nargs == -1:
             shown = (parameter.metavar or parameter.name.upper()).removesuffix("...") + "..."
             parameter.metavar = shown

@@ -53,8 +53,16 @@ def _draw_among_parts(weights: Tensor, uniform: Tensor, part: VocabularyPart) ->
 def _locate(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the first column (N, 1) whose cumulative sum exceeds `uniform` (N, 1) times the sum of `weights` (N, M),
     and the position of that point within the column's own weight, (N, 1) in [0, 1)."""
-    running = weights.double().cumsum(1)
+    wide = weights.double()
+    running = triangle_sums(wide) if wide.device.type == "cuda" else wide.cumsum(1)
     target = uniform * running[:, -1:]
     column = (running <= target).sum(1, keepdim=True).clamp(max=weights.shape[1] - 1)
     own = weights.gather(1, column).double()
     return column, (target - (running.gather(1, column) - own)) / own
+
+
+def triangle_sums(values: Tensor) -> Tensor:
+    """Returns the cumulative sums of `values` (N, M) over columns as one product, the same bits each time; on a GPU
+    torch calls none of its own cumulative sums deterministic."""
+    columns = values.shape[1]
+    return values @ values.new_ones(columns, columns).triu()

@@ -158,6 +158,13 @@ def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parame
             f"cuda_graphs was {str(graphs).lower()}, and is {str(not graphs).lower()}: the steps from here on may be "
             f"rounded differently from {never_stopped}"
         )
+    exact = [each.get("deterministic", each.get("device") != "cuda") for each in (before, world)]
+    if not all(exact):
+        was, now = (str(each).lower() for each in exact)
+        yield (
+            f"deterministic was {was}, and is {now}: the steps from here on are rounded differently from "
+            f"{never_stopped}"
+        )
     streams = [each.get("bf16_stream", False) for each in (before, world)]
     if streams[0] != streams[1]:
         modes = ["the bf16 stream" if each else "autocast" for each in streams]
