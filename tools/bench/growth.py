@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     shares: dict[str, dict[int, list[float]]] = {way: {at: [] for at in options.steps} for way in options.ways}
     with tempfile.TemporaryDirectory() as temporary:
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             home = Path(temporary) / str(seed)
             spent, small = train(options, home / "small", options.small_steps, seed, layers=options.small_layers)
             export(home / "small", home / "model")
@@ -135,6 +135,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("grown-steps", 1200, "steps of each grown model"),
         ("every", 50, "steps from one validation to the next"),
         ("seeds", 3, "repetitions with other seeds"),
+        ("first-seed", 0, "the first of these seeds, to divide them among processes"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}; default {value}")
     return parser.parse_args(arguments)
