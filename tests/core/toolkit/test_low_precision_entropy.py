@@ -107,10 +107,10 @@ def test_what_a_gpu_compiles_computes_the_same() -> None:
     logits, labels = case(torch.bfloat16)
     used = labels != low_precision_entropy.IGNORED
     share, both = 0.25 * used, 0.3 * used
-    expected, of_labels = low_precision_entropy.row_sums(logits.detach(), labels)
+    expected, of_labels = low_precision_entropy.cross_entropy_rows(logits.detach(), labels)
     compiled = low_precision_entropy._compile(low_precision_entropy._rows)(logits.detach(), labels)
     assert torch.allclose(compiled[0], expected, rtol=1e-6) and torch.equal(compiled[1], of_labels)
     ours, theirs = logits.detach().clone(), logits.detach().clone()
-    low_precision_entropy.to_gradient(ours, labels, expected, both, share)
+    low_precision_entropy.cross_entropy_gradient_(ours, labels, expected, both, share)
     low_precision_entropy._compile(low_precision_entropy._gradient)(theirs, labels, expected, both, share)
     assert ((ours.float() - theirs.float()).abs() <= 2**-8 * ours.float().abs() + 1e-6).all()

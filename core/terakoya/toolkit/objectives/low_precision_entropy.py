@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from terakoya.toolkit.objectives.columns import Columns, without_padding
+from terakoya.toolkit.torch_operations import operation
 
 IGNORED = -100
 DTYPES = (torch.bfloat16, torch.float16)
@@ -40,7 +41,7 @@ class _Summed(torch.autograd.Function):
         if columns is not None and columns.part is not None:
             column, elsewhere = columns.part.locate(labels)
             labels = torch.where(used & ~elsewhere, column, IGNORED)
-        log_z, of_labels = torch.ops.terakoya.cross_entropy_rows(own, labels)
+        log_z, of_labels = cross_entropy_rows(own, labels)
         if columns is not None and columns.part is not None:
             largest = columns.part.group.all_reduce(log_z, largest=True)
             both = columns.part.group.all_reduce(torch.stack([(log_z - largest).exp(), of_labels]))
@@ -61,13 +62,19 @@ class _Summed(torch.autograd.Function):
         if ctx.columns is not None and ctx.columns.part is not None:
             share = share * (labels != IGNORED)  # of labels that have a column here
         own = without_padding(logits, ctx.columns)
-        torch.ops.terakoya.cross_entropy_gradient_(own, labels, log_z, both, share)
+        cross_entropy_gradient_(own, labels, log_z, both, share)
         if ctx.columns is not None:
             logits[:, ctx.columns.classes :].zero_()
         return logits, None, None
 
 
-def row_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _like_row_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    rows = logits.new_empty(logits.shape[0], dtype=torch.float32)
+    return rows, torch.empty_like(rows)
+
+
+@operation(_like_row_sums)
+def cross_entropy_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Returns of each row the logarithm of its sum of exponentials, (N,) float32, and the logit of its label, (N,)
     float32; 0 where the label is -100. Any other label outside [0, C) is an error."""
     if logits.device.type == "cuda" and _has_triton():
@@ -77,12 +84,8 @@ def row_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
-def _fake_row_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    rows = logits.new_empty(logits.shape[0], dtype=torch.float32)
-    return rows, torch.empty_like(rows)
-
-
-def to_gradient(logits: Tensor, labels: Tensor, log_z: Tensor, both: Tensor, share: Tensor) -> None:
+@operation(lambda *given: None, changes=("logits",))
+def cross_entropy_gradient_(logits: Tensor, labels: Tensor, log_z: Tensor, both: Tensor, share: Tensor) -> None:
     """Overwrites `logits` (N, C) with `both` x softmax - `share` x one-hot of the label; `both`, `share` and the
     logarithms `log_z` are (N,) float32."""
     if logits.device.type == "cuda" and _has_triton():
@@ -102,7 +105,7 @@ def _rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gradient(logits: Tensor, labels: Tensor, log_z: Tensor, both: Tensor, share: Tensor) -> None:
-    """`to_gradient` in one expression, for a compiler."""
+    """`cross_entropy_gradient_` in one expression, for a compiler."""
     classes = torch.arange(logits.shape[1], device=logits.device)
     target = torch.where(classes == labels[:, None], share[:, None], 0.0)
     logits.copy_((logits.float() - log_z[:, None]).exp() * both[:, None] - target)
@@ -126,18 +129,3 @@ def _has_triton() -> bool:
 @cache
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, fullgraph=True, dynamic=None)
-
-
-# operations of torch's dispatcher, so that a compiler and tensors without data see one step each; the decorators of
-# torch.library would import the compiler into every run
-_LIBRARY = torch.library.Library("terakoya", "DEF")
-_LIBRARY.define("cross_entropy_rows(Tensor logits, Tensor labels) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "cross_entropy_gradient_(Tensor(a!) logits, Tensor labels, Tensor log_z, Tensor both, Tensor share) -> ()"
-)
-_LIBRARY.impl("cross_entropy_rows", row_sums, "CPU")
-_LIBRARY.impl("cross_entropy_rows", row_sums, "CUDA")
-_LIBRARY.impl("cross_entropy_rows", _fake_row_sums, "Meta")
-_LIBRARY.impl("cross_entropy_gradient_", to_gradient, "CPU")
-_LIBRARY.impl("cross_entropy_gradient_", to_gradient, "CUDA")
-_LIBRARY.impl("cross_entropy_gradient_", lambda *_: None, "Meta")

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from terakoya.toolkit.torch_operations import operation
+
 DTYPE = torch.bfloat16
 OURS = "terakoya_may_overwrite"
 """The attribute of a gradient that a function below made and gave to nobody but the function that receives it. A
@@ -95,8 +97,14 @@ class Rows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (ids,) = ctx.saved_tensors
-        of_weight = torch.ops.aten.embedding_dense_backward(gradient.float(), ids, ctx.rows, ctx.padding_id, False)
-        return None, of_weight, None, None
+        return None, embedding_gradient(gradient.float(), ids, ctx.rows, ctx.padding_id), None, None
+
+
+@operation(lambda gradient, ids, rows, padding_id: gradient.new_empty(rows, gradient.shape[-1]))
+def embedding_gradient(gradient: Tensor, ids: Tensor, rows: int, padding_id: int) -> Tensor:
+    """Returns the gradient (rows, H) of an embedding for that of its result (..., H). Of torch's own operation its
+    compiler makes sums in any order, or, where they must be deterministic, sums of an id's rows one after another."""
+    return torch.ops.aten.embedding_dense_backward(gradient, ids, rows, padding_id, False)
 
 
 class Rotation(torch.autograd.Function):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from terakoya.toolkit.torch_operations import operation
+
 NORM_GROUPS, COLUMN_GROUPS = 256, 64
 """Groups of rows, at most: about two programs for each multiprocessor of a large GPU."""
 LARGEST_WIDTH = 4096
@@ -21,7 +23,7 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.randint(2**62, (1,), device=device)
 
 
-@torch.library.custom_op("terakoya::sum_norm", mutates_args=())
+@operation(lambda states, *further: _like_sum_norm(states))
 def sum_norm(
     states: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, dropout: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -35,19 +37,12 @@ def sum_norm(
     return results
 
 
-@sum_norm.register_fake
-def _(
-    states: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, dropout: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _like_sum_norm(states)
-
-
 def _like_sum_norm(states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     row = states.new_empty(len(states), dtype=torch.float32)
     return states.new_empty(states.shape), states.new_empty(states.shape), row, torch.empty_like(row)
 
 
-@torch.library.custom_op("terakoya::sum_norm_backward", mutates_args=())
+@operation(lambda gradient, total, mean, deviation, weight, seed, dropout: _like_sum_norm_backward(total, seed))
 def sum_norm_backward(
     gradient: Tensor, total: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor, seed: Tensor | None,
     dropout: float,
@@ -63,37 +58,28 @@ def sum_norm_backward(
     return results
 
 
-@sum_norm_backward.register_fake
-def _(
-    gradient: Tensor, total: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor, seed: Tensor | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _like_sum_norm_backward(total, seed)
-
-
 def _like_sum_norm_backward(total: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     count, width = total.shape
     of_states = total.new_empty((0, width) if seed is None else (count, width))
     return total.new_empty(total.shape), of_states, _sums(total, NORM_GROUPS, 4, 3, width)
 
 
-@torch.library.custom_op("terakoya::gelu_backward", mutates_args=())
+@operation(lambda gradient, states, approximate: _like_gelu_backward(states))
 def gelu_backward(gradient: Tensor, states: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """Returns the gradient (N, C) of the `states` (N, C) before GELU, and (P, C) float32, whose sum over P is its sum
     over rows. `approximate` is "none" or "tanh"."""
     from terakoya.training.model.fused import column_kernels
 
-    of_states, sums = states.new_empty(states.shape), _sums(states, COLUMN_GROUPS, 16, states.shape[1])
+    of_states, sums = _like_gelu_backward(states)
     column_kernels.gelu_backward(gradient.contiguous(), states.contiguous(), approximate, of_states, sums)
     return of_states, sums
 
 
-@gelu_backward.register_fake
-def _(gradient: Tensor, states: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+def _like_gelu_backward(states: Tensor) -> tuple[Tensor, Tensor]:
     return states.new_empty(states.shape), _sums(states, COLUMN_GROUPS, 16, states.shape[1])
 
 
-@torch.library.custom_op("terakoya::join", mutates_args=())
+@operation(lambda first, second, third: _like_join(first))
 def join(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     """Returns three matrices (N, C) side by side (N, 3C), and (P, 3C) float32, whose sum over P is that over rows."""
     from terakoya.training.model.fused import column_kernels
@@ -104,17 +90,12 @@ def join(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     return joined, sums
 
 
-@join.register_fake
-def _(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
-    return _like_join(first)
-
-
 def _like_join(first: Tensor) -> tuple[Tensor, Tensor]:
     count, width = first.shape
     return first.new_empty(count, 3 * width), _sums(first, COLUMN_GROUPS, 16, 3 * width)
 
 
-@torch.library.custom_op("terakoya::column_sums", mutates_args=())
+@operation(lambda parts: parts.new_empty(parts.shape[1:]))
 def column_sums(parts: Tensor) -> Tensor:
     """Returns the sum over P of `parts` (P, ...) float32."""
     from terakoya.training.model.fused import column_kernels
@@ -125,21 +106,11 @@ def column_sums(parts: Tensor) -> Tensor:
     return sums.view(parts.shape[1:])
 
 
-@column_sums.register_fake
-def _(parts: Tensor) -> Tensor:
-    return parts.new_empty(parts.shape[1:])
-
-
-@torch.library.custom_op("terakoya::add_product_", mutates_args=("total",))
+@operation(lambda total, left, right: None, changes=("total",))
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Adds the product of `left` (N, C) and `right` (C, H) to `total` (N, H). Of `addmm_` torch's compiler makes
     an operation that copies `total` first."""
     total.addmm_(left, right)
-
-
-@add_product_.register_fake
-def _(total: Tensor, left: Tensor, right: Tensor) -> None:
-    return None
 
 
 def _sums(rows: Tensor, groups: int, least: int, *shape: int) -> Tensor:
