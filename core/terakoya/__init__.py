@@ -7,10 +7,14 @@ Each command has a function of the same name here, which is imported when it is 
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from terakoya.version import __version__ as __version__
+
+# read once, at a program's first product on a GPU, which may come before a run asks for deterministic algorithms
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 if TYPE_CHECKING:
     from terakoya.conversion.export import export as export

@@ -71,6 +71,7 @@ def parity(settings: Settings) -> Iterator[Measurement]:
         loss_error = abs(loss / problem.loss - 1)
         yield {
             "preset": name, "precision": way.precision, "attention": way.attention, "compiled": way.is_compiled,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
             "loss_error": loss_error, "close": loss_error <= GOALS[way.precision],
             "gradient_error": float((gradient - problem.gradient).norm() / problem.gradient.norm()),
             "same_bits_twice": torch.equal(gradient, again),

@@ -37,6 +37,7 @@ def fused(settings: Settings) -> Iterator[Measurement]:
             step = partial(gradients, block, states)
             yield {
                 "what": "block", "variant": variant, "compiled": compiled,
+                "deterministic": torch.are_deterministic_algorithms_enabled(),
                 "gradient_error": float((got - expected).norm() / expected.norm()),
                 "same_bits_twice": torch.equal(step(), step()),
                 "milliseconds": 1000 * time_of(step, settings.device),

@@ -21,7 +21,7 @@ WHERE = ("device", "python", "torch", "transformers", "commit", "documents")
 """What a measurement says of where it was taken, and of the store."""
 CASE = (
     "what", "command", "shape", "preset", "layers", "extrapolated", "optimizer", "kernel", "room", "precision",
-    "attention", "rows", "micro_steps", "length", "variant", "compiled",
+    "attention", "rows", "micro_steps", "length", "variant", "compiled", "deterministic",
 )  # fmt: skip
 """What a measurement says of itself; everything else is what was seen. The last one of equal ones counts."""
 HIDDEN = {"part", "stage", "time", "said", *WHERE, *CASE}
@@ -200,7 +200,9 @@ def _value(key: str, value: Any) -> str:
     """Returns a value of a case in words: `32 rows`, `compiled`."""
     if key in ("rows", "room"):
         return f"{key} {value:,}"
-    return ("compiled" if value else "not compiled") if key == "compiled" else str(value)
+    if key in ("compiled", "deterministic"):
+        return key if value else f"not {key}"
+    return str(value)
 
 
 def _seen(measurement: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[str]:

@@ -126,7 +126,7 @@ class Case:
 
 def take_deterministic(settings: Settings) -> None:
     """Lets this process take the algorithms that a run takes, which return the same bits each time."""
-    from terakoya.training import determinism
+    from terakoya.training.model import determinism
 
     if settings.device.type == "cuda":
         determinism.choose(deterministic=True)

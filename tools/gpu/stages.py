@@ -31,10 +31,14 @@ LAUNCHES = tuple(
     for label, further in (("CUDA graphs", GRAPHS), ("compiled whole", {}))
 )
 """The fewer rows, the more the host holds the GPU up."""
-ENCODERS = (
+ALGORITHMS = (
     ("CUDA graphs, not deterministic", Case("bert_base", 32, further={**GRAPHS, **FASTEST})),
     ("CUDA graphs", Case("bert_base", 32, further=GRAPHS)),
     ("not deterministic", Case("bert_base", 32, further=FASTEST)),
+    (SHIPPED, Case("bert_base", 32)),
+)
+"""What deterministic algorithms cost, and what CUDA graphs save."""
+ENCODERS = (
     (SHIPPED, Case("bert_base", 96)),
     ("not compiled", Case("bert_base", 32, further={"compile": "off"})),
     (SHIPPED, Case("bert_large", 48)),
@@ -78,16 +82,18 @@ STAGES = (
     Stage("A", "boundaries", "what room for documents that are not there costs flash attention; masked attention "
           "beside it", 30, boundaries),
     Stage("B", "bert_base", "tokens/s beside `Trainer`", 70, partial(beside_trainer, case=BERT_BASE)),
-    Stage("B", "bert_large", "the same", 100, partial(beside_trainer, case=BERT_LARGE)),
+    Stage("B", "bert_large", "the same", 85, partial(beside_trainer, case=BERT_LARGE)),
     Stage("B", "electra_small", "the same; the peer is ELECTRA as most write it, in `Trainer`", 60,
           partial(beside_trainer, case=ELECTRA_SMALL)),
-    Stage("B", "electra_base", "the same", 65, partial(beside_trainer, case=ELECTRA_BASE)),
-    Stage("B", "launches", "ELECTRA-small compiled whole, with CUDA graphs and without, of few and many rows", 50,
+    Stage("B", "electra_base", "the same", 55, partial(beside_trainer, case=ELECTRA_BASE)),
+    Stage("B", "algorithms", "BERT-base with deterministic algorithms and any, with CUDA graphs and without", 65,
+          partial(variants, cases=ALGORITHMS)),
+    Stage("B", "launches", "ELECTRA-small compiled whole, with CUDA graphs and without, of few and many rows", 40,
           partial(variants, cases=LAUNCHES)),
-    Stage("B", "modernbert_base", "tokens/s beside `Trainer`", 65, partial(beside_trainer, case=MODERNBERT_BASE)),
-    Stage("B", "variants", "BERT and ELECTRA of more rows, not compiled, with CUDA graphs, and more", 45,
+    Stage("B", "modernbert_base", "tokens/s beside `Trainer`", 55, partial(beside_trainer, case=MODERNBERT_BASE)),
+    Stage("B", "variants", "BERT and ELECTRA of more rows, not compiled, with attention dropout, without flash", 30,
           partial(variants, cases=ENCODERS)),
-    Stage("B", "documents", "BERT-base beside `Trainer` on the same documents padded, and not compiled", 35,
+    Stage("B", "documents", "BERT-base beside `Trainer` on the same documents padded, and not compiled", 30,
           partial(documents, case=BERT_BASE)),
     Stage("B", "profiles", "the slowest kernels of a step, and how many there are", 20,
           partial(profiles, cases=(*both(BERT_BASE), *both(BERT_LARGE), *both(ELECTRA_SMALL)))),

@@ -31,6 +31,7 @@ ELSEWHERE: Mapping[str, str] = {
     "micro_batch_size": "per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu "
     "per_device_batch_size device_batch_size micro_batch",
     "max_grad_norm": "grad_clip clip_grad gradient_clipping gradient_clip_val clip_grad_norm",
+    "deterministic": "full_determinism deterministic_mode",
     "precision": "bf16 fp16 fp8 mixed_precision dtype torch_dtype data_type half",
     "attention": "attn_implementation flash_attention use_flash_attention_2 use_flash_attn flash_attn",
     "compile": "torch_compile",

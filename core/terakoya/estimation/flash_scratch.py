@@ -24,8 +24,9 @@ def backward_scratch(query: Tensor, key: Tensor, cu_seqlens: Tensor) -> int:
       before they are added up over the heads that share them.
 
     The logarithm of each softmax's sum, (N, R) in float32, is a result of the forward, and counted as one. Source:
-    `mha_varlen_bwd` in pytorch's aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (03b7c19), without
-    torch's deterministic algorithms.
+    `mha_varlen_bwd` in pytorch's aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (03b7c19). With
+    deterministic algorithms the first is there as often as B N goes into a card's multiprocessors, rounded up: once
+    from 3 heads on, as B is 64 at least and an H200 has 132.
 
     Args:
         query: (R, N, D).

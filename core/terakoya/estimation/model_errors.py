@@ -12,9 +12,9 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.model_check import check_memory, check_model
 from terakoya.estimation.out_of_memory import explain_allocation_errors
-from terakoya.training.determinism import explain_refusals
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.heartbeat import is_communication_error
+from terakoya.training.model.determinism import explain_refusals
 
 
 @contextmanager

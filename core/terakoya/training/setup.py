@@ -30,7 +30,7 @@ from terakoya.plugins import Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
-from terakoya.training import determinism, run_folder
+from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
@@ -43,7 +43,7 @@ from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
-from terakoya.training.model import compilation
+from terakoya.training.model import compilation, determinism
 from terakoya.training.model.build import build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.fused import choice as fused_kernels
@@ -118,6 +118,7 @@ def train_in_this_process(
         try:
             keep = parameters.checkpoint.keep
             with (
+                determinism.restore_choice(),
                 run_folder.hold(out, context),
                 mirroring(mirror_to, out, context, keep=keep, start_over=start_over) as mirror,
             ):

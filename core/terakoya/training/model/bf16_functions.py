@@ -128,10 +128,10 @@ class Rotation(torch.autograd.Function):
 
 
 def _rotate(states: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
-    return _converted(torch.addcmul(states * cos, _exchange_halves(states), signed), states.dtype)
+    return _convert(torch.addcmul(states * cos, _exchange_halves(states), signed), states.dtype)
 
 
-def _converted(result: Tensor, dtype: torch.dtype) -> Tensor:
+def _convert(result: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the `result` of a forward in `dtype`. Where it is that already, torch 2.11 compiles `to` into a gradient
     of zero."""
     return result if result.dtype == dtype else result.to(dtype)
@@ -217,7 +217,7 @@ class SumNorm(torch.autograd.Function):
             _wide(total), weight.shape, _wide(weight_copy), _wide(bias_copy), eps
         )
         ctx.save_for_backward(total, mean, deviation, weight_copy, bias_copy, kept)
-        return _converted(normed, DTYPE)
+        return _convert(normed, DTYPE)
 
     @staticmethod
     @once_differentiable
