@@ -162,6 +162,7 @@ def test_every_key_that_may_change_can_change_on_resume(
         "parallel": {"parallel": {"timeout_seconds": 60}}, "events": {"events": {"early_stopping": {}}},
         "compile": {"compile": "blocks"}, "profile": {"profile": {"steps": [2, 2]}},
         "autocast": {"autocast": True}, "fused_kernels": {"fused_kernels": "off"}, "cuda_graphs": {"cuda_graphs": True},
+        "deterministic": {"deterministic": False},
     }  # fmt: skip
     assert set(changes) == RESUME_MAY_CHANGE
     run(settings, tmp_path / "run")
