@@ -25,7 +25,7 @@ from terakoya.corpus.corpus import Corpus
 SYLLABLES = ["ka", "mi", "to", "ne", "ru", "sa", "yo", "hi"]
 
 
-def make_store(folder: Path, *, documents: int, seed: int, unit: str = "document") -> Path:
+def make_store(folder: Path, *, documents: int, seed: int, unit: str = "document", vocabulary: int = 200) -> Path:
     """A token store of `documents` documents in which each word says much about the next."""
     draw = random.Random(seed)
     lines = []
@@ -42,7 +42,7 @@ def make_store(folder: Path, *, documents: int, seed: int, unit: str = "document
     folder.mkdir(parents=True)
     corpus = folder / "corpus.jsonl"
     corpus.write_text("\n".join(lines))
-    tokenizer = make_folder(folder / "tokenizer", size=200)
+    tokenizer = make_folder(folder / "tokenizer", size=vocabulary)
     prepare_corpus(Corpus([corpus]), WordTokenizer(has_eos=False), tokenizer, folder / "store", unit=unit)  # type: ignore[arg-type]
     return folder / "store"
 

@@ -75,8 +75,6 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"{key}: optimizer {type(optimizer).__name__} needs all weights at once (it is neither elementwise nor "
             "tensorwise), but each process has a part of them; use another optimizer, or set it to 1"
         )
-    if parameters.precision == "fp8":
-        yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'
 
 
 def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -102,8 +100,6 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"{key}: objective {type(objective).__name__} cannot be cut into stages, because it needs more than one "
             f"forward through one model; {', '.join(supporting)} can. {alternative}"
         )
-    if parameters.precision == "fp8":
-        yield f'precision: "fp8" needs all blocks in one process, got {key}; use "bf16"'
     if parallel.pp_schedule == "zero_bubble" and parameters.activation_checkpointing is not None:
         yield (
             f'activation_checkpointing: "{parameters.activation_checkpointing}" would compute a block again for the '

@@ -90,12 +90,23 @@ def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: t
 
 
 @pytest.mark.slow
+def test_runs_in_8_bits_are_measured_like_those_in_bf16(llama: Parameters, measured: tuple[Transformer, float]) -> None:
+    raw = llama.dump() | {"precision": "fp8"}
+    parameters = Parameters.from_dict(raw, source="test")
+    model, state = measure_transformer(parameters, synthetic_vocabulary(65536, 2048), context=2048.0)
+    assert (model.tensor_shares, model.position_shares) == (measured[0].tensor_shares, measured[0].position_shares)
+    small = replace(find_gpu("h100"), memory=24 * GIB)
+    found = suggest(parameters, model, Cluster(small, 64), state=state, count=3)
+    assert any(each.parallel.get("tp_size", 1) > 1 and each.refused is None for each in found)
+
+
+@pytest.mark.slow
 def test_layouts_that_settings_do_not_allow_are_said_to_be_refused(
     llama: Parameters, measured: tuple[Transformer, float]
 ) -> None:
-    """Tensor parallelism would scale the 8-bit numbers of each process separately."""
+    """The first stage of a pipeline would have frozen layers alone."""
     model, state = measured
-    raw = llama.dump() | {"precision": "fp8"}
+    raw = llama.dump() | {"frozen_layers": 20}
     found = suggest(
         Parameters.from_dict(raw, source="test"), model, Cluster(find_gpu("h100"), 64), state=state, count=2
     )

@@ -202,7 +202,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"parallel": {**PAIR, "pp_schedule": "zero_bubble"}, "activation_checkpointing": "full"},
         'activation_checkpointing: "full" would compute a block again .*; set it to null, or use "pp_schedule": "1f1b"',
     ),
-    ({"parallel": PAIR, "precision": "fp8"}, 'precision: "fp8" needs .* got parallel.pp_size 2; use "bf16"'),
+    (
+        {"parallel": {**PAIR, "pp_schedule": "zero_bubble"}, "precision": "fp8"},
+        'precision: "fp8" needs compiled blocks, and parallel.pp_schedule "zero_bubble" splits the backward',
+    ),
     (
         {"parallel": PAIR, "frozen_layers": 3},
         "frozen_layers: the first of 2 stages has 3 of 5 blocks .* expected at most 2, got 3",

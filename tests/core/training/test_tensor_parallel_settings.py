@@ -51,7 +51,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         'over all heads together. Set it to 1; "engine": "fsdp" splits',
     ),
     ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
-    ({"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately, and parallel.tp_size 2 sp'),
     (
         {"parallel": {"sequence_parallel": True}},
         "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, needs tp_size "
@@ -103,6 +102,7 @@ def test_incompatible_settings_are_refused(changes: dict[str, Any], said: str) -
         {"architecture": LLAMA},
         {"optimizer": {"type": "lion"}},
         {"activation_checkpointing": "selective", "precision": "fp16"},
+        {"architecture": LLAMA, "precision": "fp8", "parallel": {"tp_size": 2, "engine": "fsdp", "pp_size": 2}},
         {
             "architecture": {"type": "bert"},
             "objective": {"type": "masked_lm", "layout": "pairs", "next_sentence": True},

@@ -64,6 +64,8 @@ def measure_transformer(
     architecture, length = parameters.architecture, parameters.data.sequence_length
     config: Any = architecture.config(vocabulary)
     _check(parameters, config)
+    if parameters.precision == "fp8":  # keeps what autocast keeps in bf16: what layers read, before it is cast
+        parameters = parameters.model_copy(update={"precision": "bf16", "autocast": True})
     with fake_step.fake_tensors(vocabulary):
         module = parameters.objective.build(architecture, vocabulary)
         models = parameters.objective.exports(module).values()

@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
+from terakoya.training.engines import fp8
+
 Change = Callable[[Tensor], Tensor]
 """What is done to hidden states, or to their gradient, at a border."""
 REDUCE_SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -101,7 +103,10 @@ class GatheredBorder(Border):
         return self.again[1]
 
     def keep_own_input(self, layer: nn.Module) -> None:
-        """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads."""
+        """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads. One that
+        multiplies in 8 bits is compiled, and stays as it is."""
+        if fp8.multiplies(layer):
+            return
         layer.__dict__["border"] = self
         layer.__dict__["forward"] = MethodType(_multiply_gathered, layer)  # a method: blocks share their graphs
 

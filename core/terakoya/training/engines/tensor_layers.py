@@ -34,6 +34,7 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import torch_seed
+from terakoya.training.engines import fp8
 from terakoya.training.engines.region_borders import Border, GatheredBorder, all_gather, multiply, reduce_scatter
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.model.adapted_layers import find_layer, input_layers, output_layers
@@ -176,9 +177,10 @@ def leave_at(module: nn.Module, border: Border) -> None:
 
 def add_bias_after(layer: nn.Module) -> None:
     """Makes `layer`, a linear one or one with an adapter, add its bias where its forward hooks so far have ended, and
-    not before: each process's product is a part of a sum, to which the bias is added once."""
+    not before: each process's product is a part of a sum, to which the bias is added once. In 8 bits its
+    forward leaves the bias out already."""
     linear = input_layers(layer)[0]
-    linear.__dict__["forward"] = MethodType(multiply, linear)  # a method: blocks share their graphs
+    linear.__dict__.setdefault("forward", MethodType(multiply, linear))  # a method: blocks share their graphs
 
     def add_bias(module: nn.Module, given: Any, total: Tensor) -> Tensor:
         bias: Any = linear.bias
@@ -249,6 +251,9 @@ def partition_blocks(
             inside += output_layers(layer)[1:]
         for layer in inputs:
             enter_at(layer, border)
+        for module in block.modules():  # what is whole may see parts of heads or positions
+            if isinstance(module, nn.Linear) and module.weight not in division.parts:
+                fp8.share_scales(module, group, inputs=True, outputs=True)
         for name, attributes in partition.divided_attributes.items():
             _divide_attributes(find_layer(block, name), attributes, group.size)
         division.in_region.update(
@@ -275,6 +280,7 @@ def _divide_layer(
         new_parameters[own] = part
     width = {True: ("out_features", "nf"), False: ("in_features", "nx")}[outputs][isinstance(layer, Conv1D)]
     _divide_attributes(layer, (width,), group.size)
+    fp8.share_scales(layer, group, inputs=not outputs, outputs=outputs)
     return new_parameters
 
 

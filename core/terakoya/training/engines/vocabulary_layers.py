@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.padded_head import PART
 from terakoya.training.distributed.topology import split_evenly
+from terakoya.training.engines import fp8
 from terakoya.training.engines.tensor_layers import TensorDivision, TensorParallelGroup, enter_at
 from terakoya.training.engines.tensor_shards import TensorPart
 
@@ -84,6 +85,7 @@ def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorPa
 
 def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGroup) -> None:
     head.out_features = part.count
+    fp8.share_scales(head, group, inputs=False, outputs=True)
     enter_at(head, group.summed)
 
     def add_other_parts(head: nn.Module, given: Any, logits: Tensor) -> Tensor | None:
