@@ -14,6 +14,7 @@ from typing import Any
 import interpreted_run
 import pytest
 import torch
+import torch.nn.functional as F
 import toy
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +40,7 @@ from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.build import uses_bf16_stream
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import autocast_forward
+from terakoya.training.model.bf16_functions import Rows, embedding_gradient
 from terakoya.training.model.bf16_stream import WeightCopies
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
@@ -335,3 +337,37 @@ def test_two_hundred_steps_with_fused_kernels_are_those_of_autocast(store: Path,
     subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
     fused = {step: loss for step, (loss, _) in toy.losses(tmp_path / "fused").items()}
     are_close(fused, run(tmp_path / "autocast", {**given, "autocast": True}))
+
+
+def test_the_gradient_of_an_embedding_is_that_of_torch_without_its_padding() -> None:
+    draw = torch.Generator().manual_seed(4)
+    ids, of_rows = torch.randint(5, (6, 7), generator=draw), torch.randn(6, 7, 3, generator=draw)
+    weight = torch.zeros(5, 3, dtype=torch.float64, requires_grad=True)
+    for padding in (None, 2):
+        (expected,) = torch.autograd.grad(F.embedding(ids, weight, padding), weight, of_rows.double())
+        found = embedding_gradient(of_rows, ids, 5, -1 if padding is None else padding)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    assert not expected[2].any()
+
+
+@pytest.mark.slow
+def test_the_compiler_does_not_take_the_gradient_of_an_embedding_apart() -> None:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.decomposition import select_decomp_table
+
+    seen: set[str] = set()
+
+    def note(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.update(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    # what the compiler takes apart before it writes kernels
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note, decompositions=select_decomp_table())
+    ids, weight = torch.tensor([[1, 1, 3]]), torch.ones(5, 4, requires_grad=True)
+    copy_of_weight = weight.detach().bfloat16()
+    torch.compile(
+        lambda: Rows.apply(ids, weight, copy_of_weight, None), backend=backend, fullgraph=True
+    )().sum().backward()
+    assert "terakoya.embedding_gradient.default" in seen
+    assert not [name for name in seen if "index_put" in name or "scatter" in name]
