@@ -13,21 +13,29 @@ torchao emulates 8-bit products, and never on a GPU that supports them.
 from __future__ import annotations
 
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from terakoya.errors import UserError
 from terakoya.training.model.module_parts import top_level_models
-
-if TYPE_CHECKING:
-    from terakoya.training.engines.tensor_layers import TensorParallelGroup
 
 MIN_CAPABILITY = (8, 9)
 """The lowest compute capability whose tensor cores multiply 8-bit numbers: Ada has 8.9, Hopper 9.0."""
 MULTIPLE = 16
 """What the widths of an 8-bit product are multiples of (`torch._scaled_mm`)."""
+
+
+class Group(Protocol):
+    """The processes that divide layers: a `TensorParallelGroup`."""
+
+    @property
+    def size(self) -> int:
+        """Their number."""
+
+    def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
+        """Returns the largest of all processes' `values`."""
 
 
 def check(device: torch.device) -> None:
@@ -68,7 +76,7 @@ def multiplies(layer: nn.Module) -> bool:
     return hasattr(layer, "linear_mm_config")
 
 
-def share_scales(layer: Any, group: TensorParallelGroup, *, inputs: bool, outputs: bool) -> None:
+def share_scales(layer: Any, group: Group, *, inputs: bool, outputs: bool) -> None:
     """Makes `layer`, of which this process of `group` has a part, scale as the whole layer does, if it multiplies in 8
     bits.
 
