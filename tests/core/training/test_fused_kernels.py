@@ -72,6 +72,7 @@ def test_the_kernels_are_right_in_triton_s_interpreter() -> None:
 
 @needs_triton
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_the_kernels_are_right_at_every_size_and_in_every_family() -> None:
     whole = {"rows": [1, 7, 300], "widths": [64, 128, 768, 1000, 1024], "dtypes": list(BITS)}
     blocks = ["again", "full", "selective", "graph"]
