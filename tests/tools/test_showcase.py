@@ -25,9 +25,9 @@ def showcase(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield showcase
 
 
-def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks(
-    showcase: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def parameters(tmp_path: Path) -> Path:
+    """A parameter file of a toy, beside its store."""
     store = toy.make_store(tmp_path)
     raw = {
         "data": {"train": [{"store": str(store.folder)}], "validation": [str(store.folder)], "sequence_length": 16},
@@ -43,8 +43,14 @@ def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks
         "precision": "fp32",
         "seed": 3,
     }  # fmt: skip
-    parameters = tmp_path / "parameters.json"
-    parameters.write_text(json.dumps(raw), encoding="utf-8")
+    path = tmp_path / "parameters.json"
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    return path
+
+
+def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks(
+    showcase: ModuleType, tmp_path: Path, parameters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     peer = tmp_path / "peer"
     assert showcase.main(["train", str(parameters), "--seconds", "0.5", "--batch-size", "4", "--out", str(peer)]) == 0
@@ -65,3 +71,30 @@ def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks
     coin = torch.tensor(toy.VOCABULARY.size).log().item()
     assert len(losses) == 4 and losses[1::2] == [pytest.approx(coin, abs=1e-3)] * 2  # single tokens, whole words
     assert losses[0] < coin > losses[2]
+
+
+def test_the_peer_goes_on_from_its_checkpoint(
+    showcase: ModuleType, tmp_path: Path, parameters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "steps.json").write_text("6", encoding="utf-8")
+    command = ["train", str(parameters), "--seconds", "1", "--batch-size", "4", "--save-steps", "2"]
+    command += ["--checkpoints", str(folder), "--out", str(tmp_path / "peer")]
+    step_ended = showcase.CpuClock.on_step_end
+    steps = []
+
+    def kill(clock: object, arguments: object, state: object, *rest: object, **named: object) -> None:
+        step_ended(clock)
+        steps.append(state.global_step)  # type: ignore[attr-defined]
+        if steps == [1, 2, 3]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(showcase.CpuClock, "on_step_end", kill)
+    with pytest.raises(KeyboardInterrupt):
+        showcase.main(command)
+    before = json.loads((folder / "cpu_seconds.json").read_text(encoding="utf-8"))
+    assert showcase.main(command) == 0
+    assert steps == [1, 2, 3, 3, 4, 5, 6]
+    assert json.loads((folder / "cpu_seconds.json").read_text(encoding="utf-8")) > before > 0
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "peer").config.num_hidden_layers == 2

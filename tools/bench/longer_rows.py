@@ -102,7 +102,7 @@ def train(
         "architecture": {
             "type": "llama", "hidden_size": options.hidden_size, "num_hidden_layers": 4,
             "num_attention_heads": options.hidden_size // 32, "intermediate_size": 3 * options.hidden_size,
-            "max_position_embeddings": length, "rope_scaling": scaling,
+            "max_position_embeddings": length, "rope_theta": options.rope_theta, "rope_scaling": scaling,
         },
         "objective": {"type": "causal_lm"},
         "optimizer": {"type": options.optimizer, "learning_rate": options.learning_rate},
@@ -125,6 +125,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=["none", "linear", "yarn"], default=["none", "linear", "yarn"])
     parser.add_argument("--optimizer", default="adamw", help="its type; default adamw")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--rope-theta", type=float, default=1e4, help="base of the rotary positions; default 10,000")
     for name, value, text in (
         ("length", 64, "tokens of a short row"),
         ("factor", 4, "how many times longer rows become"),

@@ -5,7 +5,8 @@
 
 `train` begins with random weights of the architecture and does what Transformers' `run_mlm.py` does: documents joined
 and cut into blocks, 15 % of single tokens masked, logits at every position, AdamW with weight decay 0.01 and a linear
-schedule. It takes as many steps as fit into the CPU seconds, by the speed of the first twenty, on one thread. `measure`
+schedule. It takes as many steps as fit into the CPU seconds, by the speed of the first twenty, on one thread. With
+`--checkpoints FOLDER` it can be stopped at any time, and the same command goes on from the last checkpoint. `measure`
 prints loss and accuracy of finished models, ours or the peer's, on the same masked tokens of the run's validation text:
 single ones, which is what the peer learns, and whole words, if that is what the run learns.
 """
@@ -35,14 +36,45 @@ from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedModel,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
 from terakoya.config.parameters import Parameters
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats import transformers_folder
 
 SPEED_STEPS = 20
+
+
+class CpuClock(TrainerCallback):
+    """Counts the CPU seconds of training, also of the processes before this one up to the checkpoint that they left.
+
+    Attributes:
+        path: a JSON file in which a checkpoint keeps the seconds until it.
+        seconds: CPU seconds of all steps that count.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds = 0.0
+        self._noted = 0.0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Goes on from what the last checkpoint kept."""
+        if self.path.exists():
+            self.seconds = json.loads(self.path.read_text(encoding="utf-8"))
+        self._noted = time.process_time()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Adds the seconds since the step before."""
+        now = time.process_time()
+        self.seconds, self._noted = self.seconds + now - self._noted, now
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        """Keeps the seconds beside the checkpoint."""
+        self.path.write_text(json.dumps(self.seconds), encoding="utf-8")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,9 +105,9 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     rows = Sequences(blocks(documents(store), raw["data"]["sequence_length"]))
     model = model_of(raw, store.facts.vocabulary)
 
-    def trained(model: PreTrainedModel, steps: int, folder: str) -> float:
+    def trained(model: PreTrainedModel, steps: int, folder: Path, *, keep: bool) -> float:
         settings = TrainingArguments(
-            folder,
+            str(folder),
             per_device_train_batch_size=arguments.batch_size,
             max_steps=steps,
             learning_rate=arguments.learning_rate,
@@ -85,21 +117,31 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
             bf16=raw["precision"] == "bf16",
             use_cpu=True,
             logging_steps=100,
-            save_strategy="no",
+            save_strategy="steps" if keep else "no",
+            save_steps=arguments.save_steps,
+            save_total_limit=1,
             report_to="none",
             disable_tqdm=True,
             seed=raw.get("seed", 42),
         )
-        trainer = Trainer(model, settings, DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15), rows)
-        began = time.process_time()
-        trainer.train()
-        return time.process_time() - began
+        masking = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
+        clock = CpuClock(folder / "cpu_seconds.json")
+        Trainer(model, settings, masking, rows, callbacks=[clock]).train(
+            resume_from_checkpoint=get_last_checkpoint(str(folder))
+        )
+        return clock.seconds
 
-    with tempfile.TemporaryDirectory() as folder:
-        second = SPEED_STEPS / trained(model_of(raw, store.facts.vocabulary), SPEED_STEPS, folder)
-        steps = max(1, int(arguments.seconds * second))
-        print(f"{second:.3f} steps a CPU second: {steps:,} steps", flush=True)
-        seconds = trained(model, steps, folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        kept = arguments.checkpoints or Path(temporary) / "run"
+        kept.mkdir(parents=True, exist_ok=True)
+        plan = kept / "steps.json"
+        if not plan.exists():
+            tried = trained(model_of(raw, store.facts.vocabulary), SPEED_STEPS, Path(temporary), keep=False)
+            steps = max(1, int(arguments.seconds * SPEED_STEPS / tried))
+            print(f"{SPEED_STEPS / tried:.3f} steps a CPU second: {steps:,} steps", flush=True)
+            plan.write_text(json.dumps(steps), encoding="utf-8")
+        steps = json.loads(plan.read_text(encoding="utf-8"))
+        seconds = trained(model, steps, kept, keep=arguments.checkpoints is not None)
     tokens = steps * arguments.batch_size * raw["data"]["sequence_length"]
     print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} CPU s")
     transformers_folder.write(model, store.tokenizer_folder, arguments.out)
@@ -114,6 +156,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     each.add_argument("--out", type=Path, required=True, help="the folder for the model")
     each.add_argument("--learning-rate", type=float, default=1e-3)
     each.add_argument("--batch-size", type=int, default=32, help="rows of a step")
+    each.add_argument("--checkpoints", type=Path, help="a folder for checkpoints, to stop and go on")
+    each.add_argument("--save-steps", type=int, default=250, help="steps from one checkpoint to the next")
     each = actions.add_parser("measure")
     each.add_argument("parameters", type=Path)
     each.add_argument("models", type=Path, nargs="+")
