@@ -43,6 +43,12 @@ def test_no_flipped_bit_of_a_manifest_is_believed(flips: int, tmp_path: Path) ->
     assert checkpoints.find_problems(folder) == []
 
 
+def phased(manifest: Any) -> Any:
+    """The manifest of a run with phases, of which one has a table of 20 rows."""
+    phases = [{"batch_size": {"-1": 20}}, {"batch_size": None}]
+    return manifest | {"parameters": {**manifest["parameters"], "phases": phases}}
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -50,6 +56,8 @@ def test_no_flipped_bit_of_a_manifest_is_believed(flips: int, tmp_path: Path) ->
         (lambda each: each | {"consumed_rows": 65}, "65 rows in 4 steps, where the batch table gives 64"),
         (lambda each: each | {"consumed_rows": 3}, "3 rows in 4 steps"),
         (lambda each: each | {"consumed_rows": 61}, None),  # the last step of a run may hold fewer rows
+        (lambda each: phased(each) | {"consumed_rows": 80}, None),  # its first phase has a larger table
+        (lambda each: phased(each) | {"consumed_rows": 81}, "81 rows in 4 steps, where the batch table gives 80"),
         (lambda each: each | {"step": "4"}, "step"),
         (
             lambda each: each | {"files": {"state/model-00000.safetensors": {"sise": 100}}},

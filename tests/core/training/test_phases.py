@@ -121,6 +121,17 @@ def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
     assert [record["number"] for record in toy.records(out, "phase").values()] == expected
 
 
+def test_a_phase_may_have_more_rows_than_the_table_of_the_run(
+    straight: Path, store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    settings = phased(store, validation_store)
+    settings["phases"][0]["batch_size"], settings["batch_size"] = settings["batch_size"], {"-1": 4}
+    out = trained(settings, tmp_path / "large first")
+    assert toy.losses(out) == toy.losses(straight)
+    shutil.copytree(out / "checkpoints/step-00000005", tmp_path / "resumed/checkpoints/step-00000005")
+    assert same_weights(trained(settings, tmp_path / "resumed"), straight, 12)
+
+
 def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, validation_store: Path) -> None:
     parameters = Parameters.from_dict(phased(store, validation_store), source="test")
     rates = learning_rates(straight)
