@@ -321,6 +321,18 @@ def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_p
         assert not torch.equal(*words)  # the sum of what both learn, and what the generator learns by itself
 
 
+def test_a_classification_head_on_a_modernbert_reads_the_whole_text() -> None:
+    """As on the published models: the mean of the last hidden states."""
+    architecture: Architecture = registry().component("architectures", "modernbert")(**FAMILY["modernbert"])
+    config = architecture.build(VOCABULARY, "masked").config
+    torch.manual_seed(0)
+    model = transformers.ModernBertForSequenceClassification(config).eval()
+    ids = torch.randint(6, VOCABULARY.size, (1, 40))
+    with torch.no_grad():
+        mean = model.model(input_ids=ids).last_hidden_state.mean(1)
+        assert torch.allclose(model(input_ids=ids).logits, model.classifier(model.head(mean)), atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "deberta", "deberta_v2", "modernbert", "t5"])
 def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:

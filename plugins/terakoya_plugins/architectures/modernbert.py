@@ -5,7 +5,7 @@ Every `global_attn_every_n_layers`-th layer sees its whole document, the others 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
@@ -32,6 +32,9 @@ class ModernBert(ModernBertSettings, EncoderArchitecture):
     test_settings: ClassVar = {"local_attention": 8}
 
     local_rope_theta: shared.RopeTheta = 10_000.0
+    classifier_pooling: Literal["mean", "cls"] = "mean"
+    """What a classification head on the finished model reads, in Transformers: the mean of the last hidden states, or
+    that of [CLS], which local layers let see its neighbours alone. Pre-training does not depend on it."""
 
 
 @hookimpl
