@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -168,18 +170,44 @@ def test_a_leg_that_never_gets_there_is_said_to_be_more_times_slower(
     assert "Trainer 90.0 s, terakoya 10.0 s, 9.0 x" in capsys.readouterr().out
 
 
-def test_every_variant_of_the_sweep_is_accepted_and_is_another(
-    monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_every_variant_of_the_sweep_is_another_and_sees_as_many_tokens(
+    monkeypatch: pytest.MonkeyPatch, store: Path, family: str
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
-    import argparse
-
     import sweep_recipe
 
-    sizes = argparse.Namespace(store=store, steps=30, batch_size=4, sequence_length=64)
+    sizes = argparse.Namespace(store=store, family=family, steps=32, batch_size=4, sequence_length=64)
+    variants = sweep_recipe.variants(family, 32, 4, 64)
     seen = set()
-    for name in sweep_recipe.VARIANTS:
-        raw = sweep_recipe.parameters(name, sizes)
-        Parameters.from_dict(raw, source=name)
+    for name, variant in variants.items():
+        raw = sweep_recipe.parameters(variant, sizes)
+        read = Parameters.from_dict(raw, source=name)
+        phases = raw.get("phases", [{"steps": raw["max_steps"]}])
+        tokens = [
+            phase["steps"]
+            * phase.get("batch_size", raw["batch_size"])["-1"]
+            * phase.get("data", raw["data"])["sequence_length"]
+            for phase in phases
+        ]
+        assert sum(tokens) == 32 * 4 * 64, name
+        assert sum(phase["steps"] for phase in phases) == read.max_steps, name
         seen.add(json.dumps(raw, sort_keys=True))
-    assert len(seen) == len(sweep_recipe.VARIANTS)
+    assert len(seen) == len(variants) > 10
+
+
+@pytest.mark.slow
+def test_the_sweep_prints_what_a_variant_reached(
+    monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import sweep_recipe
+
+    command = ["--store", str(store), "--work", str(tmp_path), "--family", "gpt", "--steps", "4", "--batch-size", "4"]
+    assert sweep_recipe.main([*command, "--sequence-length", "16", "--only", "half the length first"]) == 0
+    assert re.fullmatch(
+        r"half the length first +loss \d\.\d{3}  accuracy \d+\.\d%  \d+ CPU s\n", capsys.readouterr().out
+    )
+    with pytest.raises(SystemExit):
+        sweep_recipe.main([*command, "--only", "window 128"])
+    assert "expected one of recipe, muon 5e-3" in capsys.readouterr().err
