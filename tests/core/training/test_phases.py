@@ -131,6 +131,10 @@ def test_a_phase_may_have_more_rows_than_the_table_of_the_run(
     shutil.copytree(out / "checkpoints/step-00000005", tmp_path / "resumed/checkpoints/step-00000005")
     assert same_weights(trained(settings, tmp_path / "resumed"), straight, 12)
 
+    fork(out / "checkpoints/step-00000005", tmp_path / "fork", ["phases=[]"])
+    without = json.loads((tmp_path / "fork/parameters.json").read_text())
+    assert max(toy.losses(trained(without, tmp_path / "fork"))) == 12
+
 
 def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, validation_store: Path) -> None:
     parameters = Parameters.from_dict(phased(store, validation_store), source="test")
