@@ -88,23 +88,18 @@ class ProcessMesh:
         """Creates a group for each row of `lines`, which are ranks; returns this process's. Collective."""
         if lines.shape[1] == dist.get_world_size():
             return dist.group.WORLD
-        own = None
-        for members in lines.tolist():  # every process creates all groups, in the same order
-            group = dist.new_group(members, timeout=self.timeout)
-            own = group if self.rank in members else own
+        own: dist.ProcessGroup | None
+        own, _ = dist.new_subgroups_by_enumeration(lines.tolist(), timeout=self.timeout)
         return own
 
     def device_mesh(self, *dimensions: Sequence[str]) -> DeviceMesh:
         """Returns torch's mesh of the processes that differ along `dimensions` alone. Each dimension is one or several
         axes; those of one process are left out. Collective."""
-        several = [axes for axes in dimensions if self.size(*axes) > 1]
-        groups = [group for axes in several if (group := self.group(*axes)) is not None]
-        if len(groups) == 1:
-            return DeviceMesh.from_group(groups[0], self.device_type)
-        ranks = torch.tensor(self.members(*(axis for axes in several for axis in axes)))
-        names = tuple("_".join(axes) for axes in several)
-        shape = [self.size(*axes) for axes in several]
-        return DeviceMesh.from_group(groups, self.device_type, mesh=ranks.view(shape), mesh_dim_names=names)
+        groups = {tuple(axes): group for axes in dimensions if (group := self.group(*axes)) is not None}
+        ranks = torch.tensor(self.members(*(axis for axes in groups for axis in axes)))
+        ranks = ranks.view([self.size(*axes) for axes in groups])
+        names = tuple("_".join(axes) for axes in groups)
+        return DeviceMesh.from_group([*groups.values()], self.device_type, mesh=ranks, mesh_dim_names=names)
 
     def _lines(self, axes: Sequence[str]) -> Tensor:
         """The ranks of processes that differ along `axes` alone, a row for each choice of the other coordinates."""
