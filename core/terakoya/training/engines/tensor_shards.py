@@ -69,19 +69,13 @@ class TensorPart:
     def rows(self, index: int, count: int) -> TensorPart:
         """The rows of this part that process `index` of `count` holds under `fully_shard`: ceil(n / count) of n; the
         last ones may hold fewer, or none."""
-        length = self.local_shape[0]
-        size = -(-length // count)
-        first = min(length, index * size)
-        last = min(length, first + size)
-        if self.axis:
-            return replace(self, boxes=tuple(box.narrow(0, first, last - first) for box in self.boxes))
-        boxes, at = [], 0
+        size = -(-self.local_shape[0] // count)
+        boxes, before = [], 0
         for box in self.boxes:
-            low, high = max(first - at, 0), min(last - at, box.size[0])
-            if low < high:
-                boxes.append(box.narrow(0, low, high - low))
-            at += box.size[0]
-        return replace(self, boxes=tuple(boxes) or (self.boxes[0].narrow(0, 0, 0),))
+            first, last = (min(max(row - before, 0), box.size[0]) for row in (index * size, (index + 1) * size))
+            boxes.append(box.narrow(0, first, last - first))
+            before += 0 if self.axis else box.size[0]  # rows of boxes that are side by side along another axis
+        return replace(self, boxes=tuple(boxes))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -100,10 +94,7 @@ class TensorPart:
 
     def shards(self, name: str, own: Tensor) -> Iterator[TensorShard]:
         """Yields the values `own` that the process holds of the tensor `name`, a shard for each box with elements."""
-        if not self.shape:
-            yield whole_shard(name, own)
-            return
-        pieces = own.split([box.size[self.axis] for box in self.boxes], self.axis)
+        pieces = own.split([box.size[self.axis] for box in self.boxes], self.axis) if len(self.boxes) > 1 else [own]
         for box, piece in zip(self.boxes, pieces, strict=True):
             if piece.numel():
                 yield TensorShard(name, piece, self.shape, box.start)
