@@ -42,8 +42,13 @@ def reduce_scatter(values: Tensor, axis: int, group: dist.ProcessGroup) -> Tenso
 
 def multiply(layer: nn.Module, hidden: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns the product of `hidden` and the weight of `layer`, an `nn.Linear` or Conv1D, plus `bias`."""
-    weight: Any = layer.weight
-    return F.linear(hidden, weight.T if isinstance(layer, Conv1D) else weight, bias)
+    return F.linear(hidden, _matrix(layer), bias)
+
+
+def _matrix(layer: Any) -> Tensor:
+    """The weight of `layer`, (outputs, inputs)."""
+    weight: Tensor = layer.weight
+    return weight.T if isinstance(layer, Conv1D) else weight
 
 
 class Border:
@@ -77,15 +82,14 @@ class GatheredBorder(Border):
     the compiler, layers are as usual and the gather is what the backward computes again, once.
 
     Attributes:
-        entered: in a region's forward, what entered it, (B, t, H), and what was gathered, (B, T, H).
-        again: in its backward, the same two, held together so that nothing else gets the memory of the first.
+        gathered: in a region's forward or backward, what entered it, (B, t, H), and all positions of it, (B, T, H),
+            held together so that nothing else gets the memory of the first.
     """
 
     def __init__(self, gather: Change, scatter: Change) -> None:
         super().__init__(gather, self._scatter)
         self.scatter = scatter
-        self.entered: tuple[Tensor, Tensor] | None = None
-        self.again: tuple[Tensor, Tensor] | None = None
+        self.gathered: tuple[Tensor, Tensor] | None = None
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Returns all positions (B, T, H) of `hidden` (B, t, H)."""
@@ -93,14 +97,14 @@ class GatheredBorder(Border):
             inside: Tensor = checkpoint(super().enter, hidden, use_reentrant=False)
             return inside
         inside = super().enter(hidden)
-        self.entered = hidden.detach(), inside.detach()
+        self.gathered = hidden.detach(), inside.detach()
         return inside
 
     def gather_again(self, own: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns all positions (B, T, H) of `own` (B, t, H), which entered a region, as `dtype`."""
-        if self.again is None or not _share_memory(self.again[0], own) or self.again[1].dtype != dtype:
-            self.again = own, self.inward(own.to(dtype))
-        return self.again[1]
+        if self.gathered is None or not _share_memory(self.gathered[0], own) or self.gathered[1].dtype != dtype:
+            self.gathered = own, self.inward(own.to(dtype))
+        return self.gathered[1]
 
     def keep_own_input(self, layer: nn.Module) -> None:
         """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads. One that
@@ -113,7 +117,7 @@ class GatheredBorder(Border):
     def _scatter(self, values: Tensor) -> Tensor:
         """Ends a region's forward, or its backward."""
         if not torch.compiler.is_compiling():
-            self.entered = self.again = None
+            self.gathered = None
         return self.scatter(values)
 
 
@@ -122,17 +126,12 @@ def _share_memory(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and first.untyped_storage()._cdata == second.untyped_storage()._cdata
 
 
-def _multiply_gathered(layer: nn.Module, hidden: Tensor) -> Tensor:
+def _multiply_gathered(layer: Any, hidden: Tensor) -> Tensor:
     """Returns the outputs (B, T, N) of `layer`, of a region with a `border`, for `hidden` (B, T, H)."""
-    weight: Any = layer.weight
-    bias: Any = layer.bias
-    border: Any = layer.border
-    own, whole = border.entered or (None, None)
+    own, whole = layer.border.gathered or (None, None)
     if whole is None or not _share_memory(whole, hidden):
-        return multiply(layer, hidden, bias)  # the layer reads something that was computed within
-    outputs: Tensor = _GatheredLinear.apply(
-        hidden, own, weight.T if isinstance(layer, Conv1D) else weight, bias, border
-    )
+        return multiply(layer, hidden, layer.bias)  # the layer reads something that was computed within
+    outputs: Tensor = _GatheredLinear.apply(hidden, own, _matrix(layer), layer.bias, layer.border)
     return outputs
 
 
