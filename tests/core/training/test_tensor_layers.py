@@ -15,9 +15,9 @@ from terakoya.estimation.layouts.measured_model import LonelyGroup
 from terakoya.plugins import registry
 from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import (
-    LocalDropout,
     TensorDivision,
     TensorParallelGroup,
+    draw_own_dropout,
     partition_blocks,
 )
 from terakoya.training.engines.tensor_shards import TensorPart
@@ -85,14 +85,23 @@ def test_layers_are_divided_by_outputs_then_by_inputs() -> None:
     torch.testing.assert_close(block.wide(hidden), wide[:, [2, 3, 6, 7]])
 
 
+class Region(nn.Module):
+    """A region of process `index`, which draws two numbers."""
+
+    def __init__(self, index: int, block: int = 0) -> None:
+        super().__init__()
+        draw_own_dropout([self], [self], group(index), block, torch.device("cpu"))
+
+    def forward(self) -> list[float]:
+        """Returns the numbers."""
+        return torch.rand(2).tolist()
+
+
 def draws(index: int, block: int = 0, seed: int = 5) -> tuple[list[float], list[float]]:
     """The numbers that a process draws outside a region, before and after it, and inside."""
     torch.manual_seed(seed)
-    dropout = LocalDropout(group(index), block, torch.device("cpu"))
-    before = torch.rand(2).tolist()
-    dropout.begin()
-    inside = torch.rand(2).tolist()
-    dropout.end()
+    region = Region(index, block)
+    before, inside = torch.rand(2).tolist(), region()
     return before + torch.rand(2).tolist(), inside
 
 
@@ -106,13 +115,11 @@ def test_inside_a_region_each_process_has_its_own_dropout() -> None:
 def test_a_recomputed_region_draws_the_same_numbers() -> None:
     """As activation checkpointing does, from the generator's earlier state."""
     torch.manual_seed(5)
-    dropout, state, found = LocalDropout(group(1), 0, torch.device("cpu")), torch.get_rng_state(), []
+    region, state, found = Region(1), torch.get_rng_state(), []
     for seed in (5, 99):
         torch.manual_seed(seed)
         torch.set_rng_state(state)
-        dropout.begin()
-        found.append(torch.rand(2).tolist())
-        dropout.end()
+        found.append(region())
     assert found[0] == found[1]
 
 

@@ -4,7 +4,7 @@ Each of them divides another thing among the processes of a `ProcessMesh`:
 
 - `pp_size`: blocks. A process keeps some stages of the model (`pipeline_stage`), which `pipeline` runs.
 - `tp_size`: matrix products within blocks, as `Architecture.tensor_partition` says (`tensor_layers`), and the rows of
-  embeddings and of the vocabulary head (`vocabulary_layers`). What is not divided (norms, embeddings of positions, the
+  embeddings and of the vocabulary head (`tensor_division`). What is not divided (norms, embeddings of positions, the
   biases of row-parallel layers) is whole on every process, which computes its gradients from the same bits with the
   same dropout, provided that the processes of a replica round alike: the same kind of device, as many threads. With
   `sequence_parallel` a process has only its own positions of hidden states in blocks between the matrix products, and

@@ -21,7 +21,7 @@ Letters in shapes: B rows, T positions, t = T / P of them, H hidden size, P proc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
@@ -117,40 +117,36 @@ def dropout_generator(device: torch.device) -> torch.Generator:
     return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 
 
-class LocalDropout:
-    """Dropout that must differ between processes: inside a parallel region, because their heads differ, and in a whole
-    block where their positions differ.
+def draw_own_dropout(
+    inputs: Sequence[nn.Module],
+    outputs: Sequence[nn.Module],
+    group: TensorParallelGroup,
+    block: int,
+    device: torch.device,
+) -> None:
+    """Makes each process of `group` draw its own dropout, in training, from before one of `inputs` to after one of
+    `outputs`: inside a parallel region, because their heads differ, and in a whole block where their positions differ.
 
     Elsewhere all processes of a replica draw the same numbers, from equally seeded generators. Here the generator is
-    seeded for the process and the block; afterwards its outer state is restored. The seeds are functions of the
+    seeded for the process and the `block`; afterwards its outer state is restored. The seeds are functions of the
     micro-step's seed, so a recomputed block draws the same numbers again.
     """
+    generator = dropout_generator(device)
+    outside: list[Tensor] = []
 
-    def __init__(self, group: TensorParallelGroup, block: int, device: torch.device) -> None:
-        self.group = group
-        self.block = block
-        self.generator = dropout_generator(device)
-        self.outside: Tensor | None = None
+    def begin(module: nn.Module, given: Any) -> None:
+        if module.training:
+            outside[:] = [generator.get_state()]
+            generator.manual_seed(torch_seed(generator.initial_seed(), "tensor_part", block, group.index))
 
-    def hook(self, inputs: Sequence[nn.Module], outputs: Sequence[nn.Module]) -> None:
-        """Makes it begin before each of `inputs`, in training, and end after each of `outputs`."""
-        for module in inputs:
-            module.register_forward_pre_hook(lambda module, given: self.begin() if module.training else None)
-        for module in outputs:
-            module.register_forward_hook(lambda module, given, output: self.end() if module.training else None)
+    def end(module: nn.Module, given: Any, output: Any) -> None:
+        if module.training:
+            generator.set_state(outside.pop())
 
-    def begin(self) -> None:
-        """Seeds the generator for this process and block."""
-        self.outside = self.generator.get_state()
-        self.generator.manual_seed(
-            torch_seed(self.generator.initial_seed(), "tensor_part", self.block, self.group.index)
-        )
-
-    def end(self) -> None:
-        """Restores the generator state from before `begin`."""
-        assert self.outside is not None, "end() without begin()"
-        self.generator.set_state(self.outside)
-        self.outside = None
+    for module in inputs:
+        module.register_forward_pre_hook(begin)
+    for module in outputs:
+        module.register_forward_hook(end)
 
 
 def enter_at(module: nn.Module, border: Border) -> None:
@@ -202,6 +198,14 @@ class TensorDivision:
     parts: dict[nn.Parameter, TensorPart] = field(default_factory=dict)
     in_region: set[nn.Parameter] = field(default_factory=set)
 
+    def divide(self, whole: Tensor, axis: int, group: TensorParallelGroup, *, matrices: int = 1) -> nn.Parameter:
+        """Returns a new parameter, this process's part of `whole` along `axis`, where `matrices` may be side by
+        side."""
+        part = TensorPart.whole(whole.shape).divide(axis, group.index, group.size, matrices=matrices)
+        own = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
+        self.parts[own] = part
+        return own
+
 
 def partition_blocks(
     blocks: Sequence[nn.Module],
@@ -222,7 +226,6 @@ def partition_blocks(
         first: the number of the first block, so that no two draw the same dropout.
     """
     for number, block in enumerate(blocks, first):
-        local_dropout = None if dropout is None else LocalDropout(group, number, dropout)
         border = group.summed
         inside = [find_layer(block, name) for name in partition.local]
         inputs = [find_layer(block, name) for name in partition.inputs]
@@ -233,19 +236,20 @@ def partition_blocks(
                 enter_at(block, group.blocks)
             if block is blocks[-1]:
                 leave_at(block, group.blocks)
-        if local_dropout is not None:
-            local_dropout.hook(*([block], [block]) if group.sequence_parallel else (inputs, outputs))
+        if dropout is not None:
+            begin, end = ([block], [block]) if group.sequence_parallel else (inputs, outputs)
+            draw_own_dropout(begin, end, group, number, dropout)
         for name, matrices in partition.column_parallel.items():
             layer = find_layer(block, name)
             for each in output_layers(layer):
-                division.parts.update(_divide_layer(each, group, outputs=True, matrices=matrices))
+                _divide_layer(each, group, division, outputs=True, matrices=matrices)
             if isinstance(border, GatheredBorder):
                 for each in input_layers(layer):
                     border.keep_own_input(each)
             inside += input_layers(layer)[1:]
         for layer in outputs:
             for each in input_layers(layer):
-                division.parts.update(_divide_layer(each, group, outputs=False))
+                _divide_layer(each, group, division, outputs=False)
             leave_at(layer, border)
             add_bias_after(layer)
             inside += output_layers(layer)[1:]
@@ -262,26 +266,17 @@ def partition_blocks(
 
 
 def _divide_layer(
-    layer: nn.Module, group: TensorParallelGroup, *, outputs: bool, matrices: int = 1
-) -> Mapping[nn.Parameter, TensorPart]:
-    """Keeps this process's part of the outputs of `layer`, or else of its inputs; returns its new parameters. The bias
-    belongs to the outputs."""
+    layer: nn.Module, group: TensorParallelGroup, division: TensorDivision, *, outputs: bool, matrices: int = 1
+) -> None:
+    """Keeps this process's part of the outputs of `layer`, or else of its inputs. The bias belongs to the outputs."""
     assert isinstance(layer, LINEAR), f"{type(layer).__name__} is not a linear layer"
     axis = int(isinstance(layer, Conv1D) == outputs)  # Conv1D has weights (inputs, outputs), Linear the reverse
-    axes = {"weight": (axis, matrices)}
+    layer.weight = division.divide(layer.weight, axis, group, matrices=matrices)
     if outputs and layer.bias is not None:
-        axes["bias"] = (0, matrices)
-    new_parameters = {}
-    for name, (axis, side_by_side) in axes.items():
-        whole = getattr(layer, name)
-        part = TensorPart.whole(whole.shape).divide(axis, group.index, group.size, matrices=side_by_side)
-        own = nn.Parameter(part.cut(whole.detach()), requires_grad=whole.requires_grad)
-        setattr(layer, name, own)
-        new_parameters[own] = part
+        layer.bias = division.divide(layer.bias, 0, group, matrices=matrices)
     width = {True: ("out_features", "nf"), False: ("in_features", "nx")}[outputs][isinstance(layer, Conv1D)]
     _divide_attributes(layer, (width,), group.size)
     fp8.share_scales(layer, group, inputs=not outputs, outputs=outputs)
-    return new_parameters
 
 
 def _divide_attributes(module: nn.Module, attributes: Sequence[str], size: int) -> None:
