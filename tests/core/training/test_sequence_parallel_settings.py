@@ -11,8 +11,7 @@ from transformers import AttentionInterface, BertConfig, BertModel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
-from terakoya.training.engines.sequence_attention import UlyssesExchange
-from terakoya.training.engines.sequence_parallel import slice_positions
+from terakoya.training.engines.sequence_parallel import UlyssesExchange, slice_positions
 
 LLAMA = {
     "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,
@@ -88,7 +87,8 @@ def test_slices_together_are_the_batch() -> None:
         "input_ids": ids, "document_ids": ids // 5, "masked_positions": places, "masked_labels": labels,
         "whole_rows": torch.empty(0), "cu_seqlens": torch.arange(rows * length + 1),
     }  # fmt: skip
-    slices = [slice_positions(batch, place, processes) for place in range(processes)]
+    size = length // processes
+    slices = [slice_positions(batch, place * size, size) for place in range(processes)]
     assert torch.equal(torch.cat([each["input_ids"] for each in slices], dim=1), ids)
     found = {}
     for each in slices:

@@ -48,7 +48,6 @@ from torch.distributed.tensor import DTensor
 from terakoya.components import Architecture, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
-from terakoya.toolkit.architectures.attention import EXCHANGE, QUERIES
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
 from terakoya.training.engines.ddp import DDPEngine
@@ -59,8 +58,7 @@ from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import LocalStages, Pipeline
 from terakoya.training.engines.pipeline_stage import build_stage
-from terakoya.training.engines.sequence_attention import KeyValueExchange, UlyssesExchange
-from terakoya.training.engines.sequence_parallel import position_slice, slice_positions
+from terakoya.training.engines.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
 from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, TensorDivision
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
@@ -251,30 +249,22 @@ class ParallelEngine(DDPEngine):
         """See `Engine`. Under `fully_shard` gradients are reduced in every micro-step: whole gradients, kept until the
         last micro-step, would take as much memory on each process as it saves. Replicas of the shards add theirs up
         once."""
+        own = own_positions(batch, self.exchange)
         if self.pipeline is not None:
             scale = None if self.scaler is None else self.scaler.scale
-            sums = self.pipeline.micro_step(self._own_positions(batch), loss_fn, scale, last=last)
+            sums = self.pipeline.micro_step(own, loss_fn, scale, last=last)
         else:
             for groups in self.groups:
                 groups[-1].set_requires_all_reduce(last)
-            sums = super().micro_step(self._own_positions(batch), loss_fn, last=last)
+            sums = super().micro_step(own, loss_fn, last=last)
         if last:
             self._finish_gradients()
         return self._counted_once(sums)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`; collective within the replica."""
-        own = self._own_positions(batch)
+        own = own_positions(batch, self.exchange)
         return self._counted_once(super().evaluate(own) if self.pipeline is None else self.pipeline.evaluate(own))
-
-    def _own_positions(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """The part of `batch` at this process's positions, with what gives attention whole rows."""
-        if self.exchange is None:
-            return batch
-        index, processes = self.processes.index("sp"), self.processes.size("sp")
-        part = {**slice_positions(batch, index, processes), EXCHANGE: self.exchange}
-        is_gathered = isinstance(self.exchange, KeyValueExchange)
-        return {**part, QUERIES: position_slice(batch, index, processes)} if is_gathered else part
 
     def _counted_once(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The `sums`, which all processes along `tp` have, on the first of them, and zeros on the others."""
