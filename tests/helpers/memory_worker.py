@@ -28,7 +28,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.pipeline_buffers import ReceivingStage
+from terakoya.training.engines.pipeline_stage import ReceivingStage
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -124,7 +124,7 @@ def noting(trainer: Trainer, noted: list[int]) -> None:
     def counting(stage: Any, *inputs: Any, **named: Any) -> Any:
         infos = [each for all_of in (stage.args_recv_info, stage.grad_recv_info) for each in all_of.values()]
         buffers = [getattr(info, "buffer", None) for each in infos for info in each]
-        noted.append(sum(buffer is not None and not buffer.is_meta for buffer in buffers))
+        noted.append(sum(buffer is not None for buffer in buffers))
         return forward(stage, *inputs, **named)
 
     ReceivingStage.forward_one_chunk = counting  # type: ignore[method-assign]

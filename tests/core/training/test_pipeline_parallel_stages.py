@@ -17,7 +17,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.engines.pipeline import schedulable_count
-from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, build_stage
+from terakoya.training.engines.pipeline_stage import MicroBatch, Stage
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import top_level_models
 
@@ -59,7 +59,7 @@ def built(parameters: Parameters) -> nn.Module:
 
 def stages_of(module: nn.Module, parameters: Parameters, count: int) -> list[Stage]:
     return [
-        build_stage(
+        Stage(
             module, [parameters.architecture], VOCABULARY,
             index=index, count=count, device=CPU, precision=parameters.precision,
         )

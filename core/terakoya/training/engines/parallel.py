@@ -37,7 +37,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,15 +55,15 @@ from terakoya.training.engines.fsdp_groups import shard_module
 from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.pipeline import LocalStages, Pipeline
-from terakoya.training.engines.pipeline_stage import build_stage
+from terakoya.training.engines.pipeline import Pipeline
+from terakoya.training.engines.pipeline_stage import Stage
 from terakoya.training.engines.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
 from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, TensorDivision
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.deferred import DeferredTensors
-from terakoya.training.model.module_parts import named_values, saved_values
+from terakoya.training.model.module_parts import ADAPTED, named_values, saved_values
 
 SHARE = ("dp_shard", "sp")
 """The axes along which `fully_shard` divides weights: without it, processes along them hold the same ones."""
@@ -122,22 +121,22 @@ class ParallelEngine(DDPEngine):
         names = {id(value): name for name, value in named_values(module)}
 
         # Of the module this process keeps its stages, of these its parts of layers, and of these its rows.
-        stage_count = parallel.pp_size * parallel.pp_stages_per_process
-        numbers = range(mesh.index("pp"), stage_count, parallel.pp_size) if parallel.pp_size > 1 else ()
-        stages = [
-            build_stage(
-                module, architectures, vocabulary,
-                index=number, count=stage_count, device=context.device, precision=precision,
-            )
-            for number in numbers
-        ]  # fmt: skip
-        self.pipeline = None
+        stages: list[Stage] = []
+        self.pipeline, local = None, module
         if (group := mesh.group("pp")) is not None:
-            self.pipeline = Pipeline(
-                stages, stage_count, group, mesh.members("pp"), context.device,
-                zero_bubble=parallel.pp_schedule == "zero_bubble", micro_steps=micro_steps,
-            )  # fmt: skip
-        local = LocalStages(stages) if stages else module
+            count = parallel.pp_size * parallel.pp_stages_per_process
+            stages = [
+                Stage(
+                    module, architectures, vocabulary,
+                    index=index, count=count, device=context.device, precision=precision,
+                )
+                for index in range(mesh.index("pp"), count, parallel.pp_size)
+            ]  # fmt: skip
+            # no ModuleList: optimizers take its items for blocks
+            local = nn.ModuleDict({f"stage{stage.index}": stage for stage in stages})
+            setattr(local, ADAPTED, getattr(module, ADAPTED, False))
+            zero_bubble = parallel.pp_schedule == "zero_bubble"
+            self.pipeline = Pipeline(stages, group, zero_bubble=zero_bubble, micro_steps=micro_steps)
         self.names = {own: names[id(value)] for own, value in named_values(local)}
         division = TensorDivision()
         if (group := mesh.group("tp")) is not None:
@@ -178,7 +177,9 @@ class ParallelEngine(DDPEngine):
         self.sharing = (*(SHARE if sharded else ()), *(("tp",) if divided else ()))
         weights = {self.names[own]: value for own, value in local.named_parameters() if value.requires_grad}
         self.sharded = weights if sharded else {}
-        self.trained = {name: nn.Parameter(_local(value)) for name, value in weights.items()} if sharded else weights
+        self.trained = (
+            {name: nn.Parameter(_local(value)) for name, value in weights.items()} if sharded else weights
+        )
         seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
         before_steps = self._give_trained(weights, own_names, seen_whole)
         holdings = {

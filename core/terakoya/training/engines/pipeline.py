@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleInterleaved1F1B,
@@ -29,10 +29,8 @@ from torch.distributed.pipelining import (
 )
 
 from terakoya.training.engines.engine import LossFn
-from terakoya.training.engines.pipeline_buffers import ReceivingStage
-from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, Stage
+from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, ReceivingStage, Stage
 from terakoya.training.engines.tensor_layers import dropout_generator
-from terakoya.training.model.module_parts import ADAPTED
 
 log = logging.getLogger("terakoya")
 
@@ -41,51 +39,28 @@ Shapes = Mapping[str, tuple[int, ...]]
 Schedule = Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble | ScheduleLoopedBFS
 
 
-class LocalStages(nn.Module):
-    """The stages of this process: a plain module, because optimizers take the items of a ModuleList for blocks."""
-
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        super().__init__()
-        for stage in stages:
-            self.add_module(f"stage{stage.index}", stage)
-        setattr(self, ADAPTED, any(getattr(stage.root, ADAPTED, False) for stage in stages))
-
-
 class Pipeline:
-    """The pipeline of a replica, seen from one of its processes.
-
-    Attributes:
-        stages: those of this process.
-        ranks: the ranks of the replica's processes, in the order of their stages.
-    """
+    """The pipeline of a replica, seen from one of its processes."""
 
     def __init__(
-        self,
-        stages: Sequence[Stage],
-        stage_count: int,
-        group: dist.ProcessGroup,
-        ranks: Sequence[int],
-        device: torch.device,
-        *,
-        zero_bubble: bool,
-        micro_steps: int,
+        self, stages: Sequence[Stage], group: dist.ProcessGroup, *, zero_bubble: bool, micro_steps: int
     ) -> None:
-        """`stage_count` is that of all processes, `micro_steps` the number of micro-batches in a step."""
-        if micro_steps < stage_count and dist.get_rank() == 0:
+        """`stages` are those of this process, one of `group`; `micro_steps` is the number of micro-batches in a
+        step."""
+        self.stages = stages
+        self.group = group
+        self.processes = dist.get_world_size(group)
+        self.count = len(stages) * self.processes
+        self.device = stages[0].device
+        if micro_steps < self.count and dist.get_rank() == 0:
             log.warning(
                 "%s: %d stages share %d micro-batch%s in a step and are idle for most of it; a lower micro_batch_size"
                 " makes more micro-batches",
-                KEY, stage_count, micro_steps, "" if micro_steps == 1 else "es",
+                KEY, self.count, micro_steps, "" if micro_steps == 1 else "es",
             )  # fmt: skip
         self.kind: type[Schedule] = Schedule1F1B if len(stages) == 1 else ScheduleInterleaved1F1B
         if zero_bubble:
             self.kind = ScheduleInterleavedZeroBubble
-        self.in_rounds = self.kind is not Schedule1F1B
-        self.stages = stages
-        self.count = stage_count
-        self.group = group
-        self.ranks = ranks
-        self.device = device
         self.micro_batches: list[MicroBatch] = []
         self.schedules: dict[tuple[type[Schedule], int, int, int], Schedule] = {}
         self.shapes: dict[bool, Shapes] = {}
@@ -99,54 +74,45 @@ class Pipeline:
         if not last:
             return {}
         step, self.micro_batches = self.micro_batches, []
-        count = schedulable_count(len(step), processes=len(self.ranks), in_rounds=self.in_rounds)
-        rows, length = self._prepare([*step, *[None] * (count - len(step))], scale)
-        self._schedule(count, rows, length, self.kind).step(target=torch.arange(count), return_outputs=False)
-        self._prepare([], None)
-        if not self.stages[-1].last:
-            return self._on_all(None)
+        count = schedulable_count(len(step), processes=self.processes, in_rounds=self.kind is not Schedule1F1B)
+        self._run([*step, *[None] * (count - len(step))], self.kind, scale)
         sums = [micro_batch.sums for micro_batch in step]
         return self._on_all({name: torch.stack([each[name].double() for each in sums]).sum(0) for name in sums[0]})
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`; collective within the replica."""
         micro_batch = MicroBatch(batch, lambda sums: torch.zeros((), device=self.device), 0)
-        rows, length = self._prepare([micro_batch], None)
-        schedule = self._schedule(1, rows, length, ScheduleLoopedBFS)
         with torch.no_grad():
-            schedule.eval(target=torch.zeros(1), return_outputs=False)
-        self._prepare([], None)
-        return self._on_all(micro_batch.sums or None)
+            self._run([micro_batch], ScheduleLoopedBFS)
+        return self._on_all(micro_batch.sums)
 
-    def _prepare(self, step: Sequence[MicroBatch | None], scale: Tensor | None) -> tuple[int, int]:
-        """Gives the stages the micro-batches of a `step`; returns rows and positions of the largest."""
-        shapes = [each.shape for each in step if each is not None]
+    def _run(self, step: Sequence[MicroBatch | None], kind: type[Schedule], scale: Tensor | None = None) -> None:
+        """Runs the micro-batches of a `step` through all stages by a schedule of this `kind`."""
+        shapes = [each.tensors["input_ids"].shape for each in step if each is not None]
         rows, length = (max((shape[axis] for shape in shapes), default=0) for axis in (0, 1))
         for stage in self.stages:
             stage.step, stage.rows, stage.length, stage.scale = step, rows, length, scale
-        return rows, length
-
-    def _schedule(self, count: int, rows: int, length: int, kind: type[Schedule]) -> Schedule:
-        """Returns the schedule of this `kind` for `count` micro-batches with hidden states (`rows`, `length`, H)."""
-        key = (kind, count, rows, length)
+        key = (kind, len(step), rows, length)
         if key not in self.schedules:
             stages: Any = [ReceivingStage(stage, self.count, rows, length, self.group) for stage in self.stages]
             if kind is Schedule1F1B:
                 (stages,) = stages
-            self.schedules[key] = kind(stages, count, loss_fn=lambda loss, _: loss, scale_grads=False)
-        return self.schedules[key]
+            self.schedules[key] = kind(stages, len(step), loss_fn=lambda loss, _: loss, scale_grads=False)
+        schedule = self.schedules[key]
+        run = schedule.eval if kind is ScheduleLoopedBFS else schedule.step
+        run(target=torch.arange(len(step)), return_outputs=False)
+        for stage in self.stages:
+            stage.step = []
 
-    def _on_all(self, sums: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        """Returns `sums` on the last process, which computed them, and zeros under the same names on the others. Names
-        and shapes are broadcast the first time."""
+    def _on_all(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns `sums` on the last process, which computed them, and zeros under the same names on the others, which
+        have none. Names and shapes are broadcast the first time."""
         mode = self.stages[0].training
         if mode not in self.shapes:
-            shapes: list[Any] = [None if sums is None else {name: tuple(value.shape) for name, value in sums.items()}]
-            dist.broadcast_object_list(shapes, src=self.ranks[-1], group=self.group)
+            shapes: list[Any] = [{name: tuple(value.shape) for name, value in sums.items()}]
+            dist.broadcast_object_list(shapes, group=self.group, group_src=self.processes - 1)
             self.shapes[mode] = shapes[0]
-        if sums is not None:
-            return sums
-        return {name: torch.zeros(shape, device=self.device) for name, shape in self.shapes[mode].items()}
+        return sums or {name: torch.zeros(shape, device=self.device) for name, shape in self.shapes[mode].items()}
 
 
 def schedulable_count(micro_batches: int, *, processes: int, in_rounds: bool) -> int:

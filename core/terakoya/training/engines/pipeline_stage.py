@@ -12,13 +12,16 @@ micro-batches of a step.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
@@ -48,15 +51,10 @@ class MicroBatch:
     seed: int
     sums: Mapping[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows B and positions T."""
-        rows, length = self.tensors["input_ids"].shape
-        return rows, length
-
 
 class Stage(nn.Module):
-    """Stage `index` of `count`: one of `count` nearly equal ranges of the blocks.
+    """Stage `index` of `count`: one of `count` nearly equal ranges of the blocks of the root `module`, with which it
+    shares weights.
 
     Attributes:
         root: the objective's module over this stage's part of its model.
@@ -68,20 +66,28 @@ class Stage(nn.Module):
 
     def __init__(
         self,
-        root: nn.Module,
-        architecture: Architecture,
+        module: nn.Module,
+        architectures: Sequence[Architecture],
+        vocabulary: Vocabulary,
         *,
         index: int,
         count: int,
         device: torch.device,
         precision: str,
     ) -> None:
+        """Keeps the blocks of the stage.
+
+        Raises:
+            UserError: there are fewer blocks than stages, or one has nothing to train.
+        """
         super().__init__()
-        (model,) = top_level_models(root)
+        shared = {id(value): value for value in [*module.parameters(), *module.buffers()]}
+        self.root = copy.deepcopy(module, shared)
+        (model,) = top_level_models(self.root)
+        architecture = architecture_of(model, architectures, vocabulary, key=KEY)
         blocks = architecture.blocks(model)
         _check_blocks(type(model).__name__, blocks, count)
         architecture.keep_stage_blocks(model, range(*split_evenly(len(blocks), count, index)))
-        self.root = root
         self.hidden = partial(architecture.hidden, model)  # a partial: registers no second model
         self.index = index
         self.first, self.last = index == 0, index == count - 1
@@ -101,9 +107,10 @@ class Stage(nn.Module):
         hidden = received[0] if received else None
         if micro_batch is None:
             return self._empty_output(hidden)
-        self._seed(micro_batch.seed)
-        rows, _ = micro_batch.shape
+        # seeded for the micro-batch and this stage, so that the order of the schedule does not matter
+        dropout_generator(self.device).manual_seed(torch_seed(micro_batch.seed, "stage", self.index))
         inputs = micro_batch.tensors
+        rows = len(inputs["input_ids"])
         if hidden is not None:  # no slice of all rows: its gradient would be a copy
             inputs = {**inputs, "inputs_embeds": hidden if rows == self.rows else hidden[:rows]}
         with torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
@@ -125,10 +132,6 @@ class Stage(nn.Module):
             return torch.zeros(shape, device=self.device, requires_grad=True)
         return hidden.sum() * 0.0 if self.last else hidden.clone()
 
-    def _seed(self, seed: int) -> None:
-        """Seeds dropout for a micro-batch and this stage, so that the order of the schedule does not matter."""
-        dropout_generator(self.device).manual_seed(torch_seed(seed, "stage", self.index))
-
 
 def _check_blocks(name: str, blocks: Sequence[nn.Module], count: int) -> None:
     """Raises UserError, on every process, if one of `count` stages has none of the `blocks` of the model `name`, or
@@ -144,23 +147,60 @@ def _check_blocks(name: str, blocks: Sequence[nn.Module], count: int) -> None:
             )
 
 
-def build_stage(
-    module: nn.Module,
-    architectures: Sequence[Architecture],
-    vocabulary: Vocabulary,
-    *,
-    index: int,
-    count: int,
-    device: torch.device,
-    precision: str,
-) -> Stage:
-    """Returns stage `index` of `count` of the root `module`, with which it shares weights.
+class ReceivingStage(PipelineStage):
+    """torch's stage `stage` of `count`, with receive buffers that exist only while they are needed. It receives hidden
+    states (`rows`, `length`, H), and gradients of those that it sent, float32.
 
-    Raises:
-        UserError: there are fewer blocks than stages, or one has nothing to train.
+    torch allocates buffers for every micro-batch of a step, in both directions, and keeps them: with hundreds of
+    micro-batches they take more memory than the activations. Here a buffer is allocated when a receive begins and freed
+    after the micro-batch's backward.
     """
-    shared = {id(value): value for value in [*module.parameters(), *module.buffers()]}
-    root = copy.deepcopy(module, shared)
-    (model,) = top_level_models(root)
-    architecture = architecture_of(model, architectures, vocabulary, key=KEY)
-    return Stage(root, architecture, index=index, count=count, device=device, precision=precision)
+
+    def __init__(self, stage: Stage, count: int, rows: int, length: int, group: dist.ProcessGroup) -> None:
+        self.shape = (rows, length, stage.hidden_size)
+        hidden, loss = (torch.empty(shape, device="meta", requires_grad=True) for shape in (self.shape, ()))
+        super().__init__(
+            stage,
+            stage.index,
+            count,
+            stage.device,
+            input_args=() if stage.first else (hidden,),  # given, so that torch need not find shapes in a trial run
+            output_args=(loss if stage.last else hidden,),
+            group=group,
+        )
+        self.args_recv_info, self.grad_recv_info = _ReceiveInfos(), _ReceiveInfos()
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        """See `PipelineStage`; tells the module which micro-batch it is."""
+        self.submod.number = fwd_chunk_id  # type: ignore[assignment]
+        return super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
+
+    def _get_recv_ops(self, recv_infos: tuple[Any, ...]) -> list[dist.P2POp]:
+        """See `PipelineStage`; allocates the buffers."""
+        for info in recv_infos:
+            info.buffer = torch.empty(self.shape, dtype=torch.float32, device=self.device)
+        return super()._get_recv_ops(recv_infos)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
+        """See `PipelineStage`; frees the buffers."""
+        super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        for infos in (self.args_recv_info, self.grad_recv_info):
+            _free_buffers(infos.get(bwd_chunk_id, ()))
+        if self.has_backward:
+            # torch sends the gradient as it comes, and from a backward without weights it may come as a view
+            self.bwd_cache[bwd_chunk_id] = tuple(
+                None if gradient is None else gradient.contiguous() for gradient in self.bwd_cache[bwd_chunk_id]
+            )
+
+
+class _ReceiveInfos(dict[int, Any]):
+    """What torch keeps of the tensors that a stage receives, by micro-batch: without the buffers that it allocates."""
+
+    def __setitem__(self, micro_batch: int, infos: Any) -> None:
+        _free_buffers(infos)
+        super().__setitem__(micro_batch, infos)
+
+
+def _free_buffers(infos: Iterable[Any]) -> None:
+    for info in infos:
+        info.buffer = None
