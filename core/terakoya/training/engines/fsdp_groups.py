@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -107,3 +107,9 @@ def shardable_blocks(
 def _occurrences(module: nn.Module) -> Counter[nn.Parameter]:
     """Returns how often each parameter of `module` occurs in it."""
     return Counter(value for _, value in module.named_parameters(remove_duplicate=False))
+
+
+def local_values(value: Tensor) -> Tensor:
+    """What this process holds of `value`, which may be sharded, in the same memory and detached from gradients."""
+    with torch.no_grad():
+        return (value.to_local() if isinstance(value, DTensor) else value).detach()

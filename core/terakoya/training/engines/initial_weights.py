@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.engines.fsdp_groups import local_values
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import named_values
@@ -50,8 +50,7 @@ class InitialWeights:
         for name, value in self.values.items():
             whole = self._receive(value)
             if name in own:
-                held = own[name]
-                (held.to_local() if isinstance(held, DTensor) else held).copy_(parts[name].cut(whole))
+                local_values(own[name]).copy_(parts[name].cut(whole))
 
     def _receive(self, value: Tensor) -> Tensor:
         """Returns rank 0's `value` on the device, and sets it where it is not deferred; collective."""

@@ -51,7 +51,7 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
-from terakoya.training.engines.fsdp_groups import shard_module
+from terakoya.training.engines.fsdp_groups import local_values, shard_module
 from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
@@ -178,7 +178,7 @@ class ParallelEngine(DDPEngine):
         weights = {self.names[own]: value for own, value in local.named_parameters() if value.requires_grad}
         self.sharded = weights if sharded else {}
         self.trained = (
-            {name: nn.Parameter(_local(value)) for name, value in weights.items()} if sharded else weights
+            {name: nn.Parameter(local_values(value)) for name, value in weights.items()} if sharded else weights
         )
         seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
         before_steps = self._give_trained(weights, own_names, seen_whole)
@@ -234,7 +234,7 @@ class ParallelEngine(DDPEngine):
                     key: each.full_tensor() if isinstance(each, DTensor) else each for key, each in found.items()
                 }
             elif found:
-                state[self.trained[name]] = {key: _local(each) for key, each in found.items()}
+                state[self.trained[name]] = {key: local_values(each) for key, each in found.items()}
         for group in self.optimizer.param_groups:
             group["params"] = [self.trained[names[id(each)]] for each in group["params"]]
         return whole_state
@@ -276,7 +276,7 @@ class ParallelEngine(DDPEngine):
         """Gives each trained part its gradient, summed over all processes that have a part in it."""
         for name, value in self.sharded.items():
             if value.grad is not None:
-                self.trained[name].grad, value.grad = _local(value.grad), None
+                self.trained[name].grad, value.grad = local_values(value.grad), None
         if self.pipeline is not None and not self.groups:
             _sum_gradients(self.trainable, self.processes.group(*DATA, "sp"))
         _sum_gradients(self.in_region, self.processes.group("tp"))
@@ -324,7 +324,7 @@ class ParallelEngine(DDPEngine):
         for group in (each for groups in self.groups for each in groups):
             group.reshard()  # after a forward without a backward some weights are still gathered
         for own, value in saved_values(self.module):
-            yield self.names[own], _local(value)
+            yield self.names[own], local_values(value)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields this process's part of each parameter that the optimizer updates as a part, with its name in the root
@@ -357,9 +357,3 @@ def _sum_gradients(weights: Sequence[nn.Parameter], group: dist.ProcessGroup | N
     gradients = [value.grad for value in weights if value.grad is not None]
     if group is not None and gradients:
         group.allreduce_coalesced(gradients).wait()
-
-
-def _local(value: Tensor) -> Tensor:
-    """This process's part of `value`, in the same memory and detached from gradients."""
-    with torch.no_grad():
-        return (value.to_local() if isinstance(value, DTensor) else value).detach()
