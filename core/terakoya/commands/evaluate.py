@@ -82,7 +82,8 @@ def command(
         typer.Option(
             metavar="A,B,...",
             help="Suites (jglue, glue), their tasks (jsts, jnli, sst2, ...) or suite files, for which the model is "
-            "fine-tuned; or tasks of lm-eval, if it is installed.",
+            "fine-tuned; jmteb, jmteb_lite or one of their tasks (jmteb:JSTS), for which it is not; or tasks of "
+            "lm-eval, if it is installed.",
         ),
     ] = None,
     seeds: Annotated[
@@ -109,7 +110,7 @@ def command(
     from rich.text import Text
 
     from terakoya.atomic_files import check_writable, write_text
-    from terakoya.commands.guidance.training_scores import TuningProgress, show_benchmark
+    from terakoya.commands.guidance.training_scores import TuningProgress, show_benchmark, show_embedding
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.evaluation.evaluate import evaluate
@@ -142,8 +143,11 @@ def command(
         console().print(settings, markup=False, soft_wrap=True, style="dim")
     if evaluation.results:
         console().print(table(evaluation))
-    for result in evaluation.finetuned.values():
-        show_benchmark(result)
+    if evaluation.measure == "embedding":
+        show_embedding(evaluation.finetuned)
+    else:
+        for result in evaluation.finetuned.values():
+            show_benchmark(result)
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
     is_model = kind_of(source) == "Transformers model"

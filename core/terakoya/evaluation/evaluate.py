@@ -32,12 +32,13 @@ class Evaluation:
 
     Attributes:
         model: the folder that was evaluated; for a run, its checkpoint.
-        measure: `objective`, `perplexity` or `pseudo-perplexity`; "" if only tasks were run.
+        measure: `objective`, `perplexity`, `pseudo-perplexity`, `fine-tuning` or `embedding`; "" if only tasks of
+            lm-eval were run.
         settings: the other settings that decide the numbers.
         results: data set -> its numbers.
         tasks: task of lm-eval -> its numbers.
-        finetuned: task of a suite -> its result, see `finetuning/benchmark.py`.
-        skipped: task of a suite -> why it was not done.
+        finetuned: task of a suite or of mteb -> its result, see `finetuning/benchmark.py` and `embedding.py`.
+        skipped: task of a suite or of mteb -> why it was not done.
     """
 
     model: Path
@@ -99,7 +100,7 @@ def evaluate(
         precision: by default fp32; for the objective, the run's own.
         device: by default the first GPU, or the CPU.
         tasks: names of lm-eval's tasks; or suites, their tasks and suite files, for which the model is fine-tuned, and
-            `stores` is the folder with their files.
+            `stores` is the folder with their files; or benchmarks of mteb and their tasks, see `embedding.BENCHMARKS`.
         trust_remote_code: whether to run Python code that the folder contains.
         tuning: settings of the fine-tuning that replace those of the suites.
         watch: (title of a task) -> who follows its trainings.
@@ -109,6 +110,7 @@ def evaluate(
     """
     import torch
 
+    from terakoya.evaluation.embedding import is_embedding_task, measure_embedding
     from terakoya.evaluation.suites import measure_suites
     from terakoya.finetuning.suites import is_suite_task
     from terakoya.inference.loading import find_device
@@ -121,6 +123,15 @@ def evaluate(
             "use --device cpu"
         )
     checkpoint_folder = _find_checkpoint(source)
+    if any(is_embedding_task(task) for task in tasks):
+        others = {_option(name): value for name, value in (tuning or {}).items()}
+        batch_size = others.pop("--batch-size", None)
+        measured, deciding = measure_embedding(
+            source, tasks, not_for_it={"--data": stores, "--corpus": corpora, "--limit": limit, **others},
+            length=length, batch_size=batch_size, device=torch_device, precision=precision or "fp32",
+            trust=trust_remote_code, watch=watch,
+        )  # fmt: skip
+        return Evaluation(source, "embedding", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)
     if any(is_suite_task(task) for task in tasks):
         measured, deciding = measure_suites(
             source, tasks, stores, corpora=corpora, tuning=tuning or {}, limit=limit, device=torch_device,
@@ -128,7 +139,7 @@ def evaluate(
         )  # fmt: skip
         return Evaluation(source, "fine-tuning", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)
     if tuning:
-        raise UserError(f"--{next(iter(tuning)).replace('_', '-')}: is for --tasks of a suite, such as jglue")
+        raise UserError(f"{_option(next(iter(tuning)))}: is for --tasks of a suite, such as jglue")
     by_objective = measure == "objective" or (
         measure == "auto" and checkpoint_folder is not None and not corpora and not tasks
     )
@@ -188,6 +199,11 @@ def evaluate(
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
     return Evaluation(checkpoint_folder or source, measure if results else "", settings, results, task_results)
+
+
+def _option(setting: str) -> str:
+    """Returns the command line's option for a setting of the fine-tuning."""
+    return f"--{setting.replace('learning_rates', 'learning_rate').replace('_', '-')}"
 
 
 def _find_checkpoint(source: Path) -> Path | None:

@@ -65,9 +65,15 @@ def measure_suites(
         **watching,
     )
     settings = {"limit": limit, "precision": precision, **versions()}
-    if limit is None and kind_of(source) == "Transformers model" and (source / "config.json").is_file():
+    if limit is None:
+        keep_scores(source, result.finetuned, settings)
+    return result, settings
+
+
+def keep_scores(source: Path, finetuned: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Writes scores into the folder `source` if it is that of a Transformers model."""
+    if kind_of(source) == "Transformers model" and (source / "config.json").is_file():
         try:
-            write_scores(source, source, result.finetuned, settings=settings)
+            write_scores(source, source, finetuned, settings=settings)
         except OSError as error:
             logger.warning("%s", f"{source}: the scores are not kept in the model's folder: {error}")
-    return result, settings

@@ -23,7 +23,9 @@ from terakoya.training.model.start_config import silence_transformers
 class TextVectors:
     """Turns texts into vectors: the mean of the last hidden states of all tokens, special ones included."""
 
-    def __init__(self, folder: Path, *, max_length: int | None, device: torch.device, trust: bool) -> None:
+    def __init__(
+        self, folder: Path, *, max_length: int | None, device: torch.device, trust: bool, precision: str = "fp32"
+    ) -> None:
         """Loads the body of the model in `folder`. Inputs have at most `max_length` tokens, or what it takes.
         Raises UserError if it cannot be loaded."""
         tokenizer = load_fast_tokenizer(folder, trust=trust, needs_offsets=False)
@@ -31,7 +33,7 @@ class TextVectors:
             model, _ = load_model_and_tokenizer(AutoModel, folder, trust=trust, is_new=is_of_head, dtype=torch.float32)
         if model.config.is_encoder_decoder:
             raise UserError(f"{folder}: {model.config.model_type} is an encoder-decoder; expected an encoder")
-        self.model = model.to(device)
+        self.model, self.precision = model.to(device), precision
         self.pad = pad_id(tokenizer, model, folder)
         length = longest_input(model, max_length, default=LONGEST, shorten=True)
         self.encoder = TextEncoder(tokenizer, max_length=length, stride=1)
@@ -50,7 +52,8 @@ class TextVectors:
 
     def _means(self, rows: Sequence[Inputs]) -> np.ndarray:
         tensors = loop.pad_inputs(rows, self.model, self.pad)
-        hidden = self.model(**tensors).last_hidden_state.float()
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            hidden = self.model(**tensors).last_hidden_state.float()
         mask = tensors["attention_mask"][..., None].float()
         means: np.ndarray = ((hidden * mask).sum(1) / mask.sum(1)).cpu().numpy()
         return means

@@ -131,7 +131,8 @@ def _read_finetuned(name: str, result: Mapping[str, Any]) -> CardResult:
     }
     settings = {key: value for key, value in result["settings"].items() if value is not None}
     seeds = settings.get("seeds")
-    origin = "without training" if seeds is None else f"fine-tuned, mean of {seeds} seed{plural(seeds)}"
+    trained = "without training" if seeds is None else f"fine-tuned, mean of {seeds} seed{plural(seeds)}"
+    origin = str(result.get("origin", trained))
     means, intervals = ({score: each[part] for score, each in found.items()} for part in ("mean", "interval"))
     return CardResult(str(result.get("title", name)), origin, _finite(means), settings, _finite(intervals))
 

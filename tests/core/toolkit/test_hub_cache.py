@@ -26,6 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_starts_from_downloaded_files(cache: Path) -> None:
     folder = cache / "models--someone--a-model/snapshots" / COMMIT
     assert find_snapshot("someone/a-model") == folder
+    assert find_snapshot("someone/a-model", revision=COMMIT) == folder
+    assert find_snapshot("someone/a-model", revision=COMMIT[::-1]) is None
     assert model_folder(Path("someone/a-model"), "start_from") == folder
 
 

@@ -90,6 +90,29 @@ def show_benchmark(result: Mapping[str, Any]) -> None:
         console().print(f"[{number}] {source}", markup=False, soft_wrap=True, style="dim")
 
 
+def show_embedding(results: Mapping[str, Any]) -> None:
+    """Prints the scores of tasks of mteb (`BenchmarkResult.finetuned`) as one table for each benchmark."""
+    from rich.table import Table
+
+    from terakoya.log import console
+
+    for suite in dict.fromkeys(name.partition(":")[0] for name in results):
+        chosen = {name: each for name, each in results.items() if name.partition(":")[0] == suite}
+        first = next(iter(chosen.values()))
+        words = [f"{name.replace('_', ' ')} {value}" for name, value in first["settings"].items()]
+        console().print(f"{first['suite']}: {', '.join(words)}", markup=False, soft_wrap=True)
+        grid = Table("task", "examples", "score", box=None, header_style="bold", pad_edge=False)
+        grid.add_column("value", justify="right")
+        grid.add_column("cut", justify="right")
+        for each in chosen.values():
+            task = each["title"].removeprefix(f"{first['suite']}: ")
+            for part, scores in each["scores"].items():
+                for score in each["shown"]:
+                    cells = (_format(scores[score]["mean"], None), f"{each['cut'].get('all', 0):,}")
+                    grid.add_row(task, "" if part == "eval" else part, score.replace("_", " "), *cells)
+        console().print(grid)
+
+
 _SETTINGS = ("learning_rate", "epochs", "batch_size", "max_length", "seeds", "pooling")
 
 
