@@ -207,6 +207,15 @@ def test_selective_recomputation_is_right_where_a_block_changes_results_in_place
     assert torch.equal(gradient(), expected)
 
 
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_a_block_that_is_frozen_like_all_below_it_is_compiled_without_recomputation(kind: str) -> None:
+    """No backward computes it again, and torch compiles no dropout that a graph without a backward would."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).requires_grad_(False).train()
+    checkpoint_block(block, kind)  # type: ignore[arg-type]
+    block.compile(backend="aot_eager", fullgraph=True)
+    assert not block(torch.ones(4, 8)).requires_grad
+
+
 def test_what_cannot_be_traced_is_named() -> None:
     class Asks(nn.Module):
         def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -226,6 +235,11 @@ def test_the_innermost_line_of_a_model_is_named() -> None:
         'Unsupported call, File "/a/layer.py", line 3, in forward'
     )
     assert compilation.describe(RuntimeError("no place")) == "no place"
+
+
+def test_what_the_compiler_of_graphs_cannot_do_is_said() -> None:
+    raised = "backend='inductor' raised:\nRuntimeError: no such kernel\n\nSet TORCHDYNAMO_VERBOSE=1 for more"
+    assert compilation.describe(RuntimeError(raised)) == "backend='inductor' raised: RuntimeError: no such kernel"
 
 
 def test_plugins_run_the_model_with_any_shape() -> None:

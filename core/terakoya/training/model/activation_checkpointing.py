@@ -21,7 +21,7 @@ from functools import partial, update_wrapper
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -64,19 +64,22 @@ def apply_activation_checkpointing(
 
 def checkpoint_block(block: nn.Module, kind: Kind) -> None:
     """Makes the backward recompute `block`: everything (`full`), or all but expensive results (`selective`)."""
-    forward = _Full(block.forward) if kind == "full" else _Selective(block.forward)
+    forward = _Full(block) if kind == "full" else _Selective(block)
     block.forward = update_wrapper(forward, block.forward)
 
 
 class _Full:
     """A block's forward that keeps nothing. A deep copy of the block gets a deep copy of this: `forward` is bound."""
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward = forward
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.forward: Callable[..., Any] = block.forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Returns what the block returns."""
-        if not torch.is_grad_enabled():
+        """Returns what the block returns. A block that is frozen like all below it has no backward and keeps nothing
+        anyway; marked as one to compute again, the compiler would refuse its dropout."""
+        given = (*arguments, *named.values(), *self.block.parameters())
+        if not torch.is_grad_enabled() or not any(isinstance(each, Tensor) and each.requires_grad for each in given):
             return self.forward(*arguments, **named)
         return self.run(*arguments, **named)
 
@@ -92,8 +95,8 @@ class _Selective(_Full):
     second time. The block's first run finds these results; the block then runs once more, from the same random state.
     """
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        super().__init__(forward)
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__(block)
         self.changed: set[int] | None = None  # indices of such results, in the order of their computation
 
     def run(self, *arguments: Any, **named: Any) -> Any:

@@ -168,4 +168,5 @@ def describe(error: RuntimeError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     inside = ("/torch/", "/terakoya/training/")
     places = [line for line in lines if line.startswith("File ") and not any(each in line for each in inside)]
-    return f"{lines[0] if lines else type(error).__name__}{f', {places[-1]}' if places else ''}"
+    said = lines[: 2 if lines and lines[0].endswith("raised:") else 1]  # "backend='inductor' raised:" and what
+    return f"{' '.join(said) or type(error).__name__}{f', {places[-1]}' if places else ''}"
