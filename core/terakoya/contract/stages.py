@@ -25,7 +25,8 @@ def check_stages(architecture: Architecture, models: Sequence[PreTrainedModel], 
     """Runs `batch` through `models`: 1 + COUNT equal models, of which all but the first are cut into stages.
 
     Raises:
-        CheckFailed: the stages compute something else than the whole model, or a stage keeps weights of another.
+        CheckFailed: the stages compute something else than the whole model, a stage keeps weights of another, or does
+            not say where its embeddings and head are.
         CheckSkipped: the architecture cannot be cut, or its toy size has too few blocks.
     """
     if type(architecture).keep_stage_blocks is Architecture.keep_stage_blocks:
@@ -40,6 +41,7 @@ def check_stages(architecture: Architecture, models: Sequence[PreTrainedModel], 
             kept = range(*split_evenly(blocks, COUNT, index))
             architecture.keep_stage_blocks(model, kept)
             _check_weights(model, whole, kept, len(architecture.blocks(model)))
+            _check_vocabulary(model, index)
             hidden = architecture.hidden(model, batch if hidden is None else {**batch, "inputs_embeds": hidden})
         assert hidden is not None
         error = difference(hidden, architecture.hidden(whole, batch))
@@ -63,3 +65,15 @@ def _check_weights(model: nn.Module, whole: nn.Module, kept: range, remaining: i
         raise CheckFailed(
             f"a stage with {len(kept)} of the blocks has as many weights, {weights:,}, as the whole model"
         )
+
+
+def _check_vocabulary(model: PreTrainedModel, index: int) -> None:
+    """Raises CheckFailed where `model`, stage `index`, has no embeddings or head to return, not even replaced ones."""
+    try:
+        model.get_input_embeddings()
+        model.get_output_embeddings()
+    except AttributeError as error:
+        raise CheckFailed(
+            f"stage {index + 1} of {COUNT} does not say where its embeddings and head are, which parallel.tp_size asks "
+            f"of each stage: {error}. Put an Identity in the place of those of another stage"
+        ) from error

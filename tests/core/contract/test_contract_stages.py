@@ -10,7 +10,7 @@ from terakoya.contract import architecture
 from terakoya.contract.results import CheckFailed, CheckSkipped
 from terakoya.plugins import registry
 
-CUT = ("gpt2", "gptj", "llama", "qwen3")
+CUT = ("gpt2", "gptj", "llama", "qwen3", "modernbert_decoder")
 
 
 def gpt2(*, left: str) -> architecture.ArchitectureCase:
@@ -49,6 +49,20 @@ def test_bundled_architectures_pass(name: str) -> None:
 def test_a_wrong_keep_stage_blocks_fails(left: str, message: str) -> None:
     with pytest.raises(CheckFailed, match=message):
         architecture.check_pipeline_stages(gpt2(left=left))
+
+
+def test_a_stage_that_does_not_say_where_its_embeddings_are_fails() -> None:
+    class Removed(registry().component("architectures", "gpt2")):  # type: ignore[misc]
+        """gpt2 without a module in the place of embeddings that a stage does not have."""
+
+        def keep_stage_blocks(self, model: Any, stage: range) -> None:
+            """Cuts `model`, and takes out what replaces its embeddings."""
+            super().keep_stage_blocks(model, stage)
+            if stage.start > 0:
+                del model.base_model.wte
+
+    with pytest.raises(CheckFailed, match=r"stage 2 of 2 does not say where .* which parallel\.tp_size asks .* 'wte'"):
+        architecture.check_pipeline_stages(architecture.ArchitectureCase("architectures", "gpt2", Removed))
 
 
 def test_an_architecture_without_keep_stage_blocks_is_skipped() -> None:

@@ -123,9 +123,9 @@ class DecoderArchitecture(TransformersArchitecture):
         setattr(body, self.block_list, blocks[stage.start : stage.stop])
         if getattr(model.config, "layer_types", None):  # the body looks up the kind of its n-th layer
             model.config.layer_types = model.config.layer_types[stage.start : stage.stop]
-        if stage.start > 0 and self.whole_embedding is not None:
-            setattr(body, self.whole_embedding, _given_embeddings())
-        elif stage.start > 0:
+        if stage.start > 0:
+            if self.whole_embedding is not None:
+                setattr(body, self.whole_embedding, _given_embeddings())
             body.set_input_embeddings(Identity())
             if self.position_embedding is not None:
                 setattr(body, self.position_embedding, _no_positions())
