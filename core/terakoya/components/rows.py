@@ -10,6 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+WIDTH_STEP = 8
+"""Rows of `lines` and `pairs` are a multiple of it wide, or as wide as the sequence length."""
+
 
 @dataclass(frozen=True)
 class Conversations:
@@ -69,7 +72,7 @@ class Layout:
 @dataclass(frozen=True)
 class Rows:
     """A batch of rows. T is the sequence length; for `lines` and `pairs` the longest row of the batch, rounded up to a
-    multiple of 8 and at most the sequence length.
+    multiple of `WIDTH_STEP` and at most the sequence length.
 
     Attributes:
         tokens: (B, T) int32, the padding id at padding.

@@ -207,7 +207,8 @@ def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:
     if parallel.tp_size > 1 and not parallel.sequence_parallel and (drops := list(_head_dropouts(parameters))):
         return (
             f"with parallel.tp_size {parallel.tp_size} each process seeds the dropout of its own heads, which no graph "
-            f"does (there is none with {' and '.join(drops)})"
+            f"does (there is none with {' and '.join(drops)}, and parallel.sequence_parallel seeds it outside of "
+            "graphs)"
         )
     if parallel.cp_size > 1 and parameters.attention not in ("sdpa", "eager"):
         return f'with parallel.cp_size {parallel.cp_size} blocks have been traced with "attention": "sdpa" alone'

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from terakoya import plugins
 from terakoya.components import Architecture
+from terakoya.components.rows import WIDTH_STEP
 from terakoya.config.parallel import SIZES
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             for offer in offers
             if issubclass(offer.component, Architecture)
             and offer.component.keep_stage_blocks is not Architecture.keep_stage_blocks
+            and "causal" in offer.component.heads  # of the objectives that can be cut
         )
         yield (
             f"{key}: architecture {name} does not define how it is cut into stages (`keep_stage_blocks`); "
@@ -169,7 +171,7 @@ def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
 
 
 def _uneven_positions(parameters: ParameterFields, key: str, processes: int) -> Iterator[str]:
-    """A conflict where the positions of a row are no multiple of `processes`, with the nearest lengths that are."""
+    """Conflicts where the positions of a row are no multiple of `processes`, with the nearest lengths that are."""
     length, bound = parameters.data.sequence_length, parameters.architecture.max_sequence_length()
     if length % processes:
         around = (length // processes * processes, -(-length // processes) * processes)
@@ -177,4 +179,11 @@ def _uneven_positions(parameters: ParameterFields, key: str, processes: int) -> 
         yield (
             f"data.sequence_length: {key} splits positions evenly: expected a multiple of {processes}, got "
             f"{length}; the nearest: {' and '.join(nearest) or 'none'}"
+        )
+    layout = parameters.objective.row_layout().kind
+    if layout in ("lines", "pairs") and WIDTH_STEP % processes:
+        yield (
+            f'{key}: in the layout "{layout}" rows are as wide as the longest of their batch, in multiples of '
+            f"{WIDTH_STEP}, which {processes} processes cannot split evenly; use a divisor of {WIDTH_STEP}, or another "
+            "objective.layout"
         )

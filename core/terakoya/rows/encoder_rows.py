@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from terakoya.components.rows import Layout, Rows, group_indices
+from terakoya.components.rows import WIDTH_STEP, Layout, Rows, group_indices
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pairs
@@ -149,11 +149,12 @@ class EncoderRows:
         )
 
     def _assemble(self, segments: RowSegments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
-        """The arrays of a batch: as wide as a row; for `lines` and `pairs`, as the longest row, in multiples of 8."""
+        """The arrays of a batch: as wide as a row; for `lines` and `pairs`, as the longest row, in
+        multiples of `WIDTH_STEP`."""
         self.store.touch(segments.start, segments.length)
         width = self.sequence_length
         if self.layout.kind in ("lines", "pairs"):
-            width = min(width, -(-int(segments.row_lengths(len(keys)).max()) // 8) * 8)
+            width = min(width, -(-int(segments.row_lengths(len(keys)).max()) // WIDTH_STEP) * WIDTH_STEP)
         assembled = assemble_rows(
             segments,
             (len(keys), width),

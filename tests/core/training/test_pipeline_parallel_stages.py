@@ -186,7 +186,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architecture": BERT, "objective": {"type": "masked_lm"}, "parallel": PAIR},
         r"parallel.pp_size 2: architecture Bert does not define how it is cut into stages \(`keep_stage_blocks`\); "
-        r'.*gpt2, gptj, llama, .*qwen3 do. Set it to 1; "engine": "fsdp" splits the weights of any',
+        r"gemma3_text, gpt2, gptj, llama, mistral, modernbert_decoder, olmo2, qwen3 do. Set it to 1; "
+        '"engine": "fsdp" splits the weights of any',
     ),
     (
         {"parallel": {"pp_size": 6}},

@@ -24,6 +24,7 @@ GPTJ = {
 }  # fmt: skip
 T5 = {"type": "t5", "d_model": 16, "num_heads": 2}
 PAIRS = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
+LINES = {"type": "masked_lm", "layout": "lines"}
 
 
 def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
@@ -59,6 +60,9 @@ def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
          "multiple of 2, got 47; the nearest: 46 and 48"),
         (2, {"parallel": {"cp_size": 2}, "architecture": GPTJ}, "parallel.cp_size 2: is for models that use"),
         (2, {"parallel": {"cp_size": 2}, "precision": "fp8"}, "parallel.cp_size 2 splits them"),
+        (3, {"architecture": {**BERT, "num_attention_heads": 3, "hidden_size": 24}, "objective": LINES},
+         'parallel.sp_size 3: in the layout "lines" rows are as wide as the longest of their batch, in multiples of 8, '
+         "which 3 processes cannot split evenly; use a divisor of 8, or another objective.layout"),
     ],
 )  # fmt: skip
 def test_incompatible_settings_are_refused_with_compatible_ones(
@@ -67,6 +71,10 @@ def test_incompatible_settings_are_refused_with_compatible_ones(
     with pytest.raises(UserError) as raised:
         read(processes, **changes)
     assert message in str(raised.value)
+
+
+def test_rows_of_lines_are_split_by_divisors_of_their_width() -> None:
+    assert read(2, architecture=BERT, objective=LINES).parallel.replica_size == 2
 
 
 @pytest.mark.parametrize("processes", [2, 3, 6])

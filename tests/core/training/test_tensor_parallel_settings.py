@@ -71,6 +71,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "and 32",
     ),
     (
+        {
+            "parallel": {"tp_size": 3, "sequence_parallel": True},
+            "data": {**DATA, "sequence_length": 48},
+            "architecture": {"type": "bert"},
+            "objective": {"type": "masked_lm", "layout": "pairs", "next_sentence": True},
+        },
+        'parallel.sequence_parallel among parallel.tp_size 3: in the layout "pairs" rows are as wide as the longest of '
+        "their batch, in multiples of 8, which 3 processes cannot split evenly; use a divisor of 8",
+    ),
+    (
         {"parallel": {"tp_size": 2, "engine": "deepspeed", "zero_stage": 1}},
         'tp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"; use "engine": "fsdp", which divides what ZeRO',
     ),
