@@ -101,7 +101,9 @@ def benchmark(
             tuning = chosen_settings[each.name]
             with watch(each.task.title) as watched:
                 if each.task.task == SIMILARITY:
-                    vectors = TextVectors(folder, max_length=tuning.max_length, device=device, trust=trust)
+                    vectors = TextVectors(
+                        folder, max_length=tuning.max_length, device=device, trust=trust, precision=precision
+                    )
                     found = _without_training(each, vectors, read, batch_size=tuning.batch_size)
                 else:
                     found = search(

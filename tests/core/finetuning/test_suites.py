@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from labelled_examples import WORDS, classified, write
 from transformers import AutoModel, AutoTokenizer
 
 from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.errors import UserError
+from terakoya.evaluation.evaluate import Precision
 from terakoya.finetuning.entities import NamedEntities
 from terakoya.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
 from terakoya.hub import card_evaluation
@@ -139,6 +141,19 @@ def test_a_limit_leaves_no_scores_behind(model: Path, suite: Path, data: Path, t
     found = evaluate(model, stores=[data], tasks=[str(suite)], limit=8, tuning={"seeds": 1, "epochs": [1]})
     assert found.finetuned["toy_labels"]["published"] == [] and found.finetuned["toy_labels"]["examples"]["train"] == 8
     assert not (model / card_evaluation.SCORES).exists()
+
+
+def test_a_task_of_similarity_is_measured_in_the_precision_asked_for(model: Path, data: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "likeness.yaml"
+    settings = yaml.safe_load(SUITE)
+    settings["tasks"] = {"toy_likeness": settings["tasks"]["toy_likeness"]}
+    suite.write_text(yaml.safe_dump(settings))
+    scores = {}
+    precisions: tuple[Precision, ...] = ("fp32", "bf16")
+    for precision in precisions:
+        found = evaluate(model, stores=[data], tasks=[str(suite)], limit=40, precision=precision)
+        scores[precision] = found.finetuned["toy_likeness"]["scores"]["eval"]["pearson"]["mean"]
+    assert scores["fp32"] != scores["bf16"] == pytest.approx(scores["fp32"], abs=0.05)
 
 
 def test_files_are_found_below_the_folder(suite: Path, data: Path, tmp_path: Path) -> None:
