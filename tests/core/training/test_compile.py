@@ -262,7 +262,11 @@ def parse(**changes: Any) -> Parameters:
     ("parallel", "mode", "words"),
     [
         ({"engine": "deepspeed", "zero_stage": 1}, "blocks", 'code of its own around layers; use "off"'),
-        ({"tp_size": 2}, "blocks", 'there is none with attention_probs_dropout_prob 0.0.; use "off"'),
+        (
+            {"tp_size": 2}, "blocks",
+            'there is none with attention_probs_dropout_prob 0.0, and parallel.sequence_parallel seeds it outside of '
+            'graphs.; use "off"',
+        ),
         ({"engine": "fsdp"}, "whole", 'block by block; use "blocks"'),
     ],
 )  # fmt: skip
