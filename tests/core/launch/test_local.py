@@ -96,7 +96,7 @@ def stand_in(folder: Path, text: str) -> Path:
 def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
     """They get the signal itself, or SIGTERM when their parent is killed."""
     text = (
-        'for each in TERM HUP USR1; do trap "echo $each > ended.$RANK; exit 75" $each; done\n'
+        'for each in TERM HUP USR1; do trap "echo $each > end.$RANK; mv end.$RANK ended.$RANK; exit 75" $each; done\n'
         "echo > ready.$RANK\nwhile true; do sleep 0.05; done"
     )
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(stand_in(tmp_path, text))])
