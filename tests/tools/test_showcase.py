@@ -81,7 +81,7 @@ def test_the_peer_goes_on_from_its_checkpoint(
     (folder / "steps.json").write_text("6", encoding="utf-8")
     command = ["train", str(parameters), "--seconds", "1", "--batch-size", "4", "--save-steps", "2"]
     command += ["--checkpoints", str(folder), "--out", str(tmp_path / "peer")]
-    step_ended = showcase.CpuClock.on_step_end
+    step_ended = showcase.SpentClock.on_step_end
     steps = []
 
     def kill(clock: object, arguments: object, state: object, *rest: object, **named: object) -> None:
@@ -90,7 +90,7 @@ def test_the_peer_goes_on_from_its_checkpoint(
         if steps == [1, 2, 3]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(showcase.CpuClock, "on_step_end", kill)
+    monkeypatch.setattr(showcase.SpentClock, "on_step_end", kill)
     with pytest.raises(KeyboardInterrupt):
         showcase.main(command)
     before = json.loads((folder / "cpu_seconds.json").read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -51,8 +52,13 @@ def main() -> int:
     with contextlib.ExitStack() as held:
         work = arguments.work or Path(held.enter_context(tempfile.TemporaryDirectory()))
         if arguments.stage is not None:
-            settings = Settings(arguments.out, work, arguments.tiny, arguments.store, arguments.seconds)
+            settings = Settings(
+                arguments.out, work, arguments.tiny, arguments.store, arguments.seconds, warm=arguments.warm
+            )
             run_stage(of_part(arguments.part)[arguments.stage], settings)
+            return 0
+        if arguments.warm:
+            warm_part(arguments, work)
             return 0
         failed = run_part(arguments, work)
     print_table(arguments.out / measured.FILE, arguments.part)
@@ -64,7 +70,7 @@ def main() -> int:
 def run_part(arguments: argparse.Namespace, work: Path) -> list[str]:
     """Runs the stages of a part one after another; returns the names of those that did not end well."""
     end = time.monotonic() + 60 * arguments.minutes
-    failed, remaining = [], list(of_part(arguments.part).values())
+    failed, remaining = [], chosen(arguments)
     while remaining:
         left = end - time.monotonic()
         seconds = left if arguments.tiny else limit(remaining, left)  # a stage's own is for a GPU
@@ -81,6 +87,24 @@ def run_part(arguments: argparse.Namespace, work: Path) -> list[str]:
         if code != 0:
             failed.append(name)
     return failed
+
+
+def chosen(arguments: argparse.Namespace) -> list[Stage]:
+    """Returns the stages of the part that were asked for, in the order of the part."""
+    names = arguments.only.split(",") if arguments.only else None
+    return [stage for name, stage in of_part(arguments.part).items() if names is None or name in names]
+
+
+def warm_part(arguments: argparse.Namespace, work: Path) -> None:
+    """Lets the runs of all stages compile at once; their measurements then begin with a full cache of the compiler."""
+    seconds = 60 * arguments.minutes
+    with ThreadPoolExecutor() as threads:
+        for stage in chosen(arguments):
+            command = [sys.executable, __file__, *sys.argv[1:], "--stage", stage.name]
+            log = arguments.out / f"{arguments.part}-{stage.name}-warm.log"
+            own = ["--work", str(work / stage.name), "--seconds", f"{seconds:.1f}"]
+            (work / stage.name).mkdir()
+            threads.submit(run_process, [*command, *own], log, seconds)
 
 
 def limit(stages: Sequence[Stage], left: float) -> float:
@@ -162,6 +186,8 @@ def _arguments() -> argparse.Namespace:
     packed = ROOT / "store" if (ROOT / "store" / "store.json").exists() else None
     parser.add_argument("--store", type=Path, default=packed, help="a token store; without one, random ids")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU: a test of this script")
+    parser.add_argument("--only", help="names of stages, with commas between them, instead of all of the part")
+    parser.add_argument("--warm", action="store_true", help="only compile what the stages compile, all at once")
     parser.add_argument("--stage", help="run this stage alone, in this process")
     parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)

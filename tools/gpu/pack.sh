@@ -15,7 +15,7 @@ trap 'rm -rf "$folder"' EXIT
 pack=$folder/pack
 mkdir -p "$pack/tools" "$pack/wheels"
 
-git ls-files tools/gpu tools/bench parameters | tar -c --exclude=figures --exclude=results -T - | tar -x -C "$pack"
+git ls-files tools/gpu tools/bench tools/real_input/jsts.py parameters | tar -c --exclude=figures --exclude=results -T - | tar -x -C "$pack"
 git rev-parse --short HEAD > "$pack/commit"
 if [ -n "$store" ]; then cp -rL "$store" "$pack/store"; fi
 

@@ -13,7 +13,7 @@ import torch
 from contestants import Ours, Peer
 from kernel_times import product_ceiling
 from settings import Case, Measurement, Settings
-from turns_at_device import Contestant, Outcome, alone, take_turns
+from turns_at_device import Contestant, Outcome, alone, take_turns, warm_up
 
 from terakoya.errors import UserError
 
@@ -47,11 +47,16 @@ def documents(settings: Settings, *, case: Case) -> Iterator[Measurement]:
 def variants(settings: Settings, *, cases: Sequence[tuple[str, Case]]) -> Iterator[Measurement]:
     """Yields our rate of each case, with what it is called, in this process. A toy is not compiled, which takes minutes
     of a test, and has no CUDA graphs."""
+    if settings.tiny:
+        plain = {"compile": "off", "cuda_graphs": False}
+        cases = [(label, replace(case, further={**case.further, **plain})) for label, case in cases]
+    sides = [our_side(settings, case) for _, case in cases]
+    if settings.warm:
+        warm_up({str(number): side for number, side in enumerate(sides)}, settings.seconds)
+        return
     product_ceiling(settings)
-    for label, case in cases:
-        if settings.tiny:
-            case = replace(case, further={**case.further, "compile": "off", "cuda_graphs": False})
-        yield measurement(settings, case, label, alone(our_side(settings, case)))
+    for (label, case), side in zip(cases, sides, strict=True):
+        yield measurement(settings, case, label, alone(side))
 
 
 def llama_8b(settings: Settings, *, case: Case) -> Iterator[Measurement]:
@@ -111,6 +116,9 @@ def trainer_side(settings: Settings, case: Case, **further: Any) -> Peer:
 
 def compared(settings: Settings, case: Case, sides: Mapping[str, Contestant]) -> Iterator[Measurement]:
     """Yields a measurement of each side, the first of which is ours; of the others also how often ours is as fast."""
+    if settings.warm:
+        warm_up(sides, settings.seconds)
+        return
     product_ceiling(settings)  # before another process is at the device
     first: Measurement = {}
     for label, outcome in take_turns(sides, apart=settings.apart, warm_seconds=WARM_SHARE * settings.seconds):

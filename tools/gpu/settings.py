@@ -29,6 +29,7 @@ class Settings:
         store: a token store to train on; None for random ids.
         seconds: how long the stage may take.
         apart: whether contestants train in processes of their own.
+        warm: whether rates are not measured, but what their runs compile is put into the compiler's cache.
     """
 
     out: Path
@@ -37,6 +38,7 @@ class Settings:
     store: Path | None = None
     seconds: float = 600.0
     apart: bool = True
+    warm: bool = False
 
     @property
     def device(self) -> torch.device:

@@ -150,6 +150,17 @@ def take_turns(
                     yield name, outcome
 
 
+def warm_up(contestants: Mapping[str, Contestant], seconds: float) -> None:
+    """Lets all runs warm up at once, each in a process of its own, at most so many seconds: what they compile is in the
+    compiler's cache for those that are measured afterwards."""
+    ready_by = time.monotonic() + seconds
+    with _started(contestants) as pipes:
+        for name, pipe in pipes.items():
+            outcome = _turn(pipe, is_first=True, ready_by=ready_by)
+            if outcome is not None:
+                print(f"{name}: {outcome.error}", flush=True)
+
+
 def alone(contestant: Contestant) -> Outcome:
     """Returns the outcome of a run in this process."""
     torch._dynamo.reset()
