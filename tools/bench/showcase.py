@@ -112,9 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     device = torch.device("cuda" if arguments.gpu else "cpu")
     for whole_words in sorted({False, raw["objective"].get("whole_word_mask", False)}):
         raw["objective"]["whole_word_mask"] = whole_words
-        batches = [
-            {name: each.to(device) for name, each in batch.items()} for batch in validation_batches(raw)
-        ]
+        batches = [{name: each.to(device) for name, each in batch.items()} for batch in validation_batches(raw)]
         for folder in arguments.models:
             model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             model.to(device)
@@ -178,7 +176,11 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
         if not plan.exists():
             warm_up = GPU_WARM_UP if arguments.gpu else 0
             tried = trained(
-                model_of(raw, store.facts.vocabulary), warm_up + SPEED_STEPS, Path(temporary), keep=False, warm_up=warm_up
+                model_of(raw, store.facts.vocabulary),
+                warm_up + SPEED_STEPS,
+                Path(temporary),
+                keep=False,
+                warm_up=warm_up,
             )
             steps = max(1, int(arguments.seconds * SPEED_STEPS / tried))
             print(f"{SPEED_STEPS / tried:.3f} steps a second: {steps:,} steps", flush=True)
