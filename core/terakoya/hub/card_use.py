@@ -25,6 +25,11 @@ USES = (
     ("LMHeadModel", "It continues a text. It was not trained to answer questions or to follow instructions."),
 )  # fmt: skip
 """Ending of a model's class -> what the model is for."""
+PADDED = (
+    "Layers of local attention see {window} tokens. Where a batch is padded further than that, padding sees nothing, "
+    "for which torch's attention (`sdpa`) gives NaN in bf16 on some GPUs (seen on an H200). There, load it with "
+    '`attn_implementation="eager"` or `"flash_attention_2"`.'
+)
 ANSWERS = "It answers: it was trained on questions with their answers, in the form of its chat template."
 
 
@@ -58,7 +63,10 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
              "for each of its parameters."]  # fmt: skip
     if manifest["step"] < manifest["max_steps"]:
         lines.append(f"Its training is not finished: this is step {manifest['step']:,} of {manifest['max_steps']:,}.")
-    longest = manifest["parameters"]["architecture"].get("max_position_embeddings")
+    architecture = manifest["parameters"]["architecture"]
+    if window := architecture.get("local_attention"):
+        lines.append(PADDED.format(window=window))
+    longest = architecture.get("max_position_embeddings")
     if longest:
         lines.append(f"It reads at most {longest:,} tokens; longer texts must be cut.")
     return lines

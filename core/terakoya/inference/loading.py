@@ -117,8 +117,10 @@ def load_model_and_tokenizer(
         UserError: the model or tokenizer cannot be loaded, weights are missing, a file is not that which an export
             wrote, or the folder contains code and `trust` is false.
     """
+    from terakoya.inference.padded_attention import use_safe_attention
     from terakoya.toolkit.formats import folder_digests, model_folder
 
+    use_safe_attention()
     code = custom_code_files(folder)
     if code and not trust:
         raise UserError(

@@ -29,7 +29,7 @@ from terakoya.log import translated
 from terakoya.plugins import Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
-from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.architectures import attention, attention_backends
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.mirror import Mirror
@@ -269,6 +269,7 @@ def build_trainer(
 
     if context.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = parameters.tf32
+        attention_backends.leave_out_cudnn()
         determinism.choose(parameters.deterministic)
         if parameters.deterministic:
             run_log.print(determinism.NOTICE)

@@ -17,6 +17,14 @@ from terakoya.errors import UserError
 from terakoya.toolkit.architectures import document_attention
 
 
+def leave_out_cudnn() -> None:
+    """Lets `scaled_dot_product_attention` choose among torch's own kernels.
+
+    cuDNN's, which torch prefers from Hopper on, returns gradients that are not finite for some masks (pytorch#196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def _window_mask(document_mask: Tensor, sliding_window: int | None, first_query: int = 0) -> Tensor:
     """Returns `document_mask` (B, 1, t, T), whose queries begin with position `first_query`; in a layer of local
     attention, without positions that are `sliding_window` or more away."""
