@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
+from terakoya.errors import UserError
 from terakoya.finetuning.settings import TuningSettings
 from terakoya.finetuning.task import Feature, Inputs, Task
 from terakoya.training.batches import copy_to_device
@@ -72,6 +73,9 @@ def train(
     Args:
         seed: decides the order of the features and dropout.
         progress: receives the steps done and the steps in all.
+
+    Raises:
+        UserError: the loss or the gradient was not finite before the first step, for which no learning rate is to blame.
     """
     model, task = batches.model, batches.task
     size = settings.batch_size
@@ -89,17 +93,32 @@ def train(
             loss = task.loss(batches.logits(chosen), copy_to_device(task.stack_targets(chosen), model.device))
             losses.append(loss.detach())
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+            if done == 0:
+                untrained = torch.stack([loss.detach(), norm])
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
             done += 1
             if len(losses) == READ_TOGETHER or done == total:
                 if not bool(torch.stack(losses).isfinite().all()):
+                    _check_untrained(untrained, model, batches.precision)
                     return False
                 losses.clear()
             progress(done, total)
     return True
+
+
+def _check_untrained(untrained: Tensor, model: PreTrainedModel, precision: str) -> None:
+    """Raises UserError if one of `untrained` (2,), the loss and the norm of the gradient of the first step, is not
+    finite."""
+    if not bool(untrained.isfinite().all()):
+        loss, norm = untrained.tolist()
+        raise UserError(
+            f"{model.name_or_path}: before anything was trained, the loss is {loss:g} and its gradient's norm {norm:g}, "
+            f"in {precision} on {model.device.type}: that is no matter of the learning rate. `terakoya verify` tells "
+            "whether its weights are finite; another --precision or --device, whether a kernel is to blame"
+        )
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:

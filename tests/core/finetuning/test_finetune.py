@@ -307,6 +307,12 @@ def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None
         finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
     with pytest.raises(UserError, match="expected a Transformers folder"):
         finetune(tmp_path / "none", tmp_path / "out", task="classification", train=file, eval=file)
+    state = load_file(model / "model.safetensors")
+    state["bert.encoder.layer.0.output.dense.weight"].fill_(torch.nan)
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    told = "the loss is nan and its gradient's norm nan, in fp32 on cpu: that is no matter of the learning rate"
+    with pytest.raises(UserError, match=f"{broken.name}: before anything was trained, {told}"):
+        finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
     settings = TuningSettings(learning_rates=(1e30,), epochs=(3,), batch_size=1)
     with pytest.raises(UserError, match=r"the loss is not finite with learning rate 1e\+30; try smaller ones"):
         finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
