@@ -93,7 +93,7 @@ def evaluate(
         corpora: name -> texts.
         limit: largest number of documents, lines (pseudo-perplexity) or rows (objective) of each data set.
         length, stride: of the windows over long documents, in tokens; by default the model's limit, at most 2048, and
-            half of that.
+            half of that. For suites, `length` is the largest number of tokens of an input.
         start_token: whether to begin each document with the tokenizer's BOS, or EOS if it has no BOS, so that the
             first token is scored too.
         batch_tokens: largest number of positions in a batch, with padding.
@@ -133,8 +133,11 @@ def evaluate(
         )  # fmt: skip
         return Evaluation(source, "embedding", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)
     if any(is_suite_task(task) for task in tasks):
+        if stride is not None:
+            raise UserError("--stride: is for perplexity; suites say themselves how long texts are cut")
+        longest = {} if length is None else {"max_length": length}
         measured, deciding = measure_suites(
-            source, tasks, stores, corpora=corpora, tuning=tuning or {}, limit=limit, device=torch_device,
+            source, tasks, stores, corpora=corpora, tuning={**(tuning or {}), **longest}, limit=limit, device=torch_device,
             precision=precision or "fp32", trust=trust_remote_code, watch=watch,
         )  # fmt: skip
         return Evaluation(source, "fine-tuning", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)

@@ -138,7 +138,8 @@ def test_a_suite_is_measured_and_its_scores_go_to_the_card(
 
 
 def test_a_limit_leaves_no_scores_behind(model: Path, suite: Path, data: Path, tmp_path: Path) -> None:
-    found = evaluate(model, stores=[data], tasks=[str(suite)], limit=8, tuning={"seeds": 1, "epochs": [1]})
+    found = evaluate(model, stores=[data], tasks=[str(suite)], limit=8, length=12, tuning={"seeds": 1, "epochs": [1]})
+    assert found.finetuned["toy_labels"]["settings"]["max_length"] == 12
     assert found.finetuned["toy_labels"]["published"] == [] and found.finetuned["toy_labels"]["examples"]["train"] == 8
     assert not (model / card_evaluation.SCORES).exists()
 
@@ -283,6 +284,7 @@ def test_mistakes_in_a_suite_file_are_named(suite: Path, old: str, new: str, mes
         ({"tasks": ["jsts"]}, "expected one --data FOLDER"),
         ({"tasks": ["jsts", "lambada"], "stores": [Path()]}, "--tasks lambada: not together with suites"),
         ({"tasks": ["jsts"], "stores": [Path("nowhere")]}, "--data nowhere: expected the folder with the tasks' files"),
+        ({"tasks": ["jsts"], "stores": [Path()], "stride": 8}, "--stride: is for perplexity"),
         ({"tasks": ["lambada"], "tuning": {"seeds": 2}}, "--seeds: is for --tasks of a suite"),
     ],
 )
