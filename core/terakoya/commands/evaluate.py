@@ -58,7 +58,10 @@ def command(
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens that the model sees at once; default: the model's limit, at most 2048; for suites, theirs."),
+        typer.Option(
+            min=2,
+            help="Tokens that the model sees at once; default: the model's limit, at most 2048; for suites, theirs.",
+        ),
     ] = None,
     stride: Annotated[
         int | None,

@@ -52,10 +52,11 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
         sizes = partition.sizes
         uneven = [f"{each} {size}" for each, size in sizes.items() if size % processes]
         if uneven:
+            second = "" if architecture is parameters.architecture else " (of the objective's second model)"
             common = math.gcd(*sizes.values())
             divisors = [str(size) for size in range(1, common + 1) if common % size == 0]
             yield (
-                f"{key}: {' and '.join(uneven)} of architecture {name} cannot be shared evenly; use "
+                f"{key}: {' and '.join(uneven)} of architecture {name}{second} cannot be shared evenly; use "
                 f"{'one of ' if len(divisors) > 1 else ''}{', '.join(divisors)}"
             )
         if parallel.sequence_parallel and not partition.positions:
@@ -99,8 +100,8 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     if not objective.single_forward:
         supporting = sorted(offer.name for offer in offers if getattr(offer.component, "single_forward", False))
         yield (
-            f"{key}: objective {type(objective).__name__} cannot be cut into stages, because it needs more than one "
-            f"forward through one model; {', '.join(supporting)} can. {alternative}"
+            f"{key}: objective {type(objective).__name__} cannot be cut into stages: only {', '.join(supporting)} run "
+            f"one model once and need nothing else but its head. {alternative}"
         )
     if parallel.pp_schedule == "zero_bubble" and parameters.activation_checkpointing is not None:
         yield (

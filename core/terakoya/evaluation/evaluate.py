@@ -135,9 +135,9 @@ def evaluate(
     if any(is_suite_task(task) for task in tasks):
         if stride is not None:
             raise UserError("--stride: is for perplexity; suites say themselves how long texts are cut")
-        longest = {} if length is None else {"max_length": length}
+        tuning = {**(tuning or {}), **({} if length is None else {"max_length": length})}
         measured, deciding = measure_suites(
-            source, tasks, stores, corpora=corpora, tuning={**(tuning or {}), **longest}, limit=limit, device=torch_device,
+            source, tasks, stores, corpora=corpora, tuning=tuning, limit=limit, device=torch_device,
             precision=precision or "fp32", trust=trust_remote_code, watch=watch,
         )  # fmt: skip
         return Evaluation(source, "fine-tuning", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)

@@ -75,7 +75,7 @@ def train(
         progress: receives the steps done and the steps in all.
 
     Raises:
-        UserError: the loss or the gradient was not finite before the first step, for which no learning rate is to blame.
+        UserError: the loss or the gradient was not finite before the first step, where no learning rate is to blame.
     """
     model, task = batches.model, batches.task
     size = settings.batch_size
@@ -115,8 +115,8 @@ def _check_untrained(untrained: Tensor, model: PreTrainedModel, precision: str) 
     if not bool(untrained.isfinite().all()):
         loss, norm = untrained.tolist()
         raise UserError(
-            f"{model.name_or_path}: before anything was trained, the loss is {loss:g} and its gradient's norm {norm:g}, "
-            f"in {precision} on {model.device.type}: that is no matter of the learning rate. `terakoya verify` tells "
+            f"{model.name_or_path}: before anything was trained, the loss is {loss:g} and its gradient's norm {norm:g} "
+            f"({precision}, {model.device.type}): that is no matter of the learning rate. `terakoya verify` tells "
             "whether its weights are finite; another --precision or --device, whether a kernel is to blame"
         )
 

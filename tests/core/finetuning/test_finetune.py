@@ -310,7 +310,7 @@ def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None
     state = load_file(model / "model.safetensors")
     state["bert.encoder.layer.0.output.dense.weight"].fill_(torch.nan)
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
-    told = "the loss is nan and its gradient's norm nan, in fp32 on cpu: that is no matter of the learning rate"
+    told = r"the loss is nan and its gradient's norm nan \(fp32, cpu\): that is no matter of the learning rate"
     with pytest.raises(UserError, match=f"{broken.name}: before anything was trained, {told}"):
         finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
     settings = TuningSettings(learning_rates=(1e30,), epochs=(3,), batch_size=1)

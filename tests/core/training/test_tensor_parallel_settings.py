@@ -42,7 +42,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"architecture": {"type": "electra", "num_attention_heads": 4}, "objective": {"type": "replaced_token"}},
-        "parallel.tp_size 2: num_attention_heads 1 of architecture Electra cannot be shared evenly; use 1",
+        "parallel.tp_size 2: num_attention_heads 1 of architecture Electra (of the objective's second model) cannot be "
+        "shared evenly; use 1",
     ),
     (
         {"architecture": {"type": "olmo2"}},
