@@ -168,3 +168,23 @@ def test_without_a_gpu_it_says_so(hour: ModuleType, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "argv", ["hour.py", "--part", "A", "--out", str(tmp_path)])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert hour.main() == 2
+
+
+def test_what_is_only_warmed_up_is_not_measured(
+    hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(hour, "run_process", lambda command, log, seconds: started.append(command) or 0)
+    options = ["--part", "B", "--tiny", "--warm", "--only", "algorithms,bert_ja", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["hour.py", *options])
+    assert hour.main() == 0
+    assert sorted(command[command.index("--stage") + 1] for command in started) == ["algorithms", "bert_ja"]
+    assert all("--warm" in command for command in started)
+
+    warmed: list[tuple[list[str], float]] = []
+    rates = importlib.import_module("rates")
+    monkeypatch.setattr(rates, "warm_up", lambda sides, seconds: warmed.append((list(sides), seconds)))
+    for name in ("bert_base", "bert_ja"):
+        settings = hour.Settings(tmp_path, tmp_path, True, seconds=7.0, warm=True)
+        assert list(stages.of_part("B")[name].run(settings)) == []
+    assert warmed == [(["as shipped", "Trainer, compiled, same rows"], 7.0), (["0", "1", "2", "3"], 7.0)]

@@ -147,3 +147,13 @@ def test_on_documents_the_peer_computes_our_loss(preset: str, tmp_path: Path) ->
     ((inputs, _),) = contestants.micro_batches(raw, 1, "documents")
     with torch.no_grad():
         assert float(theirs(**inputs).loss) == pytest.approx(losses["loss 0"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_runs_that_only_warm_up_all_stop_at_their_first_window(
+    tmp_path: Path, forked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = {"fails": Sleeper(tmp_path / "fails", broken_at=1), "good": Sleeper(tmp_path / "good")}
+    turns_at_device.warm_up(sides, 60.0)
+    assert len((tmp_path / "good").read_text().splitlines()) == 2  # a window of 5 has two steps before it
+    assert capsys.readouterr().out == "fails: ValueError: no more\n"

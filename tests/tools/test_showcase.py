@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +73,31 @@ def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks
     coin = torch.tensor(toy.VOCABULARY.size).log().item()
     assert len(losses) == 4 and losses[1::2] == [pytest.approx(coin, abs=1e-3)] * 2  # single tokens, whole words
     assert losses[0] < coin > losses[2]
+
+
+def test_our_run_takes_the_steps_that_fit(
+    showcase: ModuleType, tmp_path: Path, parameters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 20 steps in 40 CPU seconds (5 on a GPU's clock) 9 seconds are 4 steps (36)."""
+    tried: list[dict[str, Any]] = []
+
+    def try_out(number: int, raw: dict[str, Any], *, steps: int, warm_up: int) -> SimpleNamespace:
+        tried.append({"raw": raw, "steps": steps, "warm_up": warm_up})
+        return SimpleNamespace(steps=[SimpleNamespace(tokens=64, wall=0.25, cpu=2.0)] * steps)
+
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(showcase.ours, "train", try_out)
+    monkeypatch.setattr(showcase.subprocess, "run", run)
+    for further in ([], ["--gpu"]):
+        assert showcase.main(["ours", str(parameters), "--seconds", "9", "--out", str(tmp_path / "run"), *further]) == 7
+    assert [command[-1] for command in commands] == ["max_steps=4", "max_steps=36"]
+    assert [each["warm_up"] for each in tried] == [1, showcase.GPU_WARM_UP]
+    assert all("evaluation" not in each["raw"] and each["steps"] == showcase.SPEED_STEPS for each in tried)
 
 
 def test_the_peer_goes_on_from_its_checkpoint(
