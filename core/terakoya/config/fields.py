@@ -155,7 +155,8 @@ class ParameterFields(Settings):
     checkpoint: Checkpoint = Checkpoint()
     """When to save, and which checkpoints to keep. The last step is always saved."""
     evaluation: Evaluation | None = None
-    """How often and on how much data the model is validated; null does not validate."""
+    """How often and on how much data the model is validated; null validates `data.validation` before the first step and
+    after the last."""
     logging_steps: PositiveInt = 10
     """Steps from one line of metrics to the next. Unit: optimizer steps."""
     profile: Profile | None = None

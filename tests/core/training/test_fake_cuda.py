@@ -91,6 +91,7 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
     check_recording(seen.pop("graphs"))
     assert {each["device"] for each in seen.values()} == {"cuda:0"}
     assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
+    assert not any(each["cudnn_attention"] for each in seen.values())
     assert [name for name, each in seen.items() if each["tf32"]] == [next(iter(seen))]
     assert [name for name, each in seen.items() if not each["deterministic"]] == [next(iter(seen))]
     assert waits(seen) == {}
