@@ -145,7 +145,7 @@ def find_conflict(name: str, manifest: Mapping[str, Any]) -> str | None:
         step = _CheckedFacts.model_validate(dict(manifest)).step
         table, rows = manifest.get("parameters", {}).get("batch_size"), manifest.get("consumed_rows")
         largest = step * sum(table.values()) if table is not None and HASH_KEY not in manifest else None
-        if rows is not None and not step <= rows <= (largest or rows):
+        if rows is not None and not step <= rows <= (rows if largest is None else largest):
             expected = f", where the batch table gives {largest:,}" if largest is not None else ""
             return f"{rows:,} row{plural(rows)} in {step:,} step{plural(step)}{expected}"
     except (ValidationError, TypeError, ValueError, AttributeError) as error:

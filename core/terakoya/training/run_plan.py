@@ -133,8 +133,8 @@ class RunPlan:
 
     @property
     def total_rows(self) -> int:
-        """The rows of all steps; an expectation where the length is in tokens."""
-        return self.length.rows or sum(phase.span.steps * phase.span.rows_per_step for phase in self.phases)
+        """The rows of all steps, those before a fork included; an expectation where the length is in tokens."""
+        return self.length.rows or self.phases[-1].span.stop_row
 
     def phase_at(self, step: int) -> PlannedPhase:
         """Returns the phase of optimizer step `step`, counted from 0; the last one for steps after the run."""
@@ -181,7 +181,8 @@ class RunPlan:
                 f"{self.rows(step)[0]:,}: keep the phases before this step as they were, and change later ones"
             )
         only = self.phases[0]
-        return replace(self, phases=[replace(only, span=replace(only.span, first_step=step, first_row=row))])
+        span = replace(only.span, first_step=step, first_row=row, steps=max(0, only.span.stop_step - step))
+        return replace(self, phases=[replace(only, span=span)])
 
 
 def make_plan(parameters: Parameters, stores: Stores, topology: Topology, rank: int) -> RunPlan:

@@ -84,21 +84,23 @@ BOXES = (((0, 0), (6, 10)), ((2, 0), (3, 10)), ((1, 2), (3, 5)), ((0, 9), (6, 1)
 
 @pytest.mark.parametrize("form", ["whole", "rows", "columns", "quarters", "ranges"])
 def test_boxes_are_read_whatever_the_shards_are(form: str, tmp_path: Path) -> None:
+    value = VALUE.bfloat16()  # the type is kept, also of boxes without elements
     halves, sides = (slice(0, 2), slice(2, 6)), (slice(0, 3), slice(3, 10))
     shards = {
-        "whole": [whole_shard("w", VALUE)],
-        "rows": [box("w", VALUE, rows, slice(0, 10)) for rows in halves],
-        "columns": [box("w", VALUE, slice(0, 6), columns) for columns in sides],
-        "quarters": [box("w", VALUE, rows, columns) for rows in halves for columns in sides],
-        "ranges": [flat("w", VALUE, 0, 17), flat("w", VALUE, 17, 60)],
+        "whole": [whole_shard("w", value)],
+        "rows": [box("w", value, rows, slice(0, 10)) for rows in halves],
+        "columns": [box("w", value, slice(0, 6), columns) for columns in sides],
+        "quarters": [box("w", value, rows, columns) for rows in halves for columns in sides],
+        "ranges": [flat("w", value, 0, 17), flat("w", value, 17, 60)],
     }
     state = write(
-        tmp_path, *(Source(shard, whole_shard(f"{n}", VALUE[0, 0].clone())) for n, shard in enumerate(shards[form]))
+        tmp_path, *(Source(shard, whole_shard(f"{n}", value[0, 0].clone())) for n, shard in enumerate(shards[form]))
     )
     for start, size in BOXES:
-        found = VALUE[tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))]
-        assert torch.equal(state.box("w", start, size), found), (start, size)
-    assert state.box("0", (), ()) == VALUE[0, 0]
+        found = value[tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))]
+        read = state.box("w", start, size)
+        assert torch.equal(read, found) and read.dtype == found.dtype, (start, size)
+    assert state.box("0", (), ()) == value[0, 0]
 
 
 def test_scalars_and_other_types_are_kept(tmp_path: Path) -> None:

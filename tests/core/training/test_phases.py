@@ -122,7 +122,7 @@ def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
 
 
 def test_a_phase_may_have_more_rows_than_the_table_of_the_run(
-    straight: Path, store: Path, validation_store: Path, tmp_path: Path
+    straight: Path, store: Path, validation_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = phased(store, validation_store)
     settings["phases"][0]["batch_size"], settings["batch_size"] = settings["batch_size"], {"-1": 4}
@@ -133,7 +133,27 @@ def test_a_phase_may_have_more_rows_than_the_table_of_the_run(
 
     fork(out / "checkpoints/step-00000005", tmp_path / "fork", ["phases=[]"])
     without = json.loads((tmp_path / "fork/parameters.json").read_text())
-    assert max(toy.losses(trained(without, tmp_path / "fork"))) == 12
+    forked = trained(without, tmp_path / "fork")
+    assert max(toy.losses(forked)) == 12
+    again = tmp_path / "fork again"
+    shutil.copytree(forked / "checkpoints/step-00000009", again / "checkpoints/step-00000009")
+    capsys.readouterr()
+    assert same_weights(trained(without, again), forked, 12)
+    assert "fewer rows" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rows", "before"), [(4, 80), (16, 30)])
+def test_a_fork_without_phases_counts_its_progress_from_the_rows_that_were_taken(
+    rows: int, before: int, store: Path
+) -> None:
+    settings = toy.parameters(store, architecture=MODEL, max_steps=12, batch_size={"-1": rows})
+    parameters = Parameters.from_dict(settings, source="test")
+    plan = make_plan(parameters, open_stores(parameters), ALONE, 0).continued_at(5, before)
+    assert plan.rows(5) == (before, before + rows) and plan.rows(11) == (before + 6 * rows, before + 7 * rows)
+    assert [plan.objective_progress(step) for step in (5, 11, 12)] == [
+        before / (before + 7 * rows), (before + 6 * rows) / (before + 7 * rows), 1.0
+    ]  # fmt: skip
+    assert plan.remaining_work(5) == 7 * rows * parameters.data.sequence_length
 
 
 def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, validation_store: Path) -> None:

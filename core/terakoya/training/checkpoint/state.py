@@ -233,7 +233,7 @@ class StoredTensors:
             low, high = max(start, first), min(start + size, first + shard.size)
             if low < high:  # files are mapped into memory: elements that are not used are not read
                 parts.append(shard.read().flatten()[low - first : high - first])
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else shards[0].read().flatten()[:0]
 
     def box(self, name: str, start: Sequence[int], size: Sequence[int]) -> Tensor:
         """Returns the box of the tensor `name` that begins at `start` and has the shape `size`, on the CPU.
@@ -259,7 +259,7 @@ class StoredTensors:
                 values = shard.read()[there]
                 found = torch.empty(tuple(size), dtype=values.dtype) if found is None else found
                 found[here] = values
-        return torch.empty(tuple(size)) if found is None else found
+        return shards[0].read().new_empty(tuple(size)) if found is None else found
 
     def _shards_of(self, name: str) -> list[_StoredShard]:
         if name not in self.shards:

@@ -3,7 +3,7 @@ or after the last.
 
 A stage is a copy of the whole root module in which the architecture keeps only this stage's parts
 (`Architecture.keep_stage_blocks`). The model's own forward runs it, masks and positions included. Every stage has the
-micro-batch itself; only hidden states are sent, by `pipeline_parallel`.
+micro-batch itself; only hidden states are sent, by torch's schedules.
 
 Letters: B rows of a micro-batch, T positions, H hidden size; R rows of hidden states that are sent, the same for all
 micro-batches of a step.

@@ -156,7 +156,8 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     trainer.batches.start_at(run.step, run.consumed_rows)
     run.length = run.length.after_resuming(step=run.step, consumed_rows=run.consumed_rows, global_rows=global_rows)
     trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
-    if run.consumed_rows != run.step * global_rows and not run.finished and "phase" not in manifest:
+    had_other_rows = "phase" in manifest or "forked_from" in manifest  # a fork was told when it began
+    if run.consumed_rows != run.step * global_rows and not run.finished and not had_other_rows:
         trainer.run_log.warn(
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
             "it: the steps from here on differ from those of a run that was longer from the beginning"
