@@ -112,9 +112,12 @@ def evaluate(
 
     from terakoya.evaluation.embedding import is_embedding_task, measure_embedding
     from terakoya.evaluation.suites import measure_suites
+    from terakoya.finetuning.settings import SHORTEST
     from terakoya.finetuning.suites import is_suite_task
     from terakoya.inference.loading import find_device
+    from terakoya.inference.padded_attention import use_safe_attention
 
+    use_safe_attention()
     corpora = corpora or {}
     torch_device = find_device(device)
     if torch_device.type == "mps":
@@ -124,17 +127,19 @@ def evaluate(
         )
     checkpoint_folder = _find_checkpoint(source)
     if any(is_embedding_task(task) for task in tasks):
-        others = {_option(name): value for name, value in (tuning or {}).items()}
+        others: dict[str, Any] = {_option(name): value for name, value in (tuning or {}).items()}
         batch_size = others.pop("--batch-size", None)
+        others |= {"--data": stores, "--corpus": corpora, "--limit": limit, "--stride": stride}
         measured, deciding = measure_embedding(
-            source, tasks, not_for_it={"--data": stores, "--corpus": corpora, "--limit": limit, **others},
-            length=length, batch_size=batch_size, device=torch_device, precision=precision or "fp32",
-            trust=trust_remote_code, watch=watch,
+            source, tasks, not_for_it=others, length=length, batch_size=batch_size, device=torch_device,
+            precision=precision or "fp32", trust=trust_remote_code, watch=watch,
         )  # fmt: skip
         return Evaluation(source, "embedding", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)
     if any(is_suite_task(task) for task in tasks):
         if stride is not None:
             raise UserError("--stride: is for perplexity; suites say themselves how long texts are cut")
+        if length is not None and length < SHORTEST:
+            raise UserError(f"--length {length}: expected {SHORTEST} or more for tasks of suites")
         tuning = {**(tuning or {}), **({} if length is None else {"max_length": length})}
         measured, deciding = measure_suites(
             source, tasks, stores, corpora=corpora, tuning=tuning, limit=limit, device=torch_device,
@@ -157,6 +162,9 @@ def evaluate(
         return _evaluate_objective(
             checkpoint_folder, stores, limit=limit, batch_tokens=batch_tokens, precision=precision, device=torch_device
         )
+    for option, value in (("--length", length), ("--stride", stride)):
+        if value is not None and not stores and not corpora and tasks:
+            raise UserError(f"{option}: is not for tasks of lm-eval, which cut their texts themselves; leave it out")
     if not stores and not corpora and not tasks:
         raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
     from terakoya.evaluation import harness, models

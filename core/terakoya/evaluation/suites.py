@@ -34,7 +34,7 @@ def measure_suites(
     watch: Callable[[str], AbstractContextManager[Watch]] | None,
 ) -> tuple[BenchmarkResult, Mapping[str, Any]]:
     """Returns the scores of the model in `source` on `tasks`, and the settings that decide them. Those of a
-    Transformers folder are written into it, too, except with a `limit`.
+    Transformers folder are written into it, too, after each task, except with a `limit`.
 
     Args:
         data: one folder with the tasks' files.
@@ -53,6 +53,12 @@ def measure_suites(
             "no --corpus"
         )
     watching = {} if watch is None else {"watch": watch}
+    settings = {"limit": limit, "precision": precision, **versions()}
+
+    def keep(finetuned: Mapping[str, Any]) -> None:
+        if limit is None:
+            keep_scores(source, finetuned, settings)
+
     result = benchmark(
         source,
         tasks,
@@ -62,11 +68,9 @@ def measure_suites(
         device=device,
         precision=precision,
         trust=trust,
+        keep=keep,
         **watching,
     )
-    settings = {"limit": limit, "precision": precision, **versions()}
-    if limit is None:
-        keep_scores(source, result.finetuned, settings)
     return result, settings
 
 

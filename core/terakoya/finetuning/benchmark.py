@@ -66,17 +66,20 @@ def benchmark(
     precision: str = "fp32",
     trust: bool = False,
     watch: Callable[[str], AbstractContextManager[Watch]] = lambda title: nullcontext(Unwatched()),
+    keep: Callable[[Mapping[str, Any]], None] = lambda finetuned: None,
 ) -> BenchmarkResult:
-    """Fine-tunes the model in `source` on each of the tasks, and scores it. A task whose files are missing is skipped.
+    """Fine-tunes the model in `source` on each of the tasks, and scores it. A task whose files are missing, or that the
+    model does not fit, is skipped.
 
     Args:
         names: suites, tasks of bundled suites, and suite files.
         data: the folder with their files, or the name of a data set in the Hugging Face Hub's cache.
         settings: settings of the fine-tuning that replace those of the suites.
         limit: the largest number of examples of each file.
+        keep: receives all results so far after each task.
 
     Raises:
-        UserError: there is no such task, the files of all tasks are missing, or a task and the model do not fit.
+        UserError: there is no such task, or all tasks are skipped.
     """
     tasks = find_tasks(names)
     chosen_settings = {each.name: each.settings(settings or {}) for each in tasks}
@@ -97,19 +100,24 @@ def benchmark(
         for each in tasks:
             if each.name not in files:
                 continue
-            read = files[each.name].read(limit)
             tuning = chosen_settings[each.name]
             with watch(each.task.title) as watched:
-                if each.task.task == SIMILARITY:
-                    vectors = TextVectors(
-                        folder, max_length=tuning.max_length, device=device, trust=trust, precision=precision
-                    )
-                    found = _without_training(each, vectors, read, batch_size=tuning.batch_size)
-                else:
-                    found = search(
-                        folder, KINDS[each.task.task], read, tuning, device=device, precision=precision, trust=trust,
-                        shorten=True, report=watched.report, progress=watched.progress,
-                    ).as_json()  # fmt: skip
+                try:
+                    read = files[each.name].read(limit)
+                    if each.task.task == SIMILARITY:
+                        vectors = TextVectors(
+                            folder, max_length=tuning.max_length, device=device, trust=trust, precision=precision
+                        )
+                        found = _without_training(each, vectors, read, batch_size=tuning.batch_size)
+                    else:
+                        found = search(
+                            folder, KINDS[each.task.task], read, tuning, device=device, precision=precision,
+                            trust=trust, shorten=True, report=watched.report, progress=watched.progress,
+                        ).as_json()  # fmt: skip
+                except UserError as error:
+                    skipped[each.name] = f"{each.task.title}: {error}"
+                    logger.warning("%s", f"skipped: {skipped[each.name]}")
+                    continue
             finetuned[each.name] = {
                 "title": each.task.title,
                 "suite": each.suite.name,
@@ -118,6 +126,9 @@ def benchmark(
                 "limit": limit,
                 "published": [] if limit is not None else _list_published(each),
             }
+            keep(finetuned)
+    if not finetuned:
+        raise UserError("\n".join(skipped.values()))
     return BenchmarkResult(finetuned, skipped)
 
 

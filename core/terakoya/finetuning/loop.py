@@ -22,7 +22,7 @@ from terakoya.training.batches import copy_to_device
 
 LARGEST_GRADIENT = 1.0
 READ_TOGETHER = 50
-"""Losses that are read at once: reading one waits for the device."""
+"""Steps whose losses and gradients are checked at once: reading them waits for the device."""
 
 
 def pad_inputs(rows: Sequence[Inputs], model: PreTrainedModel, pad: int) -> dict[str, Tensor]:
@@ -67,8 +67,8 @@ def train(
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> bool:
-    """Trains the model of `batches` on `features`; returns False if a loss was not finite, soon after which it
-    stops.
+    """Trains the model of `batches` on `features`; returns False if a loss or a gradient was not finite, soon after
+    which it stops.
 
     Args:
         seed: decides the order of the features and dropout.
@@ -85,38 +85,36 @@ def train(
     order = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     model.train()
-    done, losses = 0, list[Tensor]()
+    done, checked = 0, list[Tensor]()
     for _ in range(epochs):
         shuffled = torch.randperm(len(features), generator=order).tolist()
         for first in range(0, len(features), size):
             chosen = [features[number] for number in shuffled[first : first + size]]
             loss = task.loss(batches.logits(chosen), copy_to_device(task.stack_targets(chosen), model.device))
-            losses.append(loss.detach())
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
-            if done == 0:
-                untrained = torch.stack([loss.detach(), norm])
+            checked.append(torch.stack([loss.detach().float(), norm.float()]))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
             done += 1
-            if len(losses) == READ_TOGETHER or done == total:
-                if not bool(torch.stack(losses).isfinite().all()):
-                    _check_untrained(untrained, model, batches.precision)
+            if len(checked) == READ_TOGETHER or done == total:
+                if not bool(torch.stack(checked).isfinite().all()):
+                    if done <= READ_TOGETHER:
+                        _check_untrained(checked[0], batches)
                     return False
-                losses.clear()
+                checked.clear()
             progress(done, total)
     return True
 
 
-def _check_untrained(untrained: Tensor, model: PreTrainedModel, precision: str) -> None:
-    """Raises UserError if one of `untrained` (2,), the loss and the norm of the gradient of the first step, is not
-    finite."""
-    if not bool(untrained.isfinite().all()):
-        loss, norm = untrained.tolist()
+def _check_untrained(first: Tensor, batches: Batches) -> None:
+    """Raises UserError if one of `first` (2,), loss and norm of the gradient of the first step, is not finite."""
+    loss, norm = first.tolist()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
         raise UserError(
-            f"{model.name_or_path}: before anything was trained, the loss is {loss:g} and its gradient's norm {norm:g} "
-            f"({precision}, {model.device.type}): that is no matter of the learning rate. `terakoya verify` tells "
+            f"before anything was trained, the loss is {loss:g} and its gradient's norm {norm:g} ({batches.precision}, "
+            f"{batches.model.device.type}): that is no matter of the learning rate. `terakoya verify MODEL` tells "
             "whether its weights are finite; another --precision or --device, whether a kernel is to blame"
         )
 

@@ -108,8 +108,10 @@ def _head_class(folder: Path, config: Any, task: Task[Any]) -> tuple[str, dict[s
 
 
 def is_of_head(model: PreTrainedModel, name: str) -> bool:
-    """Returns whether the weight `name` belongs to the head: it is outside of the base model, or in its pooler."""
-    return not name.startswith(f"{model.base_model_prefix}.") or ".pooler." in name
+    """Returns whether the weight `name` belongs to the head: it is outside of the base model, or in its pooler. A model
+    that is nothing but a base model has no other head than its pooler."""
+    is_outside = model.base_model is not model and not name.startswith(f"{model.base_model_prefix}.")
+    return is_outside or "pooler" in name.split(".")
 
 
 def pad_id(tokenizer: Any, model: PreTrainedModel, folder: Path) -> int:

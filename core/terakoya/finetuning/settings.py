@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-LONGEST = 512
-"""Default number of tokens of an input, for models that take more."""
+LONGEST, SHORTEST = 512, 8
+"""Default number of tokens of an input, for models that take more, and the fewest that may be asked for."""
 
 
 class TuningSettings(BaseModel):
@@ -25,7 +25,7 @@ class TuningSettings(BaseModel):
     """Number of seeds, 1 to this: of the head's first weights, the order of examples, and dropout."""
     batch_size: int = Field(default=32, ge=1)
     """Examples of a step."""
-    max_length: int | None = Field(default=None, ge=8)
+    max_length: int | None = Field(default=None, ge=SHORTEST)
     """Largest number of tokens of an input; by default 512, or the model's limit if that is less."""
     stride: int = Field(default=128, ge=1)
     """Tokens that two windows over a long context share, for questions answered by a text."""

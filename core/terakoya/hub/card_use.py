@@ -26,9 +26,9 @@ USES = (
 )  # fmt: skip
 """Ending of a model's class -> what the model is for."""
 PADDED = (
-    "Layers of local attention see {window} tokens. Where a batch is padded further than that, padding sees nothing, "
-    "for which torch's attention (`sdpa`) gives NaN in bf16 on some GPUs (seen on an H200). There, load it with "
-    '`attn_implementation="eager"` or `"flash_attention_2"`.'
+    "Layers of local attention see {reach} tokens to each side, so that padding further from a text sees nothing. In "
+    "bf16 on an H200 such batches gave NaN with torch's attention (`sdpa`). Where they do, load it with "
+    '`attn_implementation="eager"`.'
 )
 ANSWERS = "It answers: it was trained on questions with their answers, in the form of its chat template."
 
@@ -65,7 +65,7 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
         lines.append(f"Its training is not finished: this is step {manifest['step']:,} of {manifest['max_steps']:,}.")
     architecture = manifest["parameters"]["architecture"]
     if window := architecture.get("local_attention"):
-        lines.append(PADDED.format(window=window))
+        lines.append(PADDED.format(reach=window // 2))
     longest = architecture.get("max_position_embeddings")
     if longest:
         lines.append(f"It reads at most {longest:,} tokens; longer texts must be cut.")

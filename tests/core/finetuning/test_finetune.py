@@ -23,6 +23,7 @@ from terakoya.finetuning.entities import NamedEntities, TaggedText, _without_spa
 from terakoya.finetuning.model import load_fast_tokenizer, load_with_head
 from terakoya.finetuning.rows import Row
 from terakoya.finetuning.settings import TuningSettings
+from terakoya.finetuning.similarity import TextVectors
 from terakoya.finetuning.task import IGNORED, TextEncoder
 from terakoya.finetuning.texts import Classification
 from terakoya.toolkit.formats import folder_digests
@@ -311,8 +312,35 @@ def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None
     state["bert.encoder.layer.0.output.dense.weight"].fill_(torch.nan)
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
     told = r"the loss is nan and its gradient's norm nan \(fp32, cpu\): that is no matter of the learning rate"
-    with pytest.raises(UserError, match=f"{broken.name}: before anything was trained, {told}"):
+    with pytest.raises(UserError, match=f"before anything was trained, {told}"):
         finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
+    with pytest.raises(UserError, match=r"has no weights for encoder\.layer\.0\.output\.dense\.weight"):
+        del state["bert.encoder.layer.0.output.dense.weight"]
+        save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+        TextVectors(broken, max_length=None, device=torch.device("cpu"), trust=False)
     settings = TuningSettings(learning_rates=(1e30,), epochs=(3,), batch_size=1)
     with pytest.raises(UserError, match=r"the loss is not finite with learning rate 1e\+30; try smaller ones"):
         finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+
+
+@pytest.mark.parametrize(("steps", "broken"), [(1, 1), (3, 3), (3, 2)])
+def test_a_gradient_that_is_not_finite_is_noticed_also_in_the_last_step(
+    steps: int, broken: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose weights became NaN after its last loss is neither scored nor written."""
+    file = write(tmp_path / "t.jsonl", classified(2 * steps, 1))
+    clip, taken = torch.nn.utils.clip_grad_norm_, [0]
+
+    def clip_broken(parameters: Any, largest: float) -> torch.Tensor:
+        taken[0] += 1
+        weights = list(parameters)
+        if taken[0] == broken:
+            weights[0].grad.fill_(torch.nan)
+        return clip(weights, largest)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_broken)
+    settings = TuningSettings(epochs=(1,), batch_size=2)
+    told = "before anything was trained" if broken == 1 else "the loss is not finite with learning rate"
+    with pytest.raises(UserError, match=told):
+        finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+    assert taken[0] == steps and not (tmp_path / "out").exists()

@@ -19,6 +19,7 @@ from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.evaluation.evaluate import Precision
+from terakoya.finetuning import benchmark
 from terakoya.finetuning.entities import NamedEntities
 from terakoya.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
 from terakoya.hub import card_evaluation
@@ -142,6 +143,33 @@ def test_a_limit_leaves_no_scores_behind(model: Path, suite: Path, data: Path, t
     assert found.finetuned["toy_labels"]["settings"]["max_length"] == 12
     assert found.finetuned["toy_labels"]["published"] == [] and found.finetuned["toy_labels"]["examples"]["train"] == 8
     assert not (model / card_evaluation.SCORES).exists()
+
+
+def test_a_task_that_is_refused_leaves_the_scores_of_the_others(
+    model: Path, suite: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before it are in the model's folder already, and those after it are measured."""
+    folder = Path(shutil.copytree(model, tmp_path / "model", ignore=lambda *_: [card_evaluation.SCORES]))
+    content = yaml.safe_load(SUITE)
+    first, last = content["tasks"]["toy_labels"], content["tasks"]["toy_likeness"]
+    refused = {**first, "title": "Refused"}
+    content["tasks"] = {"toy_labels": first, "toy_refused": refused, "toy_likeness": last}
+    suite.write_text(yaml.safe_dump(content, sort_keys=False))
+    read_suite.cache_clear()
+    kept: list[set[str]] = []
+
+    def search(*arguments: Any, **settings: Any) -> Any:
+        if (folder / card_evaluation.SCORES).exists():
+            kept.append(set(json.loads((folder / card_evaluation.SCORES).read_text())["finetuned"]))
+            raise UserError("no head for it")
+        return real(*arguments, **settings)
+
+    real = benchmark.search
+    monkeypatch.setattr(benchmark, "search", search)
+    found = evaluate(folder, stores=[data], tasks=[str(suite)], tuning={"seeds": 1, "epochs": [1]})
+    assert kept == [{"toy_labels"}] and found.skipped == {"toy_refused": "Refused: no head for it"}
+    assert set(found.finetuned) == {"toy_labels", "toy_likeness"}
+    read_suite.cache_clear()
 
 
 def test_a_task_of_similarity_is_measured_in_the_precision_asked_for(model: Path, data: Path, tmp_path: Path) -> None:
@@ -285,6 +313,9 @@ def test_mistakes_in_a_suite_file_are_named(suite: Path, old: str, new: str, mes
         ({"tasks": ["jsts", "lambada"], "stores": [Path()]}, "--tasks lambada: not together with suites"),
         ({"tasks": ["jsts"], "stores": [Path("nowhere")]}, "--data nowhere: expected the folder with the tasks' files"),
         ({"tasks": ["jsts"], "stores": [Path()], "stride": 8}, "--stride: is for perplexity"),
+        ({"tasks": ["jsts"], "stores": [Path()], "length": 5}, "--length 5: expected 8 or more"),
+        ({"tasks": ["jmteb"], "stride": 8}, "--stride: not for tasks of jmteb"),
+        ({"tasks": ["lambada"], "length": 64}, "--length: is not for tasks of lm-eval"),
         ({"tasks": ["lambada"], "tuning": {"seeds": 2}}, "--seeds: is for --tasks of a suite"),
     ],
 )
