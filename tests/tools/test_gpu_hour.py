@@ -170,21 +170,36 @@ def test_without_a_gpu_it_says_so(hour: ModuleType, tmp_path: Path, monkeypatch:
     assert hour.main() == 2
 
 
-def test_what_is_only_warmed_up_is_not_measured(
-    hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stages_that_only_warm_up_measure_nothing(
+    hour: ModuleType, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed: list[list[str]] = []
+    rates = importlib.import_module("rates")
+    monkeypatch.setattr(rates, "warm_up", lambda sides, seconds: warmed.append(list(sides)))
+    settings = hour.Settings(tmp_path, work, True, seconds=7.0, warm=True)
+    warming = [stage for stage in stages.STAGES if stages.warms(stage)]
+    assert {stage.name for stage in warming} == RATES - {"llama_8b_whole"}
+    assert all(list(stage.run(settings)) == [] for stage in warming)
+    assert len(warmed) == len(warming) + 1  # two depths of Llama-8B
+    assert warmed[0] == ["as shipped", "Trainer, compiled, same rows"] and ["0", "1", "2", "3"] in warmed
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_stages_warm_up_each_in_a_process(
+    code: int, hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(hour, "run_process", lambda command, log, seconds: started.append(command) or 0)
-    options = ["--part", "B", "--tiny", "--warm", "--only", "algorithms,bert_ja", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(hour, "run_process", lambda command, log, seconds: started.append(command) or code)
+    options = ["--part", "B", "--tiny", "--warm", "--only", "bert_ja,profiles,algorithms", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["hour.py", *options])
-    assert hour.main() == 0
+    assert hour.main() == code
     assert sorted(command[command.index("--stage") + 1] for command in started) == ["algorithms", "bert_ja"]
     assert all("--warm" in command for command in started)
 
-    warmed: list[tuple[list[str], float]] = []
-    rates = importlib.import_module("rates")
-    monkeypatch.setattr(rates, "warm_up", lambda sides, seconds: warmed.append((list(sides), seconds)))
-    for name in ("bert_base", "bert_ja"):
-        settings = hour.Settings(tmp_path, tmp_path, True, seconds=7.0, warm=True)
-        assert list(stages.of_part("B")[name].run(settings)) == []
-    assert warmed == [(["as shipped", "Trainer, compiled, same rows"], 7.0), (["0", "1", "2", "3"], 7.0)]
+
+def test_a_stage_that_does_not_exist_is_named(
+    hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hour.py", "--part", "B", "--tiny", "--only", "bert_bse", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="--only bert_bse: part B has bert_base, bert_large"):
+        hour.main()

@@ -19,6 +19,7 @@ validation text: single ones, which is what the peer learns, and whole words, if
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -52,9 +53,10 @@ from terakoya.config.parameters import Parameters
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats import transformers_folder
 
-SPEED_STEPS = 20
+SPEED_STEPS, GPU_SPEED_STEPS = 20, 100
+"""Steps that tell the speed, on a CPU and on a GPU."""
 GPU_WARM_UP = 10
-"""The first steps of those that tell the speed on a GPU, which do not count: the model is compiled in them."""
+"""The first steps on a GPU, which do not count: the model is compiled in them."""
 GPU_LOADERS = 4
 """Processes that mask the peer's batches beside a GPU: one is slower than the card."""
 
@@ -126,10 +128,14 @@ def train_ours(raw: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Runs `terakoya train` with the steps that fit into the seconds asked for. Returns its exit status."""
     short = {**raw, "schedule": {"type": "constant"}, "checkpoint": {"model": "never"}, "trackers": []}
     short.pop("evaluation", None)
-    tried = ours.train(0, short, steps=SPEED_STEPS, warm_up=GPU_WARM_UP if arguments.gpu else 1)
-    speed = SPEED_STEPS / sum(step.wall if arguments.gpu else step.cpu for step in tried.steps)
+    count = GPU_SPEED_STEPS if arguments.gpu else SPEED_STEPS
+    tried = ours.train(0, short, steps=count, warm_up=GPU_WARM_UP if arguments.gpu else 1)
+    speed = count / sum(step.wall if arguments.gpu else step.cpu for step in tried.steps)
     steps = max(1, int(arguments.seconds * speed))
     print(f"{speed:.3f} steps a second: {steps:,} steps", flush=True)
+    gc.collect()
+    if arguments.gpu:
+        torch.cuda.empty_cache()  # for the run, which is another process
     command = [sys.executable, "-m", "terakoya", "train", str(arguments.parameters), "--out", str(arguments.out)]
     return subprocess.run([*command, "--set", f"max_steps={steps}"]).returncode
 
@@ -169,26 +175,21 @@ def train(raw: Mapping[str, Any], arguments: argparse.Namespace) -> None:
         )
         return clock.seconds
 
+    warm_up, count = (GPU_WARM_UP, GPU_SPEED_STEPS) if arguments.gpu else (0, SPEED_STEPS)
     with tempfile.TemporaryDirectory() as temporary:
         kept = arguments.checkpoints or Path(temporary) / "run"
         kept.mkdir(parents=True, exist_ok=True)
         plan = kept / "steps.json"
         if not plan.exists():
-            warm_up = GPU_WARM_UP if arguments.gpu else 0
-            tried = trained(
-                model_of(raw, store.facts.vocabulary),
-                warm_up + SPEED_STEPS,
-                Path(temporary),
-                keep=False,
-                warm_up=warm_up,
-            )
-            steps = max(1, int(arguments.seconds * SPEED_STEPS / tried))
-            print(f"{SPEED_STEPS / tried:.3f} steps a second: {steps:,} steps", flush=True)
+            other = model_of(raw, store.facts.vocabulary)
+            tried = trained(other, warm_up + count, Path(temporary), keep=False, warm_up=warm_up)
+            steps = max(1, int(arguments.seconds * count / tried))
+            print(f"{count / tried:.3f} steps a second: {steps:,} steps", flush=True)
             plan.write_text(json.dumps(steps), encoding="utf-8")
         steps = json.loads(plan.read_text(encoding="utf-8"))
-        seconds = trained(model, steps, kept, keep=arguments.checkpoints is not None)
+        seconds = trained(model, steps, kept, keep=arguments.checkpoints is not None, warm_up=warm_up)
     tokens = steps * arguments.batch_size * raw["data"]["sequence_length"]
-    print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s")
+    print(f"{steps:,} steps, {tokens:,} tokens, {seconds:,.0f} s{' but for the first steps' if warm_up else ''}")
     transformers_folder.write(model, store.tokenizer_folder, arguments.out)
 
 

@@ -34,7 +34,7 @@ import measured
 import torch
 import transformers
 from settings import ROOT, Measurement, Settings, Stage
-from stages import of_part
+from stages import of_part, warms
 
 LEAST = 20.0
 """Seconds that a stage needs at least: no other one is started when fewer are left."""
@@ -57,11 +57,10 @@ def main() -> int:
             )
             run_stage(of_part(arguments.part)[arguments.stage], settings)
             return 0
-        if arguments.warm:
-            warm_part(arguments, work)
-            return 0
-        failed = run_part(arguments, work)
-    print_table(arguments.out / measured.FILE, arguments.part)
+        run = warm_part if arguments.warm else run_part
+        failed = run(arguments, work)
+    if not arguments.warm:
+        print_table(arguments.out / measured.FILE, arguments.part)
     if failed:
         print(f"failed or cut off: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
@@ -90,21 +89,30 @@ def run_part(arguments: argparse.Namespace, work: Path) -> list[str]:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Stage]:
-    """Returns the stages of the part that were asked for, in the order of the part."""
-    names = arguments.only.split(",") if arguments.only else None
-    return [stage for name, stage in of_part(arguments.part).items() if names is None or name in names]
+    """Returns the stages of the part that were asked for, in the order of the part. Exits where it has no such one."""
+    stages = of_part(arguments.part)
+    names = arguments.only.split(",") if arguments.only else list(stages)
+    if unknown := [name for name in names if name not in stages]:
+        sys.exit(f"hour.py: --only {','.join(unknown)}: part {arguments.part} has {', '.join(stages)}")
+    return [stage for name, stage in stages.items() if name in names]
 
 
-def warm_part(arguments: argparse.Namespace, work: Path) -> None:
-    """Lets the runs of all stages compile at once; their measurements then begin with a full cache of the compiler."""
+def warm_part(arguments: argparse.Namespace, work: Path) -> list[str]:
+    """Lets the runs of all stages that measure rates compile at once: their measurements then begin with a full cache
+    of the compiler. Returns the names of those that did not end well."""
     seconds = 60 * arguments.minutes
-    with ThreadPoolExecutor() as threads:
-        for stage in chosen(arguments):
-            command = [sys.executable, __file__, *sys.argv[1:], "--stage", stage.name]
-            log = arguments.out / f"{arguments.part}-{stage.name}-warm.log"
-            own = ["--work", str(work / stage.name), "--seconds", f"{seconds:.1f}"]
-            (work / stage.name).mkdir()
-            threads.submit(run_process, [*command, *own], log, seconds)
+
+    def warm_stage(stage: Stage) -> bool:
+        folder = work / stage.name
+        folder.mkdir()
+        own = ["--stage", stage.name, "--work", str(folder), "--seconds", f"{seconds:.1f}"]
+        log = arguments.out / f"{arguments.part}-{stage.name}-warm.log"
+        return run_process([sys.executable, __file__, *sys.argv[1:], *own], log, seconds) == 0
+
+    stages = [stage for stage in chosen(arguments) if warms(stage)]
+    with ThreadPoolExecutor(max(1, len(stages))) as threads:
+        ended_well = list(threads.map(warm_stage, stages))
+    return [stage.name for stage, is_well in zip(stages, ended_well, strict=True) if not is_well]
 
 
 def limit(stages: Sequence[Stage], left: float) -> float:
@@ -187,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=packed, help="a token store; without one, random ids")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU: a test of this script")
     parser.add_argument("--only", help="names of stages, with commas between them, instead of all of the part")
-    parser.add_argument("--warm", action="store_true", help="only compile what the stages compile, all at once")
+    parser.add_argument("--warm", action="store_true", help="only compile what stages of rates compile, all at once")
     parser.add_argument("--stage", help="run this stage alone, in this process")
     parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)

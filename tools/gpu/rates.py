@@ -69,6 +69,8 @@ def llama_8b(settings: Settings, *, case: Case) -> Iterator[Measurement]:
         for each in compared(share, of_depth, sides):
             yield {**each, "layers": depth}
             found[each["variant"]].append(each)
+    if settings.warm:
+        return
     first: Measurement = {}
     for label, depths in found.items():
         if any("tokens_per_second" not in each for each in depths):

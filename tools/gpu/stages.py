@@ -108,7 +108,7 @@ STAGES = (
     Stage("C", "gpt2_125m", "tokens/s beside `Trainer`", 75, partial(beside_trainer, case=GPT2)),
     Stage("C", "llama_8b", "the same for 2 and 6 layers of Llama-8B, and what follows for all 32", 150,
           partial(llama_8b, case=LLAMA_8B)),
-    Stage("C", "llama_8b, whole", "all layers, where the card's memory holds them", 110,
+    Stage("C", "llama_8b_whole", "all layers, where the card's memory holds them", 110,
           partial(whole_llama_8b, case=WHOLE)),
     Stage("C", "llama_1b", "tokens/s beside `Trainer`", 95, partial(beside_trainer, case=LLAMA_1B)),
     Stage("C", "variants", "GPT-2 with 50,257 pieces, in stream rows, of other rows, not compiled; Llama in fp8", 60,
@@ -116,6 +116,11 @@ STAGES = (
     Stage("C", "profiles", "the slowest kernels of a step, and how many there are", 20,
           partial(profiles, cases=(*both(GPT2), *both(LLAMA_1B)))),
 )  # fmt: skip
+
+
+def warms(stage: Stage) -> bool:
+    """Returns whether the stage can be asked to compile only (`Settings.warm`)."""
+    return getattr(stage.run, "func", None) in (beside_trainer, documents, variants, llama_8b)
 
 
 def of_part(part: str) -> Mapping[str, Stage]:
