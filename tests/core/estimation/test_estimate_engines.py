@@ -203,4 +203,5 @@ def test_the_formula_of_a_layout_matches_its_memory(shape: Shape, store: Path) -
         layout = Layout(micro_batch_size=MICRO_BATCH, micro_steps=steps, **axes)
         said = sum(rank_memory(model, layout, engine_program(parallel, model, state, parameters.precision)).values())
         ratios[name] = said / max(each["peak"] for each in shape.held[name])
-    assert all(0.9 < ratio < 1.1 for ratio in ratios.values()), ratios
+    off = {name: round(ratio, 3) for name, ratio in ratios.items() if not 0.9 < ratio < 1.1}
+    assert not off
