@@ -116,7 +116,8 @@ def benchmark(
                         ).as_json()  # fmt: skip
                 except UserError as error:
                     skipped[each.name] = f"{each.task.title}: {error}"
-                    logger.warning("%s", f"skipped: {skipped[each.name]}")
+                    if len(files) > 1:  # a single one is the error
+                        logger.warning("%s", f"skipped: {skipped[each.name]}")
                     continue
             finetuned[each.name] = {
                 "title": each.task.title,
