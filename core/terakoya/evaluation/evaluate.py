@@ -117,7 +117,7 @@ def evaluate(
     from terakoya.inference.loading import find_device
     from terakoya.inference.padded_attention import use_safe_attention
 
-    use_safe_attention()
+    use_safe_attention()  # also for the models of checkpoints and of lm-eval, which no loader here loads
     corpora = corpora or {}
     torch_device = find_device(device)
     if torch_device.type == "mps":
@@ -162,11 +162,14 @@ def evaluate(
         return _evaluate_objective(
             checkpoint_folder, stores, limit=limit, batch_tokens=batch_tokens, precision=precision, device=torch_device
         )
-    for option, value in (("--length", length), ("--stride", stride)):
-        if value is not None and not stores and not corpora and tasks:
-            raise UserError(f"{option}: is not for tasks of lm-eval, which cut their texts themselves; leave it out")
-    if not stores and not corpora and not tasks:
-        raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
+    if not stores and not corpora:
+        if not tasks:
+            raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
+        for option, value in (("--length", length), ("--stride", stride)):
+            if value is not None:
+                raise UserError(
+                    f"{option}: is not for tasks of lm-eval, which cut their texts themselves; leave it out"
+                )
     from terakoya.evaluation import harness, models
 
     if tasks:

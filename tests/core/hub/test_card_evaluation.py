@@ -88,3 +88,13 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_card_without_a_measurement_has_no_model_index() -> None:
     text = model_card.write("a/b", {"": "BertForMaskedLM"}, facts=None, license=None, languages=(), sample=None)
     assert "model-index" not in text and "## Evaluation" not in text
+
+
+def test_a_model_with_windows_says_what_padding_beyond_them_may_do() -> None:
+    """ModernBERT's window reaches half its size to each side."""
+    parameters = {"architecture": {"type": "modernbert", "local_attention": 16}, "objective": {"type": "masked_lm"}}
+    manifest = {"parameters": parameters, "consumed_tokens": 10, "parameter_count": 5, "step": 2, "max_steps": 2}
+    text = card_use.describe(["ModernBertForMaskedLM"], manifest)
+    assert "see 8 tokens to each side" in text and 'attn_implementation="eager"' in text
+    parameters["architecture"] = {"type": "bert"}
+    assert "to each side" not in card_use.describe(["BertForMaskedLM"], manifest)
