@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, replace
@@ -25,6 +27,9 @@ from terakoya.corpus.files import HashingReader, Source, content_hash, find_file
 from terakoya.errors import UserError
 
 __all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reason", "Reject"]
+
+
+logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Corpus:
         if self.max_document_bytes < 1 or self.block_bytes < 1:
             raise UserError("max_document_bytes and block_bytes: expected at least 1")
         object.__setattr__(self, "sources", find_files(self.sources))
+        _warn_of_repeated(self.sources)
         not_jsonl = next((file for file in self.sources if format_of(file) != "jsonl"), None)
         if self.conversations and not_jsonl is not None:
             raise UserError(
@@ -85,8 +91,7 @@ class Corpus:
                 'held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps'
             )
         files = tuple(self.sources)
-        names = [str(file) for file in files]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
+        if repeated := sorted(name for name, count in Counter(map(str, files)).items() if count > 1):
             raise UserError(f"{repeated[0]}: is given twice; give it once to clean it")
         side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
         return replace(self, cleaning=Cleaning(tuple(steps), Path(folder), files, side))
@@ -181,3 +186,17 @@ class Corpus:
 
     def _by_paragraph(self, file: Source) -> bool:
         return self.documents == "blank" and format_of(file) == "txt"
+
+
+def _warn_of_repeated(files: Sequence[Source]) -> None:
+    """Warns of files that several sources give, also by other paths: their documents count as often."""
+    counts = Counter(str(file.resolve() if isinstance(file, Path) else file) for file in files)
+    repeated = {name: count for name, count in counts.items() if count > 1}
+    if repeated:
+        name, count = min(repeated.items())
+        logger.warning(
+            "corpus: files are given more than once, and so are their documents: %s of them, such as %s (%s times)",
+            f"{len(repeated):,}",
+            name,
+            f"{count:,}",
+        )

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -91,21 +92,22 @@ def compression_of(file: Source) -> str | None:
 def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]:
     """Returns the corpus files of `sources`, in their order.
 
-    A folder means the corpus files in it, a pattern the files that it matches, both sorted by path. Raises UserError
-    for a missing file or folder, for an unknown file name ending, and for an address without a pinned revision.
+    A folder means the corpus files in it, a pattern the files that it matches, both sorted by path, and each file once.
+    In a folder, links are followed, and what has a name that begins with a dot is left out. Raises UserError for a
+    missing file or folder, for an unknown file name ending, and for an address without a pinned revision.
     """
     files: list[Source] = []
     for source in sources:
         if isinstance(source, RemoteFile):
             files.append(source)
         elif (match := _ADDRESS.match(str(source))) is not None and not Path(source).exists():
-            files += _remote_files(match[1], str(source)[match.end() :], str(source))
+            files += _remote_files(match[1], str(source)[match.end() :])
         elif glob.has_magic(str(source)) and not Path(source).exists():
             matches = sorted(glob.glob(str(source), recursive=True))  # noqa: PTH207 - Path's takes no absolute pattern
             if not matches:
                 raise UserError(f"corpus: no file matches {source}")
-            for path in matches:
-                files += _local_files(Path(path))
+            below = [file for path in matches for file in _local_files(Path(path))]
+            files += dict.fromkeys(below)  # text/** matches folders and, once more, the files in them
         else:
             files += _local_files(Path(source))
     if not files:
@@ -117,7 +119,7 @@ def _local_files(source: Path) -> list[Path]:
     if source.is_dir():
         if kind_of(source) not in ("corpus", None):
             raise UserError(f"{source}: expected a corpus, got {describe_found(source, 'corpus')}")
-        files = sorted(file for file in source.rglob("*") if file.is_file() and format_of(file) is not None)
+        files = sorted(file for file in _files_below(source) if file.is_file() and format_of(file) is not None)
         if not files:
             raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
         return files
@@ -128,6 +130,36 @@ def _local_files(source: Path) -> list[Path]:
             raise UserError(f"{source}: expected a file name ending in {_ENDINGS}; {hint}")
         raise UserError(f"{source}: expected a file name ending in {_ENDINGS}")
     return [source]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yields what is below `folder` and is no folder, but for hidden names. Links are followed, and each folder is read
+    once, under its own path if it is below `folder`.
+
+    Raises UserError for a folder that cannot be read, and for a link to nothing: its text would be missing.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); correct its permissions or remove it")
+
+    seen: set[tuple[int, int]] = set()
+    roots = [folder]
+    for root in roots:  # links are added, so that they come after all that is below `folder` itself
+        for path, folders, names in os.walk(root, onerror=refuse):
+            parent = Path(path)
+            identity = (parent.stat().st_dev, parent.stat().st_ino)
+            if identity in seen:
+                folders.clear()
+                continue
+            seen.add(identity)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            roots += [parent / name for name in folders if (parent / name).is_symlink()]
+            for file in (parent / name for name in names if not name.startswith(".")):
+                if not file.exists():
+                    raise UserError(
+                        f"{file}: is a link to {file.readlink()}, which does not exist; correct the link or remove it"
+                    )
+                yield file
 
 
 def _hub_hint(source: Path) -> str:
@@ -161,7 +193,7 @@ _HINTS = {
 # --------------------------------------------------------------------------------------------------------- remote
 
 
-def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
+def _remote_files(protocol: str, rest: str) -> list[RemoteFile]:
     address = f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
     if protocol == "hf" and not _HUB_REVISION.match(address):
         raise UserError(
@@ -171,10 +203,12 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
         )
     with _convert_errors(address):
         system = _file_system(address)
+        given = set(rest.split("/"))
         if glob.has_magic(rest):
-            names = [name for name in system.glob(address) if not system.isdir(name)]
+            names = [name for name in system.glob(address) if not _is_hidden(name, given) and not system.isdir(name)]
         elif system.isdir(address):
-            names = [name for name in system.find(address) if format_of(Path(name)) is not None]
+            found = (name for name in system.find(address) if not _is_hidden(name, given))
+            names = [name for name in found if format_of(Path(name)) is not None]
         else:
             names = [address]
         files = []
@@ -188,6 +222,11 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
         if format_of(file) is None:
             raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
     return files
+
+
+def _is_hidden(name: str, given: set[str]) -> bool:
+    """Whether a part of `name` begins with a dot, other than those that are `given` in the address."""
+    return any(part.startswith(".") and part not in given for part in name.split("/"))
 
 
 def _file_system(address: str) -> AbstractFileSystem:

@@ -71,6 +71,15 @@ def test_addresses_with_slashes_folded_by_a_path_are_understood(memory: str) -> 
     assert all(isinstance(file, RemoteFile) for file in files)
 
 
+def test_hidden_files_and_folders_are_left_out(memory: str) -> None:
+    system = fsspec.filesystem("memory")
+    for name in (".cache/c.jsonl", ".d.jsonl"):
+        system.pipe(f"/corpus/{name}", b"")
+    assert [file.name for file in find_files([memory])] == ["a.jsonl", "b.parquet"]
+    assert [file.name for file in find_files([f"{memory}/**/*.jsonl"])] == ["a.jsonl"]
+    assert [file.name for file in find_files([f"{memory}/.cache", f"{memory}/.d.jsonl"])] == ["c.jsonl", ".d.jsonl"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_store_from_an_address_equals_that_from_disk(folder: Path, tmp_path: Path, processes: int) -> None:
