@@ -23,19 +23,21 @@ Record = tuple[int, bytes, bool]
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# A blank line: spaces, tabs, carriage returns and ideographic spaces (U+3000, three bytes in UTF-8) only.
-_BLANK = re.compile(rb"(?:[ \t\r\n]|\xe3\x80\x80)*\Z")
+# A blank line: only what `str.isspace` takes for white space, of which all but the first kind are bytes of UTF-8.
+_BLANK = re.compile(
+    rb"(?:[\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*\Z"
+)
 _UNCLOSED = "expected a closing quote, the file ends without one; repair the file"
 _OPENING = re.compile(rb'[,\r\n]"')
 
 
 class QuoteTracker:
-    """Tracks the quotes of a csv file (RFC 4180) through consecutive chunks of its bytes."""
+    """Tracks the quotes of a csv file (RFC 4180) through consecutive chunks of its bytes, from the start of a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_file_start: bool = True) -> None:
         self._inside = self._maybe_closed = False
         self._at_field_start = True
-        self._first = True
+        self._may_have_bom = at_file_start
 
     @property
     def open(self) -> bool:
@@ -47,8 +49,8 @@ class QuoteTracker:
         if not chunk:
             return
         position = 0
-        if self._first:
-            self._first = False
+        if self._may_have_bom:
+            self._may_have_bom = False
             position = len(_BOM) if chunk.startswith(_BOM) else 0
         while position < len(chunk):
             if self._maybe_closed:
@@ -150,7 +152,7 @@ def read_block(
     with io.BytesIO(block.data) if block.data is not None else file.open("rb") as stream:
         if block.data is None:
             stream.seek(block.start)
-        quotes = QuoteTracker() if format == "csv" else None
+        quotes = QuoteTracker(at_file_start=block.start == 0) if format == "csv" else None
         lines = _lines(stream, block, limit, quotes.feed if quotes is not None else None)
         if by_paragraph:
             records = _paragraphs(lines, limit)

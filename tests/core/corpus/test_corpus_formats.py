@@ -260,6 +260,69 @@ def test_patterns_and_folders_mean_their_files(tmp_path: Path) -> None:
         Corpus([third.rename(tmp_path / "c.parquet.gz")])
 
 
+def test_links_in_a_folder_are_followed_and_each_folder_is_read_once(tmp_path: Path) -> None:
+    corpus, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    for folder in (corpus / "books", elsewhere / "wiki"):
+        folder.mkdir(parents=True)
+    own, book = write(corpus / "own.txt", b"own"), write(corpus / "books" / "b.txt", b"book")
+    write(elsewhere / "wiki" / "w.txt", b"wiki")
+    (corpus / "wiki").symlink_to(elsewhere, target_is_directory=True)
+    (corpus / "all").symlink_to(corpus, target_is_directory=True)  # a circle
+    (corpus / "a").symlink_to(corpus / "books", target_is_directory=True)  # read under its own path
+    (elsewhere / "up").symlink_to(tmp_path, target_is_directory=True)
+    assert Corpus([corpus]).sources == (book, own, corpus / "wiki" / "wiki" / "w.txt")
+    (corpus / "gone").symlink_to(tmp_path / "disk", target_is_directory=True)
+    with pytest.raises(UserError, match=r"gone: is a link to .*disk, which does not exist"):
+        Corpus([corpus])
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    kept = write(tmp_path / "a.txt", b"one")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    for name in (".ipynb_checkpoints/a-checkpoint.txt", ".b.txt"):
+        write(tmp_path / name, b"an old one")
+    assert Corpus([tmp_path]).sources == (kept,)
+    assert len(Corpus([tmp_path / ".ipynb_checkpoints", tmp_path / ".b.txt"]).sources) == 2  # named by the user
+
+
+def test_a_pattern_takes_each_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "text" / "a" / "b").mkdir(parents=True)
+    names = ("text/a/b/c.txt", "text/a/d.txt", "text/x.txt")
+    files = tuple(write(tmp_path / name, name.encode()) for name in names)
+    for pattern in ("text", "text/*", "text/**", "text/**/*", "text/**/*.txt"):
+        assert Corpus([tmp_path / pattern]).sources == files, pattern
+    assert "given more than once" not in caplog.text
+    given = [tmp_path / "text" / "x.txt", tmp_path / "text" / "a" / ".." / "x.txt"]
+    assert len(Corpus(given).sources) == 2
+    assert (
+        f"files are given more than once, and so are their documents: 1 of them, such as {files[2]} (2 times)"
+        in caplog.text
+    )
+
+
+SPACES = [character for code in range(0x110000) if (character := chr(code)).isspace() and character != "\n"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_lines_of_any_white_space_are_blank(tmp_path: Path, name: str) -> None:
+    assert {"\x85", "\xa0", "\u2003", "\u2028", "\u3000", "\v", "\f"} <= set(SPACES)
+    lines = [
+        line for number, space in enumerate([*SPACES, "".join(SPACES)]) for line in (f"文書 {number}\u200b", space)
+    ]
+    file = write(tmp_path / name, "\n".join(lines).encode())
+    for documents in ("blank", "line"):
+        items = read_all(Corpus([file], documents=documents), block_bytes=7)  # type: ignore[arg-type]
+        assert texts(items) == lines[::2] and len(items) == len(texts(items))
+
+
+def test_only_at_its_start_does_a_csv_file_have_a_byte_order_mark(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    file = write(tmp_path / "a.csv", b"text\nfirst\n" + mark + b'"a\nb"\nlast\n')
+    whole = read_all(Corpus([file]), block_bytes=1000)
+    assert texts(whole)[-1] == "last" and len(whole) > 2
+    assert [read_all(Corpus([file]), block_bytes=size) for size in range(1, 30)] == [whole] * 29
+
+
 def test_the_last_documents_of_a_zst_file_are_held_out_but_not_of_parquet(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.txt.zst", b"one\n\ntwo\n\nthree\n")])
     kept, held = hold_out(corpus, 1, tmp_path / "split")
