@@ -24,6 +24,7 @@ import terakoya
 from terakoya.components import EncodedDocuments
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers import mecab
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
@@ -381,3 +382,15 @@ def test_options_that_change_mecabs_output_do_not_change_ids(trained: Path, tmp_
     tokenizer = MecabWordPiece.from_folder(tmp_path)
     assert tokenizer is not None
     check(tokenizer.encoder(tmp_path).encode(TEXTS), reference(tokenizer.load(tmp_path), TEXTS))
+
+
+def test_each_user_dictionary_of_a_list_counts(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.dic", tmp_path / "two.dic"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    before = mecab.options_fingerprint(f'-u "{one},{two}"')
+    two.write_bytes(b"3")
+    assert before != mecab.options_fingerprint(f'-u "{one},{two}"') != mecab.options_fingerprint(f"-u {one}")
+    two.unlink()
+    with pytest.raises(UserError, match=r"user dictionary .*/two\.dic: no such file"):
+        mecab.options_fingerprint(f"-u {one},{two}")

@@ -75,10 +75,11 @@ def options_fingerprint(options: str) -> str:
     folder = options_folder(options)
     if folder is not None:
         total.update(dictionary_fingerprint(folder).encode())
-    for name in _values(options, ("-u", "--userdic")):
-        if not Path(name).is_file():
-            raise UserError(f"MeCab's user dictionary {name}: no such file")
-        total.update(Path(name).read_bytes())
+    for names in _values(options, ("-u", "--userdic")):
+        for name in names.split(","):  # as MeCab does
+            if not Path(name).is_file():
+                raise UserError(f"MeCab's user dictionary {name}: no such file")
+            total.update(Path(name).read_bytes())
     return total.hexdigest()
 
 
