@@ -57,9 +57,11 @@ def check_hashes(folder: Path, files: Mapping[str, FileFacts], *names: str) -> N
 def read_and_check(
     folder: Path, files: Mapping[str, FileFacts], name: str, *, chunk_bytes: int = _CHUNK
 ) -> Iterator[bytes]:
-    """Yields the bytes of that of `files` in `folder` that is `name`. Raises UserError after the last chunk if their
-    hash is not the recorded one."""
+    """Yields the bytes of that of `files` in `folder` that is `name`. Raises UserError if it is missing, and after the
+    last chunk if their hash is not the recorded one."""
     digest = hashlib.sha256()
+    if not (folder / name).is_file():
+        raise UserError(f"{folder / name}: no such file; {_REMEDY}")
     with (folder / name).open("rb") as stream:
         while chunk := stream.read(chunk_bytes):
             digest.update(chunk)

@@ -105,7 +105,7 @@ class MergedContent:
         """Yields lines of `rejects.jsonl`."""
         for store in self.stores:
             if store.facts.rejected:
-                yield from _read(store.folder / "rejects.jsonl")
+                yield from read_and_check(store.folder, store.facts.files, "rejects.jsonl", chunk_bytes=_CHUNK)
 
     def _bits(self, name: str) -> Iterator[Bits]:
         for store in self.stores:
@@ -118,12 +118,6 @@ class MergedContent:
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
     for start in range(0, len(array), _CHUNK):
         yield array[start : start + _CHUNK]
-
-
-def _read(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            yield chunk
 
 
 # ---------------------------------------------------------------------------------------------------- compatibility

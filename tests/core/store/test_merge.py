@@ -144,6 +144,23 @@ def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str,
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_changed_or_missing_rejects_are_refused(tmp_path: Path, damage: str) -> None:
+    tokenizer = make_folder(tmp_path / "tokenizer")
+    for number, file in enumerate(write_corpus(tmp_path, [33, 34])):
+        prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer, tmp_path / f"s{number}", max_rejects=1.0)
+    rejects = tmp_path / "s1" / "rejects.jsonl"
+    if damage == "missing":
+        rejects.unlink()
+    else:
+        rejects.write_bytes(rejects.read_bytes().replace(b"bad JSON", b"bad CSV "))
+    with pytest.raises(
+        UserError, match=rf"rejects\.jsonl: .*{'no such file' if damage == 'missing' else 'changed'}.*store verify"
+    ):
+        merge([tmp_path / "s0", tmp_path / "s1"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.store.merge._CHUNK", 1 << 12)
