@@ -59,6 +59,23 @@ class Stores:
         train = {store.name: store.fingerprint for store in self.train}
         return train | {name: store.fingerprint for name, store in self.validation.items()}
 
+    def repetitions(self) -> list[str]:
+        """Returns a warning for each store that has the content of a training store before it."""
+        first: dict[str, TokenStore] = {}
+        found = []
+        for store in self.train:
+            if (other := first.setdefault(store.fingerprint, store)) is not store:
+                found.append(
+                    f"data.train: {store.folder} has the content of {other.folder}: its documents are read more often"
+                )
+        for name, store in self.validation.items():
+            if (other := first.get(store.fingerprint, store)) is not store:
+                found.append(
+                    f"data.validation: {name} has the content of the training store {other.folder}: its loss is that "
+                    "of documents which the run learns"
+                )
+        return found
+
     def loader(self, layout: Layout, *, seed: int, global_rows: int) -> Loader:
         """Returns the loader of the run's rows in their order, with `global_rows` rows per step.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: 
     checks = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     names = {each["store"] for each in checks if each["kind"] == "validation"}
     assert names == {f"{store} (validation)"}
+
+
+@pytest.mark.slow
+def test_stores_of_the_same_content_are_told(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    def repetitions(**data: Any) -> list[str]:
+        return Stores.open(settings(store, data).data).repetitions()
+
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    (told,) = repetitions(train=[str(store)], validation=[str(copy), str(validation_store)])
+    assert told.startswith(f"data.validation: {copy} has the content of the training store {store}: ")
+    (told,) = repetitions(train=[str(store), str(copy)])
+    assert told.startswith(f"data.train: {copy} has the content of {store}: ")
+    assert repetitions(train=[str(store)], validation=[str(validation_store)]) == []
+    assert repetitions(train=[str(store)], split=[9, 1]) == []
+    train_in_this_process(settings(store, {"train": [str(store), str(copy)]}, max_steps=1), tmp_path / "run")
+    assert told in [json.loads(line).get("text") for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
 
 
 def test_validation_does_not_depend_on_what_else_a_run_reads(store: Path, validation_store: Path) -> None:
