@@ -70,15 +70,18 @@ class Run(Protocol):
         consumed_rows: rows of the global order that these steps took.
         consumed_tokens: real tokens in these rows.
         validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
+        validation_rows: a hash of the rows that a validation takes: only values with the same one can be compared.
         tokenizer_folder: a Transformers folder with the tokenizer of the stores.
         holds_whole_model: whether this process holds every weight of `module`, so that it can run it alone.
         ended_by: why the run ends before its length; None where it does not.
+        forked_at: the step at which the run has left another one; None where it is no fork.
     """
 
     folder: Path
     tokenizer_folder: Path
     holds_whole_model: bool
     ended_by: str | None
+    forked_at: int | None
     parameters: Any
     architecture: Architecture
     objective: Objective
@@ -89,6 +92,7 @@ class Run(Protocol):
     consumed_rows: int
     consumed_tokens: int
     validation_losses: tuple[tuple[int, float], ...]
+    validation_rows: str
 
     @property
     def rank(self) -> int: ...

@@ -37,6 +37,9 @@ FORMATS_WITHOUT_HASH = (1, 2)
 HASH_KEY = "sha256"
 """The manifest's key for the SHA-256 of its other values. Every format from 3 on has it."""
 MANIFEST = "manifest.json"
+KEEP_BEFORE = "keep_before"
+"""The manifest's key of the step to which its run may go back, so that the newest checkpoint up to it stays, too; null
+where it does not go back."""
 NAME = re.compile(r"step-(\d{8,})")
 HASHING_THREADS = 8
 ALL_FILES = ("",)

@@ -15,12 +15,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from terakoya.atomic_files import commit_folder
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
-from terakoya.runs.checkpoints import MANIFEST, NAME, DamagedError, file_facts, read_manifest
+from terakoya.runs.checkpoints import KEEP_BEFORE, MANIFEST, NAME, DamagedError, file_facts, read_manifest
 
 WRITER = "writer.json"
 CHECKPOINTS = "checkpoints"
@@ -139,29 +140,44 @@ def fetch_newest(
     store: ObjectFolder, run: Path, sizes: Sizes, *, after: int = -1
 ) -> tuple[Path | None, dict[str, str]]:
     """Fetches the newest whole checkpoint of a step above `after` into the run's folder, and the run's other files
-    before it appears there: whoever finds it has the log that belongs to it. Returns its folder there, None where the
-    store has none, and what is wrong with each newer one, by name.
+    before it appears there: whoever finds it has the log that belongs to it. With it comes the older one to which the
+    run may have to go back. Returns its folder there, None where the store has none, and what is wrong with each that
+    is damaged, by name.
 
     Raises:
         TemporaryFailure: the store does not answer.
         UserError: a newer version of terakoya wrote one of them.
     """
     damaged: dict[str, str] = {}
-    for step, name in reversed(checkpoint_steps(find_committed(sizes)).items()):
-        if step <= after:
-            break
+    steps = checkpoint_steps(find_committed(sizes))
+
+    def fetch(step: int, before: Callable[[Mapping[str, Any]], None]) -> Path | None:
+        name = steps[step]
         try:
-            return fetch_checkpoint(store, name, run / name, before=lambda: fetch_files(store, run, sizes)), damaged
+            return fetch_checkpoint(store, name, run / name, before=before)
         except (DamagedError, FileNotFoundError) as error:
             damaged[name] = str(error)
+            return None
+
+    def fetch_rest(manifest: Mapping[str, Any]) -> None:
+        fetch_files(store, run, sizes)
+        back_to = manifest.get(KEEP_BEFORE)
+        older = [step for step in steps if back_to is not None and step <= back_to]
+        any((run / steps[step]).is_dir() or fetch(step, lambda _: None) is not None for step in reversed(older))
+
+    for step in reversed(steps):
+        if step <= after:
+            break
+        if (folder := fetch(step, fetch_rest)) is not None:
+            return folder, damaged
     return None, damaged
 
 
 def fetch_checkpoint(
-    store: ObjectFolder, name: str, folder: Path, *, before: Callable[[], None] = lambda: None
+    store: ObjectFolder, name: str, folder: Path, *, before: Callable[[Mapping[str, Any]], None] = lambda manifest: None
 ) -> Path:
     """Fetches the checkpoint `name` into the new folder `folder`, which appears whole or not at all, and returns it.
-    Calls `before` when all of it is here, just before it appears.
+    Calls `before` with its manifest when all of it is here, just before it appears.
 
     Raises:
         DamagedError: a file is not the one that the manifest names.
@@ -173,9 +189,10 @@ def fetch_checkpoint(
     try:
         store.download(f"{name}/{MANIFEST}", staging / MANIFEST)
         try:
-            files = read_manifest(staging)["files"]
+            manifest = read_manifest(staging)
         except DamagedError as error:
             raise DamagedError(f"{store}/{name}: {error}") from error
+        files = manifest["files"]
 
         def fetch(file: str) -> None:
             if ".." in PurePosixPath(file).parts or PurePosixPath(file).is_absolute():
@@ -187,7 +204,7 @@ def fetch_checkpoint(
 
         with ThreadPoolExecutor(THREADS, "mirror") as pool:
             list(pool.map(fetch, files))
-        before()
+        before(manifest)
         commit_folder(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

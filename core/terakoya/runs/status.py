@@ -119,7 +119,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
     lock, settings = run_files.read_lock(folder), run_files.read_parameters(folder)
     saved = run_files.find_checkpoints(folder)
     steps = metrics.kept_steps(written)
-    starts = [*written.of_kind("start"), *([run_files.read_manifest(saved[-1])] if saved else []), settings]
+    starts = [*([run_files.read_manifest(saved[-1])] if saved else []), *written.of_kind("start"), settings]
     unit = _last_value(starts, "length_unit")
     max_steps = None if unit == "tokens" else _last_value(starts, "max_steps")
     max_tokens = _last_value([settings], "max_tokens") or (

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import NonNegativeFloat, NonNegativeInt
+
+from terakoya.components import EventPlugin
 from terakoya.components.event import Validations
+from terakoya.components.run import Run
 from terakoya.errors import UserError
 
 Mode = Literal["min", "max"]
+
+BEGINS_ANEW = "its metric or the rows of validation are others than before, so it looks for the best anew"
 
 
 def choose_mode(metric: str, mode: Mode | None) -> Mode:
@@ -45,10 +52,69 @@ def read_metric(values: Validations, metric: str, store: str | None) -> float:
     return sum(found.values()) / len(found)
 
 
-def check_validates(parameters: Any) -> None:
-    """Raises UserError where a run with these `parameters` does not validate while it trains."""
-    if parameters.evaluation is None or not parameters.data.validation:
-        raise UserError(
-            "metric: the run does not validate while it trains; set data.validation and evaluation.steps, for example "
-            '"evaluation": {"steps": 1000}'
-        )
+class FollowsMetric(EventPlugin):
+    """The settings of an event plugin that follows a metric."""
+
+    metric: str = "loss"
+    """A number of the validation, such as `loss` or `masked_accuracy`."""
+    store: str | None = None
+    """The validation store that counts, by its path or its folder's name; null is the mean over all."""
+    mode: Mode | None = None
+    """Whether the lowest or the highest value is the best; null is "max" for accuracies, else "min"."""
+    min_delta: NonNegativeFloat = 0.0
+    """A value counts as better only if it is better by more than this."""
+    from_step: NonNegativeInt = 0
+    """Validations before this step do not count. Unit: optimizer steps."""
+
+    def check(self, parameters: Any) -> None:
+        """Raises UserError where the run does not validate while it trains."""
+        if parameters.evaluation is None or not parameters.data.has_validation:
+            raise UserError(
+                "metric: the run does not validate while it trains; set data.validation or data.split, and "
+                'evaluation.steps, for example "evaluation": {"steps": 1000}'
+            )
+
+
+class BestValue:
+    """The best value of a metric so far, among validations on the same rows.
+
+    Attributes:
+        value, step: that value and the step of its validation; None and -1 before the first.
+    """
+
+    def __init__(self, settings: FollowsMetric, run: Run) -> None:
+        self.settings = settings
+        self.value: float | None = None
+        self.step = -1
+        self._mode = choose_mode(settings.metric, settings.mode)
+        self._rows = run.validation_rows
+
+    def take(self, run: Run, values: Validations) -> bool:
+        """Takes the validation of this step; returns whether it counts and is the best one.
+
+        Raises:
+            UserError: it has no such metric.
+        """
+        settings = self.settings
+        value = read_metric(values, settings.metric, settings.store)
+        better = is_better(value, self.value, self._mode, min_delta=settings.min_delta)
+        if run.step < settings.from_step or not better:
+            return False
+        self.value, self.step = value, run.step
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the value, and of what it is, as JSON values."""
+        return {
+            "metric": self.settings.metric, "store": self.settings.store, "validation_rows": self._rows,
+            "value": self.value, "step": self.step,
+        }  # fmt: skip
+
+    def load(self, facts: Mapping[str, Any]) -> bool:
+        """Continues from `facts`, unless they are of another metric or of other rows: returns whether it does."""
+        now = self.facts()
+        same = all(facts.get(key, now[key]) == now[key] for key in ("metric", "store", "validation_rows"))
+        if not same or "value" not in facts:
+            return False
+        self.value, self.step = facts["value"], facts["step"]
+        return True

@@ -147,7 +147,17 @@ class Meter:
 
     def state(self) -> dict[str, Any]:
         """Returns the whole state, as JSON values."""
-        return {"sums": self.flat.tolist(), "counts": self.counts, "seen": sorted(self.seen)}
+        sums = self.flat.tolist()
+        return {"terms": list(self.terms), "sums": sums, "counts": self.counts, "seen": sorted(self.seen)}
+
+    def has_terms_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether `state` is one of a meter of the same terms and counts."""
+        terms = list(self.terms)
+        return (
+            state.get("terms", terms) == terms
+            and state["counts"].keys() == self.counts.keys()
+            and len(state["sums"]) == len(self.flat)
+        )
 
     def add_state_sums(self, sums: Sequence[float]) -> None:
         """Adds the sums of a `state`."""

@@ -20,6 +20,7 @@ import torch
 from terakoya.errors import Diverged, RollingBack, TemporaryFailure, UserError
 from terakoya.log import plural
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
+from terakoya.runs.finding import PERMANENT
 from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.distributed.context import DistributedContext
@@ -142,8 +143,8 @@ class SkippedSteps:
         return self._batches.rows(rollback.first - 1)[0], self._batches.rows(rollback.last - 1)[1]
 
 
-def remove_checkpoints_since(rollback: Rollback, checkpoints: Path, context: DistributedContext) -> None:
-    """Removes the checkpoints with updates of the steps that are passed over, the newest first; collective.
+def remove_checkpoints_since(rollback: Rollback, run: Path, context: DistributedContext) -> None:
+    """Removes the checkpoints of `run` with updates of the steps that are passed over, the newest first; collective.
 
     A process that is killed in between continues from one of those that are left, and decides the same.
 
@@ -154,9 +155,9 @@ def remove_checkpoints_since(rollback: Rollback, checkpoints: Path, context: Dis
     outcome: UserError | None = None
     if context.is_main:
         try:
-            _remove_since(rollback, checkpoints)
+            _remove_since(rollback, run)
         except OSError as error:
-            outcome = TemporaryFailure(f"{checkpoints}: a checkpoint cannot be removed now: {error}")
+            outcome = TemporaryFailure(f"{run}: a checkpoint cannot be removed now: {error}")
         except UserError as error:
             outcome = error
     outcome = context.broadcast(outcome)
@@ -164,15 +165,15 @@ def remove_checkpoints_since(rollback: Rollback, checkpoints: Path, context: Dis
         raise outcome
 
 
-def _remove_since(rollback: Rollback, checkpoints: Path) -> None:
-    found = list_checkpoints(checkpoints)
+def _remove_since(rollback: Rollback, run: Path) -> None:
+    found = list_checkpoints(run / "checkpoints")
     older = [folder for step, folder in found if step < rollback.first]
     if all(find_problems(folder) for folder in reversed(older)):
         raise Diverged(
             f"{rollback.describe()}; the run cannot go back, as no checkpoint from before step {rollback.first:,} is "
             "whole: lower optimizer.learning_rate, or start again with spikes.action rollback from the first step on"
         )
-    for step, folder in reversed(found):
+    for step, folder in reversed([*found, *list_checkpoints(run / PERMANENT)]):
         if step >= rollback.first:
             remove_checkpoint(folder)
 

@@ -35,6 +35,7 @@ class Run:
         phase: the number of the phase of the last step, counted from 1.
         phase_tokens: the consumed tokens before that phase.
         validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
+        validation_rows: a hash of the rows that a validation takes.
         tokenizer_folder: a Transformers folder with the tokenizer of the stores.
         holds_whole_model: whether this process holds every weight of `module`.
         weight_shards: see `components.run`.
@@ -42,6 +43,7 @@ class Run:
         save_requested: whether an event on this rank has requested a checkpoint that is not begun yet.
         end_requested: why an event on this rank has requested the end of the run.
         ended_by: why the run ends before its length; None where it does not. The same on every rank.
+        forked_at: the step at which the run has left another one; None where it is no fork.
         start_time: when this process began, on the clock `time.perf_counter`.
     """
 
@@ -59,6 +61,7 @@ class Run:
     phase: int = 1
     phase_tokens: int = 0
     validation_losses: tuple[tuple[int, float], ...] = ()
+    validation_rows: str = ""
     tokenizer_folder: Path = Path()
     holds_whole_model: bool = True
     weight_shards: Callable[[], Sequence[TensorShard]] = field(default=tuple, repr=False)
@@ -66,6 +69,7 @@ class Run:
     save_requested: bool = False
     end_requested: str | None = None
     ended_by: str | None = None
+    forked_at: int | None = None
     start_time: float = field(default_factory=time.perf_counter)
 
     @property

@@ -327,6 +327,7 @@ def build_trainer(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module,
         weight_shards=engine.weight_shards, run_log=run_log,
+        validation_rows=stores.hash_validation(parameters.evaluation.batches if parameters.evaluation else 0),
     )  # fmt: skip
     for phase in plan.phases:
         phase.check_schedule(run.progress())

@@ -48,7 +48,7 @@ class StepLog:
 
     def begin(self) -> None:
         """Measures rates from now on: the first step begins, or rows were skipped."""
-        self._start, self._first_row = time.perf_counter(), self.run.consumed_rows
+        self._start, self._first_row, self._tokens = time.perf_counter(), self.run.consumed_rows, 0
 
     def leave_out(self, seconds: float) -> None:
         """Leaves `seconds`, in which no step was taken, out of the rates."""
@@ -72,7 +72,6 @@ class StepLog:
             self.record_next = False
             values = self._write_record(learning_rate)
             self.begin()
-            self._tokens = 0
         return StepReport(run.step, tokens, learning_rate, self.step_seconds, values, self.health.take_anomalies())
 
     def _write_record(self, learning_rate: float) -> dict[str, float]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
@@ -75,6 +78,11 @@ class Stores:
                     "of documents which the run learns"
                 )
         return found
+
+    def hash_validation(self, batches: int) -> str:
+        """Returns a hash of what a validation reads that takes `batches` batches of each store, wherever they lie."""
+        stores = sorted(store.fingerprint for store in self.validation.values())
+        return hashlib.sha256(orjson.dumps([stores, batches])).hexdigest()[:16]
 
     def loader(self, layout: Layout, *, seed: int, global_rows: int) -> Loader:
         """Returns the loader of the run's rows in their order, with `global_rows` rows per step.

@@ -340,7 +340,7 @@ class Trainer:
             self.skipped.require_another_rollback(going.rollback)
             self._report_saved(self.saver.finish())  # one that is under way would appear later
             self.step_sync.raise_plugin_error()
-            remove_checkpoints_since(going.rollback, self.run.folder / "checkpoints", self.context)
+            remove_checkpoints_since(going.rollback, self.run.folder, self.context)
             going.rollbacks = (*self.skipped.rollbacks, going.rollback)
             raise
 
@@ -488,8 +488,12 @@ class Trainer:
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continues averaging from the meters of a checkpoint, by rank.
 
-        Each rank takes its own state; where the number of processes has changed, rank 0 takes all.
+        Each rank takes its own state; where the number of processes has changed, rank 0 takes all. Where the objective
+        has other terms now, the averages begin anew.
         """
+        if not all(self.meter.has_terms_of(state) for state in states):
+            self.run_log.print("the loss has other terms than before: its averages begin anew")
+            return
         rank, world_size = self.run.rank, self.run.world_size
         own_states = [states[rank]] if len(states) == world_size else list(states) * (rank == 0)
         for state in own_states:

@@ -202,6 +202,9 @@ def test_a_run_without_a_start_record_takes_its_length_from_the_checkpoint(run: 
     assert run_status.read(run, now=NOW).max_steps is None
     save(run, 50, at=0, max_steps=400)
     assert run_status.read(run, now=NOW).max_steps == 400
+    start = {"kind": "start", "step": 50, "max_steps": 800, "length_unit": "steps", "time": NOW - 5}
+    write(run, step(50, at=-10), start)
+    assert run_status.read(run, now=NOW).max_steps == 800, "that of a run made longer, before its next checkpoint"
 
 
 def test_reading_the_lock_neither_takes_nor_disturbs_it(run: Path) -> None:

@@ -43,6 +43,16 @@ def test_means_are_over_all_sums_since_the_last_time() -> None:
     assert meter.take_means(meter.local_sums()) == {"loss": 0.0, "accuracy": 0.75}
 
 
+def test_averages_go_on_with_the_same_terms_only() -> None:
+    """Of as many terms, too: the sums of one must not become those of another."""
+    meters = [
+        Meter({name: LossTerm(count=count) for name, count in terms.items()}, torch.device("cpu"))
+        for terms in ({"loss": "tokens"}, {"other": "tokens"}, {"loss": "rows"}, {"loss": "tokens", "z_loss": "tokens"})
+    ]
+    found = [[meter.has_terms_of(other.state()) for other in meters] for meter in meters]
+    assert found == [[one is other for other in meters] for one in meters]
+
+
 def test_counts_keep_the_order_of_the_terms() -> None:
     """A checkpoint's bytes are the same in each process: the order of a set is not."""
     names = [f"count {number}" for number in range(20)]

@@ -266,6 +266,21 @@ def test_the_newest_whole_checkpoint_is_fetched(memory: ObjectFolder, tmp_path: 
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
 
 
+@pytest.mark.parametrize(("damaged", "fetched"), [([], [6, 8]), ([6], [4, 8])])
+def test_with_it_comes_the_one_to_which_the_run_may_go_back(
+    damaged: list[int], fetched: list[int], memory: ObjectFolder, tmp_path: Path
+) -> None:
+    for step in (2, 4, 6, 7):
+        write_checkpoint(tmp_path / "run", step)
+    write_checkpoint(tmp_path / "run", 8, keep_before=6)
+    send_all(memory, tmp_path / "run")
+    for step in damaged:
+        memory.write(f"checkpoints/step-0000000{step}/state/model-00000.safetensors", bytes(100))
+    folder, found = mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())
+    assert folder is not None and folder.name == "step-00000008" and len(found) == len(damaged)
+    assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == fetched
+
+
 def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder, tmp_path: Path) -> None:
     for step in (2, 4, 6):
         write_checkpoint(tmp_path / "run", step)

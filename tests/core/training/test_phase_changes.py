@@ -56,6 +56,20 @@ def trained(raw: dict[str, Any], out: Path, *allowed: str) -> Path:
     return out
 
 
+@pytest.mark.slow
+def test_a_loss_may_get_another_term(store: Path, tmp_path: Path) -> None:
+    """Its averages begin anew, in the middle of an interval."""
+    causal = settings(
+        store, architecture=LLAMA, objective={"type": "causal_lm"}, logging_steps=4, max_steps=2,
+        schedule={"type": "constant"},
+    )  # fmt: skip
+    trained(causal, tmp_path / "run")
+    changed = {**causal, "objective": {"type": "causal_lm", "z_loss": 1e-3}, "max_steps": 8}
+    trained(changed, tmp_path / "run", "objective")
+    records = toy.records(tmp_path / "run")
+    assert records[4]["z_loss"] > 0 and abs(records[4]["loss"] - records[8]["loss"]) < 1
+
+
 def base_of(model: Path) -> float:
     """The base of the rotary positions in the config of the folder `model`."""
     return float(json.loads((model / "config.json").read_text())["rope_parameters"]["full_attention"]["rope_theta"])

@@ -109,6 +109,9 @@ def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, t
         run(changed, tmp_path)
     run(changed, tmp_path, allow_change=frozenset({"optimizer.learning_rate"}))
     assert sorted(toy.records(tmp_path)) == [1, 2, 3]
+    for other in ({"type": "lion", "learning_rate": 0.001}, {**changed["optimizer"], "bias_correction": False}):
+        with pytest.raises(UserError, match=r"other values of optimizer\.(type|bias_correction), which determine what"):
+            run({**changed, "optimizer": other, "max_steps": 4}, tmp_path, allow_change=frozenset({"optimizer"}))
     with pytest.raises(UserError, match="keep the global batch"):
         run({**changed, "max_steps": 4, "batch_size": {"-1": 8}}, tmp_path)
 

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
 from terakoya.runs import report, status
+from terakoya.runs.checkpoints import list_checkpoints, read_manifest
 from terakoya.training import rollback, setup
 from terakoya.training.trainer import Trainer
 
@@ -99,6 +100,17 @@ def test_a_run_that_goes_back_is_the_run_that_passes_over_these_steps(
 
 
 @pytest.mark.slow
+def test_nothing_of_what_was_undone_is_kept_for_ever(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = {"save_steps": 1, "keep": 20}
+    chosen = settings(store, checkpoint=often, events={"permanent_checkpoints": {"every": 1}})
+    train(monkeypatch, chosen, tmp_path / "run")
+    kept = [step for step, _ in list_checkpoints(tmp_path / "run" / "permanent")]
+    assert kept == [step for step in range(LAST + 1) if not SKIPPED[0] <= step <= SKIPPED[1]]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kill", [10, *(pytest.param(step, marks=pytest.mark.nightly) for step in (7, 8, 9, 11, 12, 14))]
 )
@@ -167,6 +179,18 @@ def test_a_run_goes_back_so_often_and_ends_then_with_exit_code_3(
             train(monkeypatch, bounded, tmp_path / "run", spoil=never_ends)
         assert error.value.exit_code == 3 and str(store) in str(error.value)
     assert {record["number"] for record in toy.records(tmp_path / "run", "rollback").values()} == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_knows_how_far_its_run_may_go_back(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a spike to before it, else to before the steps whose losses are not judged yet."""
+    with pytest.raises(Killed):
+        train(monkeypatch, settings(store, checkpoint={"save_steps": 1, "keep": 9}), tmp_path / "run", kill=8)
+    found = list_checkpoints(tmp_path / "run/checkpoints")
+    back_to = {step: read_manifest(folder)["keep_before"] for step, folder in found}
+    assert max(back_to) == 7 and back_to[7] == SKIPPED[0] - 1 and all(back_to[step] < step for step in back_to)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
+from terakoya.training.throughput import Throughput
 
 
 def settings(store: Path, data: dict[str, Any], **changes: Any) -> Parameters:
@@ -93,6 +94,18 @@ def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> 
     assert manifest["consumed_rows"] == 6 * 16
     assert any(not np.array_equal(value, saved[1][name]) for name, value in saved[0].items())
     assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "a skipped step is not saved"
+
+
+def test_rates_leave_out_what_was_before_skipped_steps(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are divided by the time since they began to be counted."""
+    counted = []
+    values = Throughput.values
+    monkeypatch.setattr(Throughput, "values", lambda self, **of: counted.append(of) or values(self, **of))
+    train_in_this_process(settings(store, {"skip_steps": [[6, 7]]}, max_steps=8, logging_steps=8), tmp_path / "run")
+    first, last = counted
+    assert first["samples"] == last["samples"] == 16 and abs(last["tokens"] / first["tokens"] - 1) < 0.2
 
 
 def test_a_resumed_run_skips_steps(store: Path, tmp_path: Path) -> None:

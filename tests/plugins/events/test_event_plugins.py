@@ -93,7 +93,7 @@ def test_the_best_checkpoint_stays_and_is_a_whole_checkpoint(stores: tuple[Path,
     found = {each["step"]: each["loss"] for each in lines(tmp_path / "run", "validation") if each["step"]}
     best = max((step for step in found), key=lambda step: found[step])
     facts = json.loads((tmp_path / "run" / "model-best" / "best.json").read_text())
-    assert facts == {"metric": "loss", "store": None, "value": pytest.approx(found[best]), "step": best}
+    assert (facts["metric"], facts["value"], facts["step"]) == ("loss", pytest.approx(found[best]), best)
     assert best < 20 and not (tmp_path / "run" / "checkpoints" / f"step-{best:08d}").exists()
     assert not verify(tmp_path / "run" / "model-best").problems
     assert (tmp_path / "run" / "model-best" / "model" / "config.json").is_file()
@@ -124,6 +124,39 @@ def test_early_stopping_ends_the_run_as_if_it_had_its_length(
     settings["events"] = {"early_stopping": {"patience": 3, "min_delta": 0.5}}
     more = toy.train(settings, tmp_path / "run", nodes=(1,) * processes)
     assert "ended at step 9" in more, "more patience goes on from where the run was"
+
+
+@pytest.mark.slow
+def test_losses_on_other_rows_are_not_compared(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    """The first validation store is the training store: a run that goes on with another would never be as good."""
+    settings = toy.parameters(
+        stores[0], stores[0], max_steps=12, evaluation={"steps": 3, "batches": 2},
+        events={"early_stopping": {"patience": 1}, "best_checkpoint": {"mode": "max"}},
+    )  # fmt: skip
+    run = tmp_path / "run"
+    assert "anew" not in toy.train(settings, run)
+    settings["data"]["validation"] = [str(stores[1])]
+    printed = toy.train({**settings, "max_steps": 24}, run)
+    assert "early_stopping: its metric or the rows" in printed and "best_checkpoint: its metric or the rows" in printed
+    losses = {each["step"]: each["loss"] for each in lines(run, "validation")}
+    new = [losses[step] for step in (15, 18, 21, 24)]
+    assert new == sorted(new, reverse=True), "the loss falls, so that the run does not stop"
+    facts = json.loads((run / "model-best" / "best.json").read_text())
+    assert (facts["step"], facts["value"]) == (15, pytest.approx(losses[15])), "the worst of the new ones"
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_run_that_stopped_early_trains(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    settings = toy.parameters(
+        *stores, max_steps=100, optimizer={"type": "adamw", "learning_rate": 1e-9},
+        evaluation={"steps": 2, "batches": 1}, events={"early_stopping": {"patience": 2, "min_delta": 0.5}},
+    )  # fmt: skip
+    assert "ended at step 4: early_stopping" in toy.train(settings, tmp_path / "run")
+    made = CliRunner().invoke(app, ["fork", str(tmp_path / "run"), "--out", str(tmp_path / "fork")])
+    assert made.exit_code == 0, made.output
+    settings = json.loads((tmp_path / "fork" / "parameters.json").read_text())
+    for _ in range(2):  # the second time it has stopped early itself
+        assert "ended at step 8: early_stopping" in toy.train(settings, tmp_path / "fork")
 
 
 @pytest.mark.slow
@@ -199,6 +232,8 @@ def test_settings_are_checked_with_the_parameters() -> None:
             parameters(events=events)
     with pytest.raises(UserError, match=r"events.best_checkpoint.metric: the run does not validate"):
         parameters(events={"best_checkpoint": {}}, evaluation=None)
+    data = {"train": ["store"], "split": [98, 2], "sequence_length": 32}
+    assert parameters(events={"best_checkpoint": {}, "early_stopping": {}}, data=data).data.has_validation
 
 
 def test_a_metric_is_read_from_one_store_or_from_all() -> None:

@@ -27,6 +27,7 @@ from terakoya.atomic_files import commit_folder, copy_folder
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import (
     FORMAT,
+    KEEP_BEFORE,
     MANIFEST,
     file_facts,
     find_conflict,
@@ -108,7 +109,7 @@ def save(
             if shutdown is not None and shutdown.is_set():
                 raise Shutdown  # another process may hold the run's lock by now
             before_commit()
-            _commit(staging, final, {"format": FORMAT, "step": step, **facts}, written)
+            _commit(staging, final, {"format": FORMAT, "step": step, KEEP_BEFORE: keep_before, **facts}, written)
             try:
                 prune(checkpoints, keep, keep_before=keep_before)
             except OSError as error:  # the checkpoint is there all the same

@@ -18,6 +18,9 @@ from terakoya.training.run_log import RunLog
 EVALUATION = ("evaluation.steps", "evaluation.batches")
 """Keys of which the losses depend that a schedule follows."""
 
+OPTIMIZER_STATE = ("optimizer.type", "optimizer.bias_correction")
+"""Keys that decide what the optimizer's state holds, or means."""
+
 
 def refuse_changes(
     run: Path,
@@ -82,7 +85,8 @@ def needed_consent(
     refused = whole_sections(refused, before, now)
     if any(each.schedule.needs_validation for each in parameters.of_phases):
         refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
-    fixed = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
+    fixed = [key for key in OPTIMIZER_STATE if key in changed][:1]  # another type has other keys
+    fixed += [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
     if fixed:
         raise UserError(
             f"the run was started with other values of {', '.join(fixed)}, which determine what its checkpoints hold: "

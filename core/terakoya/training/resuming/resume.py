@@ -80,6 +80,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         check_base_unchanged(trainer.facts["started_from"], started_from)
     if forked_from is not None:
         trainer.facts = {**trainer.facts, "forked_from": forked_from}
+        run.forked_at = forked_from["step"]
     for message in other_rounding(manifest, trainer.facts["world"], run.parameters):
         run_log.warn(message)
     with reading(folder):
