@@ -131,7 +131,7 @@ def test_a_run_of_a_llama_is_converted() -> None:
 
 
 def test_model_parallel_sizes_are_converted() -> None:
-    base = f"{SIZES} {BATCH} {LLAMA}".replace("--num-layers 2", "--num-layers 8")
+    base = f"{SIZES} {BATCH} {LLAMA} --hidden-dropout 0".replace("--num-layers 2", "--num-layers 8")
     tensor, pipeline = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
     def parallel(more: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -200,6 +200,69 @@ def test_a_gpt2_with_a_length_in_tokens_is_converted() -> None:
     assert "rmsnorm with these positions" in found.unsupported["normalization"]
     assert any('one node ("-1")' in note for note in found.notes)
     Parameters.from_dict(found.parameters, source="test")
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected", "ignored"),
+    [  # 64 rows of 64 tokens: 4,096 tokens a step
+        ("--train-iters 100 --train-tokens 409_601", {"max_steps": 100}, "train-tokens"),
+        ("--train-iters 100 --train-tokens 409_600", {"max_tokens": 409_600}, "train-iters"),
+        ("--train-samples 6400 --train-tokens 1e9", {"max_steps": 100}, "train-tokens"),
+        ("--train-samples 6400 --train-tokens 1e3", {"max_tokens": 1000}, "train-samples"),
+    ],
+)
+def test_of_two_lengths_the_earlier_end_counts(limits: str, expected: dict[str, int], ignored: str) -> None:
+    found = convert(f"{SIZES} {BATCH} {limits}".replace("--train-iters 1000 ", "").split(), nodes=1)
+    lengths = {key: found.parameters[key] for key in ("max_steps", "max_tokens") if key in found.parameters}
+    assert lengths == expected
+    assert "ends the run earlier" in found.ignored[ignored] and ignored not in found.mapped
+
+
+def test_steps_next_to_tokens_are_not_supported_where_the_batch_is_unknown() -> None:
+    found = convert(f"{SIZES} --lr 1e-3 --data-path store --train-iters 9 --train-tokens 1e9".split(), nodes=1)
+    assert found.parameters["max_tokens"] == 10**9 and "depends on the batch" in found.unsupported["train-iters"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ("--train-iters 1000", {"warmup_steps": 10}),
+        ("--train-samples 64000", {"warmup_steps": 10}),
+        ("--train-samples 128000 --lr-decay-samples 64000", {"warmup_steps": 10}),
+        ("--train-iters 1000 --lr-decay-iters 500", {"warmup_steps": 5}),
+        ("--train-iters 1000 --lr-decay-iters 500 --lr-decay-style constant", {"warmup_steps": 5}),
+        ("--train-samples 64000 --lr-decay-tokens 10000", {"warmup_steps": 10}),
+        ("--train-tokens 10000", {"warmup_tokens": 100}),
+    ],
+)
+def test_a_warmup_fraction_is_that_of_the_decay_or_of_the_run(lengths: str, expected: dict[str, int]) -> None:
+    base = f"{SIZES} {BATCH} --lr-warmup-fraction 0.01 {lengths}"
+    found = convert(base.replace("--train-iters 1000 --data", "--data").split(), nodes=1)
+    schedule = found.parameters["schedule"]
+    assert {key: value for key, value in schedule.items() if key.startswith("warmup")} == expected
+    assert not {"lr-warmup-fraction", "lr-decay-iters"} & (found.ignored.keys() | found.unsupported.keys())
+
+
+def test_a_warmup_fraction_of_an_unknown_length_is_not_supported() -> None:
+    base = f"{SIZES} --lr 1e-3 --data-path store --lr-warmup-fraction 0.01"
+    for length, needed in (("", "--train-iters"), ("--train-samples 640", "--train-samples and --global-batch-size")):
+        found = convert(f"{base} {length}".split(), nodes=1)
+        assert "warmup_steps" not in found.parameters["schedule"]
+        assert found.unsupported["lr-warmup-fraction"].endswith(f"only with {needed}")
+
+
+def test_what_megatron_does_without_an_option_is_not_lost() -> None:
+    base = f"{SIZES} {BATCH}"
+    llama = convert(f"{base} {LLAMA} --eval-interval 25".split(), nodes=1)
+    assert llama.unsupported["hidden-dropout"].startswith("0.1, Megatron's default")
+    assert llama.parameters["data"]["split"] == [969, 30, 1] and llama.parameters["evaluation"]["steps"] == 25
+    assert any("without --split" in note for note in llama.notes)
+    Parameters.from_dict(llama.parameters, source="test")
+    assert "hidden-dropout" not in convert(base.split(), nodes=1).unsupported  # a GPT-2 has it
+    whole = convert(f"{base} --split 1".split(), nodes=1)
+    assert "split" not in whole.parameters["data"] and not any("without --split" in note for note in whole.notes)
+    separate = convert([*base.replace("--data-path", "--train-data-path").split(), "--valid-data-path", "b"], nodes=1)
+    assert "split" not in separate.parameters["data"]
 
 
 def test_files_without_weights_give_a_note() -> None:

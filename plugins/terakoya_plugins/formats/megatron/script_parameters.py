@@ -24,6 +24,8 @@ SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "inverse-square-root": "inverse_square_root",
     "WSD": "warmup_stable_decay",
 }  # fmt: skip
+DEFAULT_SPLIT = [969, 30, 1]
+"""What Megatron uses for --data-path without --split."""
 Z_LOSS = 1e-4
 """The weight of `--use-z-loss` in llm-jp's Megatron-LM, from PaLM."""
 
@@ -179,6 +181,10 @@ def _convert_heads_and_dropout(options: Options, converted: dict[str, Any], *, i
             options.mark_unsupported("hidden-dropout", f"{hidden}: a Llama has no dropout after its layers")
         elif hidden is not None:
             options.mark_ignored("hidden-dropout", "a Llama has no such dropout")
+        elif "hidden-dropout" not in options:
+            options.mark_unsupported(
+                "hidden-dropout", "0.1, Megatron's default without it: a Llama has no dropout after its layers"
+            )
         theta = [options.take(name, float, "architecture.rope_theta") for name in ("rotary-base", "rope-theta")]
         converted["rope_theta"] = next((value for value in theta if value is not None), 10000.0)
         return
@@ -216,7 +222,10 @@ def convert_data(options: Options, notes: list[str]) -> dict[str, Any]:
     if validation:
         converted["validation"] = [each["store"] for each in parse_stores(validation, "valid-data-path")]
     split = options.take("split", parse_shares, "data.split")
-    if split and not validation:
+    if "data-path" in options and "split" not in options and not validation:
+        converted["split"] = DEFAULT_SPLIT
+        notes.append("data.split: without --split, Megatron takes 3 % of the data for validation and 0.1 % for tests")
+    elif split and not validation:
         if split[0] and len(split) > 1 and any(split[1:]):
             converted["split"] = split
         else:
@@ -304,8 +313,7 @@ def convert_schedule(options: Options, batch: int | None, row: int | None) -> di
             converted[f"{key}_steps"] = steps
     share = options.take("lr-warmup-fraction", float, "schedule.warmup_steps")
     if share:
-        steps = converted.get("lr_decay_steps") or int((options.given.get("train-iters") or ["0"])[0])
-        converted["warmup_steps"] = int(share * steps)
+        converted |= _convert_warmup_fraction(options, share, batch)
     floor = options.take("min-lr", float, "schedule.min_lr")
     if floor and converted["type"] != "constant":
         converted["min_lr"] = floor
@@ -316,6 +324,27 @@ def convert_schedule(options: Options, batch: int | None, row: int | None) -> di
         if kind and converted["decay_type"] is None:
             options.mark_unsupported("lr-wsd-decay-style", f"{kind}: another kind of decay")
     return {key: value for key, value in converted.items() if value is not None}
+
+
+LENGTHS = ("lr-decay-iters", "lr-decay-samples", "train-iters", "train-samples", "lr-decay-tokens", "train-tokens")
+"""The lengths of which --lr-warmup-fraction may be a fraction; the first one that is given counts. Megatron-DeepSpeed
+counts the warm-up in steps or samples even where the learning rate decays in tokens."""
+
+
+def _convert_warmup_fraction(options: Options, share: float, batch: int | None) -> dict[str, int]:
+    """Converts a warm-up of `share` of the decay or, without a length of the decay, of the run."""
+    name = next((name for name in LENGTHS if name in options), "train-iters")
+    length = None
+    if name not in options.unsupported:
+        length = options.take(name, parse_integer, options.mapped.get(name, "schedule.warmup_steps"))
+    in_samples = name.endswith("samples")
+    if length and in_samples:
+        length = length / batch if batch else None
+    if not length:
+        needed = f"--{name} and --global-batch-size" if in_samples else f"--{name}"
+        options.mark_unsupported("lr-warmup-fraction", f"{share}: can be converted to steps only with {needed}")
+        return {}
+    return {"warmup_tokens" if name.endswith("tokens") else "warmup_steps": round(share * length)}
 
 
 def _or(value: Any, default: Any) -> Any:

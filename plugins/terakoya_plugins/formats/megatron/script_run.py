@@ -14,12 +14,23 @@ def convert_length(options: Options, batch: int | None, row: int | None) -> dict
     samples = options.take("train-samples", parse_integer, "max_steps")
     tokens = options.take("train-tokens", parse_integer, "max_tokens")
     converted: dict[str, Any] = {"max_minutes": options.take("exit-duration-in-mins", float, "max_minutes")}
-    if tokens and samples and row and samples * row < tokens:
-        options.mark_unsupported("train-tokens", f"{tokens}: train-samples ends the run earlier")
-        tokens = None
-    elif tokens and samples:
-        options.mark_ignored("train-samples", "train-tokens ends the run earlier")
-        samples = None
+    if steps and samples:
+        options.mark_unsupported("train-iters", f"{steps}: --train-samples is used; Megatron refuses the two together")
+        steps = None
+    if tokens and (samples or steps):
+        other = "train-samples" if samples else "train-iters"
+        rows = samples or (batch and batch * steps)
+        if not rows or not row:
+            options.mark_unsupported(
+                other, f"{samples or steps}: whether it ends the run before --train-tokens depends on the batch"
+            )
+            samples = steps = None
+        elif rows * row < tokens:
+            options.mark_ignored("train-tokens", f"{other} ends the run earlier")
+            tokens = None
+        else:
+            options.mark_ignored(other, "train-tokens ends the run earlier")
+            samples = steps = None
     if tokens:
         converted["max_tokens"] = tokens
     elif samples and batch:
