@@ -18,7 +18,9 @@ from terakoya.contract import batches, partition, settings, stages
 from terakoya.contract.batches import difference
 from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.contract.toy import VOCABULARY
+from terakoya.errors import nearest
 from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 from terakoya.training.model import compilation
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ _END_ROLES = {"bos_token_id": ("bos", "cls"), "eos_token_id": ("eos", "sep")}
 
 
 def check_config(case: ArchitectureCase) -> None:
-    """Its config is a Transformers config with the vocabulary's size and ids."""
+    """Its config is a Transformers config with the vocabulary's size and ids, which has its fields."""
     from transformers import PretrainedConfig
 
     config = case.architecture.config(VOCABULARY)
@@ -150,6 +152,22 @@ def check_config(case: ArchitectureCase) -> None:
             raise CheckFailed(
                 f"its {name} is {id}, expected {' or '.join(f'vocabulary.{role}' for role in roles)}, which are "
                 f"{' and '.join(map(str, fitting))}; name it in `config_ids`, or leave it None"
+            )
+    _check_arguments(case.architecture)
+
+
+def _check_arguments(architecture: Architecture) -> None:
+    """Raises CheckFailed where the architecture passes its config class a name that this would ignore."""
+    if not isinstance(architecture, TransformersArchitecture) or not architecture.config_class:
+        return
+    import transformers
+
+    default = getattr(transformers, architecture.config_class)()
+    for name in architecture.config_arguments(VOCABULARY):
+        if not hasattr(default, name) and name not in architecture.undeclared_arguments:
+            raise CheckFailed(
+                f"{architecture.config_class} has no {name} and would ignore it (if the model reads it nevertheless, "
+                f"name it in undeclared_arguments){nearest(name, {*default.to_dict(), *default.attribute_map})}"
             )
 
 

@@ -20,6 +20,7 @@ class DebertaV2(DisentangledEncoder):
     """Fields have the names of Transformers' `DebertaV2Config`; defaults are DeBERTa-v3-base's."""
 
     config_class = "DebertaV2Config"
+    undeclared_arguments: ClassVar = frozenset({"position_buckets", "share_att_key", "norm_rel_ebd"})
     bf16_stream = True
     model_classes: ClassVar = {
         "masked": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2ForTokenClassification", "body": "DebertaV2Model"

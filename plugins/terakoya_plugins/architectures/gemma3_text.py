@@ -21,6 +21,7 @@ class Gemma3Text(GatedDecoderArchitecture):
     are Gemma 3 270M's."""
 
     config_class = "Gemma3TextConfig"
+    undeclared_arguments: ClassVar = frozenset({"sliding_window_pattern"})
     bf16_stream = True
     model_classes: ClassVar = {"causal": "Gemma3ForCausalLM"}
     per_head_modules = ("self_attn.q_norm", "self_attn.k_norm")

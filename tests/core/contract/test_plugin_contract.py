@@ -110,6 +110,10 @@ BROKEN = {
         "its vocab_size is 99, expected vocabulary.size",
     ),
     "padding left out": ("architecture", "    config_class", "    config_ids: ClassVar = {}\n    config_class", "its pad_token_id is 0, expected"),
+    "a field that the config would ignore": (
+        "architecture", "    hidden_size", "    hidden_dropout: float = 0.0\n    hidden_size",
+        'BertConfig has no hidden_dropout and would ignore it .*undeclared_arguments.*did you mean "hidden_dropout_prob"',
+    ),
     "an end of texts that is another token": (
         "architecture", *with_method("config_arguments(self, vocabulary)", 'return {**super().config_arguments(vocabulary), "eos_token_id": 0}'),
         r"its eos_token_id is 0, expected vocabulary\.eos or vocabulary\.sep, which are 6 and 2",

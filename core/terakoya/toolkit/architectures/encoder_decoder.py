@@ -21,6 +21,7 @@ class EncoderDecoderArchitecture(TransformersArchitecture):
 
     document_masking: ClassVar[DocumentMasking] = "mask_4d"
     config_ids: ClassVar = {"pad_token_id": "pad", "decoder_start_token_id": "pad", "eos_token_id": "encoder_end"}
+    undeclared_arguments: ClassVar = frozenset({"decoder_start_token_id"})
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the decoder's last hidden states (B, S, H); documents in one row do not see each other.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from terakoya.toolkit.architectures import shared_settings as shared
@@ -10,6 +12,8 @@ from terakoya.toolkit.architectures.transformers_model import TransformersArchit
 
 class ModernBertSettings(TransformersArchitecture):
     """Defaults are ModernBERT-base's."""
+
+    undeclared_arguments: ClassVar = frozenset({"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta"})
 
     hidden_size: shared.HiddenSize = 768
     num_hidden_layers: shared.NumHiddenLayers = 22

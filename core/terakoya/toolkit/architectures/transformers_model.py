@@ -25,6 +25,9 @@ class TransformersArchitecture(Architecture):
     """The family's config class in Transformers: "BertConfig"."""
     config_ids: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
     """Special ids of the config -> the attribute of `Vocabulary` that holds each."""
+    undeclared_arguments: ClassVar[frozenset[str]] = frozenset()
+    """Arguments that the config class reads although it declares no attributes of their names. Of all others
+    `terakoya plugins check` asks that it has them, since Transformers accepts and ignores any name."""
     model_classes: ClassVar[Mapping[str, str]] = {}
     """Head -> the model class in Transformers that has it: {"masked": "BertForMaskedLM"}. Its keys are the `heads`."""
 
