@@ -346,6 +346,8 @@ def test_a_preset_with_phases_trains_at_toy_size(preset: str, store: Path, tmp_p
     folder = run / f"checkpoints/step-{last:08d}"
     config = json.loads((folder / "model/config.json").read_text())
     assert config["rope_parameters"]["full_attention"]["rope_theta"] == 160_000.0
+    local = 160_000.0 if preset == "mmbert_base" else 10_000.0
+    assert config["rope_parameters"]["sliding_attention"]["rope_theta"] == local
 
 
 def test_a_fork_of_a_run_with_phases_takes_the_same_steps(straight: Path, tmp_path: Path) -> None:
