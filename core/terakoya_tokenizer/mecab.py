@@ -68,6 +68,8 @@ class MecabSplitter:
     NUL in a line is lost, and words may contain other white space: both as in Transformers.
     """
 
+    stops_at_nul = True
+
     def __init__(self, options: str, *, normalize: bool = True, white_space: bool = False) -> None:
         """`options` are MeCab's, quoted as for a shell. With `white_space`, words of white space at the end of a line
         are kept, too, and a space inside a word is replaced by a NUL; this is slower. Raises MecabError if MeCab cannot

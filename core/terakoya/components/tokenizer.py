@@ -100,6 +100,8 @@ class EncodedDocuments:
         spans: (T, 2) int64, the position of each token's first character in the text of its document, and the position
             after its last one; None unless asked for. Several tokens may be of one character. A character that the
             tokenizer leaves out, such as white space, belongs to no token or to a neighbour.
+        unread: the number of a document -> the parts of its text that the tokenizer does not read, such as the rest of
+            a line after a NUL. They do not count as its text.
         notes: other counts, by name, of which the store keeps the sums.
     """
 
@@ -109,6 +111,7 @@ class EncodedDocuments:
     word_starts: np.ndarray | None
     literals: Mapping[str, int] = field(default_factory=dict)
     spans: np.ndarray | None = None
+    unread: Mapping[int, Sequence[str]] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
 
 

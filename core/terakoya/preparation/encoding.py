@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,9 @@ from terakoya.preparation.conversation_encoder import ConversationEncoder, Encod
 from terakoya.preparation.word_borders import with_words
 from terakoya.store.document_sizes import measure_texts
 from terakoya.store.parts import PartBuilder, PartFacts
+from terakoya.store.recorded_options import UNKNOWN
 from terakoya.store.token_store import Unit
+from terakoya.toolkit.tokenizers.unread_text import count_unread
 
 BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 4096
@@ -82,6 +84,8 @@ class BlockEncoder:
                 "has none; leave the option out: rows separate documents by the index anyway"
             )
         self.eos = vocabulary.eos if task.append_eos else None
+        others = (vocabulary.pad, vocabulary.cls, vocabulary.sep, vocabulary.mask, vocabulary.bos, vocabulary.eos)
+        self._unknown = None if vocabulary.unk in others else vocabulary.unk  # GPT-2's also ends documents
 
     def _words_instead(self) -> str:
         if self._encode_text(["a"]).word_starts is None:
@@ -119,9 +123,13 @@ class BlockEncoder:
             raise
         if not (encoded.literals and self._rejects_specials):
             conversations = encoded if isinstance(encoded, EncodedConversations) else None
+            encoded = replace(encoded, notes={**encoded.notes, **self._count(encoded)})
             try:
                 if conversations is None:
-                    kept = builder.add(encoded, sizes=measure_texts(document.text for document in batch))
+                    sizes = measure_texts(document.text for document in batch)
+                    for number, parts in encoded.unread.items():
+                        sizes[number] -= measure_texts(parts).sum(axis=0, dtype=sizes.dtype)
+                    kept = builder.add(encoded, sizes=sizes)
                 else:
                     kept = builder.add(encoded, answers=conversations.answers)
             except UserError as error:
@@ -137,6 +145,12 @@ class BlockEncoder:
         else:
             for part in _separate(batch, encoded.literals):
                 self._add(builder, part)
+
+    def _count(self, encoded: EncodedDocuments) -> dict[str, int]:
+        """Returns the counts UNKNOWN and of `count_unread`, where there are any."""
+        count = 0 if self._unknown is None else int((encoded.ids == self._unknown).sum())
+        unread = count_unread(part for parts in encoded.unread.values() for part in parts)
+        return {**unread, **({UNKNOWN: count} if count else {})}
 
     def _find_refused(self, batch: Sequence[Document]) -> Sequence[Document]:
         """Returns the first document of `batch` that cannot be encoded; all of them if each can on its own."""

@@ -21,6 +21,7 @@ from terakoya.corpus.documents import REMEDIES
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.preparation.chat_template import ChatTemplate
+from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.options import PrepareOptions
@@ -29,13 +30,16 @@ from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
 from terakoya.preparation.word_borders import NamedFinder, describe_borders
 from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble_store, write_rejects
-from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT, WORDS_INPUT
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT, UNKNOWN, WORDS_INPUT
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
 from terakoya.store.writer import PartsContent
+from terakoya.toolkit.tokenizers.unread_text import warn_of_unread
 
 logger = logging.getLogger("terakoya")
 
 
+_MANY_UNKNOWN = 0.05
+"""A larger share of unknown tokens is a mistake rather than rare characters."""
 _MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
 
 
@@ -161,9 +165,10 @@ class PrepareJob:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
         _check_rejects(self.out, totals, self.options.max_rejects, self.shard)
         template = self.task.template
-        if template is not None:
-            for note, count in totals.notes.items():
-                logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
+        if count := totals.notes[UNLIKE_PROMPT]:
+            logger.warning("%s of %s: %s", UNLIKE_PROMPT, f"{totals.documents:,}", f"{count:,}")
+        warn_of_unread(totals.notes)
+        _tell_unknown(totals)
         if self.task.words is not None:
             logger.info("%s", describe_borders(totals.notes))
         facts = assemble_store(
@@ -184,6 +189,19 @@ class PrepareJob:
                 "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * share, template.name, written
             )
         return facts
+
+
+def _tell_unknown(totals: Totals) -> None:
+    """Logs the share of unknown tokens."""
+    share = totals.notes[UNKNOWN] / totals.tokens
+    if share > _MANY_UNKNOWN:
+        logger.warning(
+            "%.1f %% of the tokens are unknown: the tokenizer has no pieces for this text; see what it is with "
+            "`terakoya store sample` (text in ISO-2022-JP is valid UTF-8, too), or train a tokenizer on it",
+            100 * share,
+        )
+    elif share:
+        logger.info("%.3f %% of the tokens are unknown", 100 * share)
 
 
 def _check_conversations(tokenizer: Tokenizer, *, unit: Unit, append_eos: bool) -> None:

@@ -1,8 +1,9 @@
 """How much text the documents of a store are: what losses are divided by so that tokenizers compare.
 
 `documents.sizes` holds two numbers of 32 bits for each document, little-endian: the characters (Unicode code points) of
-its text as it was read, and its bytes in UTF-8. Ids do not tell them: a tokenizer drops spaces and normalises. Imported
-stores and stores of conversations have no such file.
+its text as it was read, and its bytes in UTF-8, without what the tokenizer does not read, as MeCab what follows a NUL.
+Ids do not tell them: a tokenizer drops spaces and normalises. Imported stores and stores of conversations have no such
+file.
 
 Letters: D documents, n any number of these.
 """

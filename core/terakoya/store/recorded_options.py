@@ -27,3 +27,6 @@ TEMPLATE_INPUT = "tokenizer chat template"
 
 WORDS_INPUT = "words"
 """Key of the hash of the word finder among the inputs of a store, and of its settings among the options."""
+
+UNKNOWN = "unknown tokens"
+"""The note that counts the tokens of the text for which the tokenizer has no piece; absent where there is none."""

@@ -536,3 +536,21 @@ def test_a_corpus_of_rejects_says_what_to_do(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="expected at least one document that is not rejected, " + expected):
         prepare_corpus(Corpus([tmp_path / name]), WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
+
+
+@pytest.mark.slow
+def test_unknown_tokens_are_counted_and_many_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="terakoya")
+    tokenizer = make_folder(tmp_path / "tokenizer")
+
+    def tell(name: str, words: list[str]) -> tuple[dict[str, int], str]:
+        (tmp_path / f"{name}.txt").write_text("\n\n".join([" ".join(words)] * 3))
+        caplog.clear()
+        corpus = Corpus([tmp_path / f"{name}.txt"])
+        facts = prepare_corpus(corpus, WordTokenizer(), tokenizer, tmp_path / name)
+        return facts.notes, next((line.message for line in caplog.records if "are unknown" in line.message), "")
+
+    assert tell("known", ["いろは"] * 100) == ({}, "")
+    assert tell("few", ["いろは"] * 98 + ["[UNK]"] * 2) == ({"unknown tokens": 6}, "2.000 % of the tokens are unknown")
+    notes, warning = tell("many", ["いろは"] * 90 + ["[UNK]"] * 10)
+    assert notes == {"unknown tokens": 30} and warning.startswith("10.0 % of the tokens are unknown: the tokenizer has")

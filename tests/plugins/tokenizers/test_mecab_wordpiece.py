@@ -21,11 +21,14 @@ from real_data import real_data
 from transformers import AutoTokenizer
 
 import terakoya
-from terakoya.components import EncodedDocuments
+from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.tokenizers import mecab
+from terakoya.toolkit.tokenizers.word_counts import count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
+from terakoya_plugins.tokenizers.huggingface import HuggingFace
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
@@ -394,3 +397,39 @@ def test_each_user_dictionary_of_a_list_counts(tmp_path: Path) -> None:
     two.unlink()
     with pytest.raises(UserError, match=r"user dictionary .*/two\.dic: no such file"):
         mecab.options_fingerprint(f"-u {one},{two}")
+
+
+NULS = ["前\0後ろ[MASK]\0中\n次の行", "\0", "東京と\n\0大阪\0を\n結ぶ", "NUL のない行", "端\0"]
+
+
+@pytest.mark.parametrize("parse", ["parse", "split"])
+@pytest.mark.parametrize("kind", [MecabWordPiece, HuggingFace])
+def test_text_after_a_nul_is_found(trained: Path, kind: type[Tokenizer], parse: str) -> None:
+    encoder = kind(special_tokens_in_text=parse).encoder(trained)  # type: ignore[call-arg]
+    encoded = encoder.encode(NULS)
+    assert sorted(encoded.unread) == [0, 1, 2, 4]
+    first = ["\0後ろ", "\0中"] if parse == "parse" else ["\0後ろ[MASK]\0中"]
+    assert [list(parts) for parts in encoded.unread.values()] == [first, ["\0"], ["\0大阪\0を"], ["\0"]]
+    read = list(NULS)
+    for number, parts in encoded.unread.items():
+        for part in parts:
+            read[number] = read[number].replace(part, "", 1)
+    tokenizer = AutoTokenizer.from_pretrained(trained, local_files_only=True, split_special_tokens=parse == "split")
+    assert encoded.ids.tolist() == [id for line in reference(tokenizer, read) for id in line]
+
+
+@pytest.mark.slow
+def test_text_after_a_nul_is_counted_and_is_no_text_of_the_store(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = write_jsonl(tmp_path / "a.jsonl", NULS)
+    told = "lines are cut at a NUL character, where MeCab stops: 12 characters are left out"
+    facts = terakoya.prepare(corpus.sources, tokenizer=trained, out=tmp_path / "store", processes=1, max_rejects=1)
+    assert f"5 {told}" in caplog.text
+    assert facts.notes == {**facts.notes, "lines cut at a NUL": 5, "characters left out after a NUL": 12}
+    read = ["前[MASK]\n次の行", "東京と\n\n結ぶ", "NUL のない行", "端"]  # the second document has no text
+    sizes = TokenStore.open(tmp_path / "store").sizes
+    assert sizes.tolist() == [[len(text), len(text.encode())] for text in read]
+    caplog.clear()
+    count_words(corpus, MecabWordPiece(vocab_size=300).splitting().splitter)
+    assert "4 lines are cut at a NUL character, where MeCab stops: 18 characters are left out" in caplog.text

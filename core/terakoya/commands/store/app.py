@@ -28,6 +28,7 @@ def info_command(store: Store, json: Json = False) -> None:
     from rich.table import Table
 
     from terakoya.log import console, translated
+    from terakoya.store.recorded_options import UNKNOWN
     from terakoya.store.remote_store import open_store
 
     opened = open_store(store)
@@ -35,18 +36,20 @@ def info_command(store: Store, json: Json = False) -> None:
     if json:
         console().print(facts.model_dump_json(indent=2), markup=False, soft_wrap=True)
         return
+    unknown = facts.notes.get(UNKNOWN)
     table = Table(show_header=False, box=None)
     rows: dict[str, object] = {
         "store": store,
         "documents": f"{facts.documents:,}",
         "sequences": f"{facts.sequences:,} (a {facts.unit} each)",
         "tokens": f"{facts.tokens:,} {facts.dtype}",
+        **({UNKNOWN: f"{unknown:,} ({100 * unknown / facts.tokens:.3f} %)"} if unknown else {}),
         "characters per token": "not known" if (text := opened.text_per_token) is None else f"{text.characters:.3f}",
         "vocabulary": f"{facts.vocabulary.size:,}",
         "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
         "word starts": "stored" if facts.word_starts else "not known",
         **_answers(store, facts),
-        **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()},
+        **{f"  {note}": f"{number:,}" for note, number in facts.notes.items() if note != UNKNOWN},
         "rejected": f"{facts.rejected:,}",
         **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},
         **{f"literal {token}": f"{number:,}" for token, number in facts.literals.items()},

@@ -15,6 +15,7 @@ from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.toolkit.tokenizers.token_spans import ByteSpans, library_spans
+from terakoya.toolkit.tokenizers.unread_text import find_unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,6 +47,10 @@ class LineEncoder:
         self._backend = _backend(tokenizer)
         literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
+        self._stops_at_nul = (
+            getattr(tokenizer, "word_tokenizer_type", None) == "mecab"  # of BertJapaneseTokenizer
+            and tokenizer.do_word_tokenize
+        )
         self._knows_words = has_words(tokenizer)
         self.gives_spans = bool(tokenizer.is_fast)
         is_bytes = self._backend is not None and ByteSpans.is_for(self._backend)
@@ -62,6 +67,10 @@ class LineEncoder:
 
         dtype = self.vocabulary.dtype()
         encoded = encode_lines(documents, rows_of, dtype=dtype, literal=self._literal, whole=whole, spans=spans)
+        if self._stops_at_nul:
+            special = None if self._split else self._literal
+            every = (find_unread(text, special, whole=whole) for text in documents)
+            encoded = replace(encoded, unread={number: parts for number, parts in enumerate(every) if parts})
         return encoded if self._knows_words or spans else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:

@@ -20,9 +20,10 @@ import numpy as np
 from terakoya.corpus.corpus import Block, Corpus, Reject
 from terakoya.errors import UserError
 from terakoya.process_pool import workers
+from terakoya.toolkit.tokenizers.unread_text import count_unread, find_unread, warn_of_unread
 
 Splitter = Callable[[str], Iterable[str]]
-"""A function from a document to its words."""
+"""A function from a document to its words; `stops_at_nul`, if it has that, is as in `WordSplitter`."""
 
 logger = logging.getLogger("terakoya")
 
@@ -79,7 +80,7 @@ def count_words(
 
     Memory: about 200 bytes for each of `max_words` entries in this process, and a block of the corpus in each worker.
     With `sample_bytes`, about this many bytes of text are read, in blocks evenly distributed over the corpus.
-    `progress(done_bytes, total_bytes)` counts bytes on disk.
+    `progress(done_bytes, total_bytes)` counts bytes on disk. Warns of text that the splitter does not read.
 
     Raises UserError if a process dies.
     """
@@ -87,14 +88,17 @@ def count_words(
         raise UserError("processes, max_words and sample_bytes: expected at least 1")
     merger = _Merger(max_words)
     blocks = sample_blocks(corpus, sample_bytes)
+    unread: Counter[str] = Counter()
     done = 0
     for block, counted in _in_order(blocks, corpus, splitter, processes):
         merger.add(counted)
+        unread.update(counted.unread)
         done += block.disk_bytes
         if progress is not None:
             progress(done, corpus.total_bytes)
     if progress is not None:
         progress(corpus.total_bytes, corpus.total_bytes)
+    warn_of_unread(unread)
     return merger.result()
 
 
@@ -106,6 +110,7 @@ class _Counted:
     documents: int
     rejected: dict[str, int]
     text_bytes: int
+    unread: dict[str, int]
 
 
 class _Merger:
@@ -154,18 +159,22 @@ class _BlockCounter:
 
     def __init__(self, corpus: Corpus, splitter: Callable[[], Splitter]) -> None:
         self._corpus, self._split = corpus, splitter()
+        self._stops_at_nul = getattr(self._split, "stops_at_nul", False)
 
     def count(self, block: Block) -> _Counted:
         counts: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
+        unread: list[str] = []
         documents = 0
         for item in self._corpus.read(block):
             if isinstance(item, Reject):
                 rejected[item.reason] += 1
             else:
                 counts.update(self._split(item.text))
+                if self._stops_at_nul:
+                    unread += find_unread(item.text)
                 documents += 1
-        return _Counted(dict(counts), documents, dict(rejected), block.stop - block.start)
+        return _Counted(dict(counts), documents, dict(rejected), block.stop - block.start, count_unread(unread))
 
 
 def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:

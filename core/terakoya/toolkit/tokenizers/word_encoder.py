@@ -13,6 +13,7 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.bert_folder import BertFolder
+from terakoya.toolkit.tokenizers.unread_text import find_unread
 from terakoya.toolkit.tokenizers.word_splitters import WordSplitter
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX
 from terakoya_tokenizer.characters import lower_cased
@@ -52,6 +53,7 @@ class WordEncoder:
     def encode(self, documents: Sequence[str]) -> EncodedDocuments:
         """See `Encoder.encode`."""
         literals: Counter[str] = Counter()
+        unread: dict[int, list[str]] = {}
         lines: list[str] = []
         ends = np.zeros(len(documents) + 1, np.int64)
         for number, text in enumerate(documents, 1):
@@ -60,6 +62,8 @@ class WordEncoder:
                 lines += map(self._with_literals, text.split("\n")) if self._parse else self._plain(text)
             else:
                 lines += self._plain(text)
+            if "\0" in text and self._words.stops_at_nul:
+                unread[number - 1] = find_unread(text, self._special if self._parse else None)
             ends[number] = len(lines)
         dtype = self.vocabulary.dtype()
         ids, word_starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
@@ -76,6 +80,7 @@ class WordEncoder:
             document_lines=np.diff(before).astype(np.int32),
             word_starts=np.concatenate(word_starts),
             literals=dict(literals),
+            unread=unread,
         )
 
     def _plain(self, text: str) -> list[str]:

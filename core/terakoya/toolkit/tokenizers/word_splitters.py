@@ -31,7 +31,13 @@ logger = logging.getLogger("terakoya")
 
 
 class WordSplitter(Protocol):
-    """Splits lines into words; belongs to one process."""
+    """Splits lines into words; belongs to one process.
+
+    Attributes:
+        stops_at_nul: whether the rest of a line after a NUL is not read, see `unread_text`.
+    """
+
+    stops_at_nul: bool
 
     def lines(self, text: str) -> list[str]:
         """Returns the lines of `text`, in the form that `split` needs."""
@@ -42,6 +48,8 @@ class WordSplitter(Protocol):
 
 class FunctionSplitter:
     """Splits lines with any function from a line to its words."""
+
+    stops_at_nul = False
 
     def __init__(self, cut: Callable[[str], Sequence[str]], *, max_bytes: int | None = None) -> None:
         """Lines of more than `max_bytes` are too long for `cut`: they are split into parts, with a warning."""
@@ -121,15 +129,21 @@ def _juman_words(juman: Any, line: str) -> list[str]:
     return words
 
 
-def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str], Iterator[str]]:
-    """Returns a function from a document to its words, for `word_counts.count_words`."""
-    words = build_splitter(config, special=special)
+class DocumentSplitter:
+    """A function from a document to its words, for `word_counts.count_words`."""
 
-    def split(text: str) -> Iterator[str]:
-        for line in words.split(words.lines(text)):
+    def __init__(self, words: WordSplitter) -> None:
+        self._words, self.stops_at_nul = words, words.stops_at_nul
+
+    def __call__(self, text: str) -> Iterator[str]:
+        """Yields the words of `text`."""
+        for line in self._words.split(self._words.lines(text)):
             yield from line.split()
 
-    return split
+
+def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> DocumentSplitter:
+    """Returns the `DocumentSplitter` that `config` describes. Raises UserError like `build_splitter`."""
+    return DocumentSplitter(build_splitter(config, special=special))
 
 
 def splitter_identity(config: Mapping[str, Any]) -> dict[str, str]:
