@@ -96,6 +96,10 @@ class EventPlugin(Component):
         and on the device for those that rank 0 keeps, all or its part."""
         return 0
 
+    def count_copies(self, steps: int) -> int:
+        """Returns how many checkpoints its listener keeps, beside those of `checkpoint.keep`, in `steps` steps."""
+        return 0
+
     def start(self, run: Run) -> EventListener:
         """Returns the listener of `run`. Called on every rank once the run is built, also in a dry run: what costs or
         writes anything belongs into `EventListener.run_started`."""

@@ -134,6 +134,11 @@ class Parameters(ParameterFields):
             lines = explain(error, type(self))
             raise ValueError("\n".join(f"phases.{number}.{line}" for line in lines)) from None
 
+    def kept_checkpoints(self, steps: int) -> int:
+        """Returns how many checkpoints are on disk after `steps` steps, with those that event plugins keep."""
+        plugins = [plugin for plugin in self.events.values() if plugin is not None]
+        return self.checkpoint.keep + sum(plugin.count_copies(steps) for plugin in plugins)
+
     @property
     def length_key(self) -> str:
         """The key that sets the length of the run."""

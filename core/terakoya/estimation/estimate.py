@@ -142,7 +142,7 @@ def estimate(
     flops = None if steps is None else sizes.flops_per_token * tokens * steps
     speed, used_mfu = _speed(loaded.precision, target, mfu, tflops)
     hours = flops / (processes * speed * 1e12) / 3600 if flops is not None and speed else None
-    kept = loaded.checkpoint.keep + 1
+    kept = loaded.kept_checkpoints(steps or 0) + 1
     state = sizes.saved_bytes + optimizer_bytes + event_bytes(loaded, sizes.trained)
     checkpoint = {"state": state, "model": sizes.model_bytes}
     return Estimate(
@@ -259,7 +259,9 @@ def _speed(
 def _assumptions(statistics: RowStatistics, steps: int | None) -> list[str]:
     notes = [] if statistics.known else ["the stores do not exist: rows are assumed to be full, with one document each"]
     if steps is None:
-        notes.append("epochs: the number of steps depends on the stores")
+        notes.append(
+            "epochs: the number of steps, and of the checkpoints that event plugins keep, depends on the stores"
+        )
     return notes
 
 

@@ -17,7 +17,7 @@ from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
-from terakoya.training.run_folder import check_place, free_bytes
+from terakoya.training.run_folder import check_place, free_bytes, held_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.setup import Advice, build_trainer, no_advice
@@ -68,16 +68,17 @@ def dry_run(
             advice(parameters, stores.vocabulary, context),
         ):
             trainer = build_trainer(parameters, out, stores, context, run_log, registry())
-            needed = _checkpoint_bytes(trainer)
+            kept = parameters.kept_checkpoints(trainer.plan.length.steps)
+            needed = _checkpoint_bytes(trainer, kept + 1)
             free = free_bytes(out)
             console.print(
-                f"disk: {parameters.checkpoint.keep} checkpoints and one being written need "
+                f"disk: {kept} checkpoints and one being written need "
                 f"{needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
                 soft_wrap=True,
             )
-            if needed > free:
+            if needed > free + held_bytes(out):  # a run that goes on has some of its checkpoints already
                 raise UserError(
-                    f"{out}: needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep"
+                    f"{out}: needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep and events"
                 )
             if parameters.checkpoint.async_save:
                 state_bytes, model_bytes = _snapshot_bytes(trainer)
@@ -95,13 +96,12 @@ def dry_run(
         context.close(waits=False)
 
 
-def _checkpoint_bytes(trainer: Trainer) -> int:
-    """Returns the disk space that the kept checkpoints and one being written take, in bytes.
+def _checkpoint_bytes(trainer: Trainer, checkpoints: int) -> int:
+    """Returns the disk space that `checkpoints` checkpoints take, in bytes.
 
     In fp32: all weights and two moments of the trained weights in `state/`, and all weights again in `model/`. With
     lora only the adapters, and the merged model of the last checkpoint.
     """
-    checkpoints = trainer.parameters.checkpoint.keep + 1
     weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
     if trainer.parameters.lora is not None:
         return 4 * (3 * trained * checkpoints + weights)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,3 +121,14 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def held_bytes(folder: Path) -> int:
+    """Returns the bytes of the files in `folder`, each counted once, however many names it has."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a run that trains removes old checkpoints
+            facts = path.lstat()
+            if stat.S_ISREG(facts.st_mode):
+                sizes[facts.st_dev, facts.st_ino] = facts.st_size
+    return sum(sizes.values())

@@ -29,6 +29,10 @@ class BestCheckpoint(FollowsMetric):
     """Validations before this step do not count: early ones improve each time, and each costs a checkpoint. Unit:
     optimizer steps."""
 
+    def count_copies(self, steps: int) -> int:
+        """Returns 1, for RUN/model-best."""
+        return 1
+
     def start(self, run: Run) -> EventListener:
         """Returns the listener."""
         return _Listener(self, run)

@@ -32,6 +32,10 @@ class PermanentCheckpoints(EventPlugin):
         if self.every % save_steps:
             raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {self.every}")
 
+    def count_copies(self, steps: int) -> int:
+        """Returns the number of checkpoints in RUN/permanent after `steps` steps."""
+        return steps // self.every
+
     def start(self, run: Run) -> EventListener:
         """Returns the listener."""
         return _Listener(self)

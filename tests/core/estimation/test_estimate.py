@@ -58,6 +58,15 @@ def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     assert "event plugins" not in plain.memory.parts
 
 
+def test_checkpoints_that_event_plugins_keep_are_counted_on_disk() -> None:
+    found = estimate(
+        PRESETS / "tiny_gpt2.json", device="h100", vocab_size=VOCABULARY,
+        overrides=("max_steps=2000", "checkpoint.save_steps=100", "checkpoint.keep=3",
+                   "events.permanent_checkpoints.every=300", "events.best_checkpoint.metric=loss"),
+    )  # fmt: skip
+    assert found.disk == (3 + 6 + 1 + 1) * sum(found.checkpoint.values())
+
+
 def test_missing_stores_and_unknown_devices_are_errors() -> None:
     with pytest.raises(UserError, match=r"no store at work/store.*--vocab-size"):
         estimate(PRESETS / "tiny_gpt2.json")

@@ -14,9 +14,11 @@ from saved_weights import FAULTS
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
 from terakoya.errors import UserError
+from terakoya.training import dry_run as dry
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model import compilation
+from terakoya.training.run_folder import held_bytes
 from terakoya.training.setup import train_in_this_process
 
 GPT2 = {
@@ -203,7 +205,25 @@ def test_a_folder_that_cannot_be_written_fails_at_once(store: Path, tmp_path: Pa
 def test_a_dry_run_takes_a_step_and_writes_nothing(store: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     file = tmp_path.parent / "dry.json"
-    file.write_text(json.dumps(toy.parameters(store)))
+    file.write_text(json.dumps(toy.parameters(store, events={"permanent_checkpoints": {"every": 5}})))
     output = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
     assert "one step: loss 5." in output and "GB are free" in output
+    assert "disk: 5 checkpoints and one being written need" in output  # checkpoint.keep, and those of steps 5 and 10
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_a_dry_run_asks_for_the_disk_that_the_run_does_not_have_yet(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry, "free_bytes", lambda out: 0)
+    parameters = Parameters.from_dict(toy.parameters(store), source="test")
+    with pytest.raises(UserError, match=r"needs 0\.00 GB, 0\.00 GB are free; see checkpoint\.keep and events"):
+        dry.dry_run(parameters, tmp_path / "run")
+    kept = tmp_path / "run/checkpoints/step-00000005"
+    kept.mkdir(parents=True)
+    (kept / "model.safetensors").write_bytes(bytes(1_000_000))
+    dry.dry_run(parameters, tmp_path / "run")
+    (tmp_path / "run/model-best").symlink_to(kept)
+    (kept / "another").hardlink_to(kept / "model.safetensors")
+    assert held_bytes(tmp_path / "run") == 1_000_000
