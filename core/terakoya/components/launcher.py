@@ -34,7 +34,7 @@ class Job:
         timeout_seconds: how long a process waits for another that does not answer.
         on_lost_node: what happens when a node is lost: the job stops, or the other nodes continue with the same global
             batch.
-        data_folders: the data folders that the run reads, so that a launcher can check that they exist.
+        data_folders: the data folders that the run reads, so that a launcher can check that they exist, or mount them.
         module: the module that takes the arguments: `terakoya`, or the one that checks the nodes instead.
         address: where the run is mirrored to, such as s3://bucket/run; None where it stays in its folder.
     """

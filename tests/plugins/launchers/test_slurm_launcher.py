@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.components import JobState
+from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
 from terakoya.launch.jobs import find_job
 from terakoya.launch.plan import PlannedLaunch, plan_launch
@@ -81,6 +83,48 @@ def test_a_container_runs_under_apptainer_or_pyxis(tmp_path: Path) -> None:
         f"--container-mounts={here}:{here},{tmp_path}:{tmp_path},"
         f"/data/stores:/data/stores --container-workdir={here} python -m terakoya train "
     ) in script
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+def test_a_container_has_what_the_job_reads_wherever_that_is(
+    runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {name: tmp_path / name for name in ("parameters", "plugins", "runs", "plans", "disk", "links")}
+    for folder in folders.values():
+        folder.mkdir()
+    monkeypatch.chdir(folders["runs"])
+    (folders["links"] / "stores").symlink_to(folders["disk"])
+    plugin, file = folders["plugins"] / "mine.py", folders["parameters"] / "run.json"
+    plugin.write_text("")
+    settings = {"time": "60", "container": "image.sif", "container_runtime": runtime}
+
+    def mounted(parameters: Path) -> set[str]:
+        plan = plan_launch(
+            "slurm", parameters, folders["runs"] / "run", folder=folders["plans"] / "run", settings=settings,
+            global_options=["--plugin", str(plugin), "--plugin", "a_module", "--without", "ema"],
+        )  # fmt: skip
+        [line] = [line for line in plan.plan.files["job.sbatch"].splitlines() if line.startswith("srun ")]
+        words = shlex.split(line)
+        if runtime == "apptainer":
+            return {value for option, value in itertools.pairwise(words) if option == "--bind"}
+        [mounts] = [word.partition("=")[2] for word in words if word.startswith("--container-mounts=")]
+        return {mount.partition(":")[0] for mount in mounts.split(",")}
+
+    file.write_text(json.dumps(toy.parameters(folders["links"] / "stores" / "one")))
+    needed = [
+        *(folders[name] for name in ("parameters", "plugins", "runs")), folders["plans"] / "run",
+        folders["links"] / "stores/one", folders["disk"] / "one",
+    ]  # fmt: skip
+    assert mounted(file) == set(map(str, needed))
+    assert str(find_parameters(Path("bert_base")).absolute().parent) in mounted(Path("bert_base"))
+
+
+@pytest.mark.parametrize("time", ["5", "05:00", "0:05:00", "0-0:05"])
+def test_a_job_that_would_save_before_it_has_started_is_refused(time: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"signal_seconds: expected less than the time limit {time}, got 300 s"):
+        planned(tmp_path, {"time": time})
+    planned(tmp_path, {"time": time, "signal_seconds": 299})
+    planned(tmp_path, {"time": "0"})  # Slurm's word for no limit
 
 
 def controller(state: str = "RUNNING", preempted: str = "None") -> str:

@@ -48,6 +48,15 @@ def with_parameters(job: Job, file: Path) -> tuple[Job, Path]:
     return replace(job, arguments=(*before, str(file), *after)), Path(job.arguments[verb + 1])
 
 
+def files_of(job: Job) -> list[Path]:
+    """Returns the files that the command of `job` names: its parameters, and the plugins that are no modules."""
+    if job.module != "terakoya":
+        return []
+    pairs = zip(job.arguments[::2], job.arguments[1::2], strict=False)
+    paths = [(option, job.folder / value) for option, value in pairs if option in ("--plugin", "train")]
+    return [path for option, path in paths if option == "train" or path.exists()]
+
+
 def limit_threads(processes: int) -> str:
     """Returns a line that divides a node's cores among its `processes`, unless OMP_NUM_THREADS is set already."""
     cores = "$(nproc)" if processes == 1 else f"$(( $(nproc) > {processes} ? $(nproc) / {processes} : 1 ))"

@@ -18,7 +18,7 @@ from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
 from terakoya.errors import UserError
 from terakoya.toolkit.launchers.job_checks import check_in_job
-from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, quote, script_head
+from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, files_of, quote, script_head
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.slurm import job as slurm_job
 
@@ -117,7 +117,8 @@ class Slurm(Launcher):
     container_runtime: Literal["apptainer", "pyxis"] = "apptainer"
     """`apptainer exec` before the command, or `srun --container-image` of Slurm's plugin pyxis."""
     mounts: tuple[str, ...] = ()
-    """Folders of the nodes to mount in the container besides the current one and the run's: the token stores'."""
+    """Further folders of the nodes to mount in the container. The current one, the run's, the plan's, and those of the
+    parameters, plugins and token stores are mounted anyway."""
     interface: str | None = None
     """The network interface between the processes, such as ib0. Default: NCCL and gloo choose."""
     offline: bool = False
@@ -155,8 +156,12 @@ class Slurm(Launcher):
         """Returns a plan with one script, `job.sbatch`; the job's output is appended to `JOB.out` in the same folder.
 
         Raises:
-            UserError: the folder's name is not allowed in a directive.
+            UserError: the folder's name is not allowed in a directive, or the job would save before it has started.
         """
+        if 0 < _seconds(self.time) <= self.signal_seconds:
+            raise UserError(
+                f"launch: signal_seconds: expected less than the time limit {self.time}, got {self.signal_seconds} s"
+            )
         if re.search(r"[\s%\\]", str(folder)):
             raise UserError(
                 f"launch slurm: {folder}: sbatch accepts no folder with spaces, % or \\; choose another with --folder"
@@ -191,8 +196,8 @@ class Slurm(Launcher):
             s="s" if nodes > 1 else "",
             head=script_head(job, self.setup),
             environment=self._environment(job),
-            srun="".join(f"{word} " for word in self._srun(job)),
-            inside=self._inside(job),
+            srun="".join(f"{word} " for word in self._srun(job, folder)),
+            inside=self._inside(job, folder),
             command=quote("python", "-m", job.module, *job.arguments),
             settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
@@ -236,27 +241,45 @@ class Slurm(Launcher):
             lines.append("export WANDB_MODE=offline\n")
         return "".join(lines)
 
-    def _srun(self, job: Job) -> list[str]:
+    def _srun(self, job: Job, folder: Path) -> list[str]:
         """Returns the options of srun, quoted."""
         options = [f"--wait={SRUN_WAIT_SECONDS}"]
         if self.container is not None and self.container_runtime == "pyxis":
-            mounts = ",".join(f"{folder}:{folder}" for folder in self._mounts(job))
+            mounts = ",".join(f"{mounted}:{mounted}" for mounted in self._mounts(job, folder))
             options += [f"--container-image={self.container}", f"--container-mounts={mounts}"]
             options += [f"--container-workdir={job.folder}"]
         return [quote(option) for option in options]
 
-    def _inside(self, job: Job) -> str:
+    def _inside(self, job: Job, folder: Path) -> str:
         """Returns the command before that of each process, with a trailing space."""
         if self.container is None or self.container_runtime == "pyxis":
             return f"{self.inside} " if self.inside else ""
         command = ["apptainer", "exec", *(["--nv"] if self.gpus or self.gres else [])]
-        for folder in self._mounts(job):
-            command += ["--bind", folder]
+        for mounted in self._mounts(job, folder):
+            command += ["--bind", mounted]
         return quote(*command, "--pwd", str(job.folder), self.container) + " "
 
-    def _mounts(self, job: Job) -> list[str]:
-        """Returns the folders of the node to mount in the container, without duplicates."""
-        return list(dict.fromkeys([str(job.folder), str(job.run.parent), *self.mounts]))
+    def _mounts(self, job: Job, folder: Path) -> list[str]:
+        """Returns the folders of the node to mount in the container, without those that lie in others. Of a path with
+        symbolic links that is also the folder to which it leads."""
+        files = [file.parent for file in files_of(job)]
+        mounted: list[Path] = []
+        for path in (job.folder, job.run.parent, folder, *files, *job.data_folders):
+            for each in (path, path.resolve()):
+                if not any(each.is_relative_to(other) for other in mounted):
+                    mounted.append(each)
+        return list(dict.fromkeys([*map(str, mounted), *self.mounts]))
+
+
+def _seconds(time: str) -> int:
+    """Returns a time limit in sbatch's format in seconds: MINUTES[:SECONDS], HOURS:MINUTES:SECONDS, or DAYS- and hours
+    with minutes and seconds after them."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds
 
 
 @hookimpl
