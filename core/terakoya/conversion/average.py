@@ -33,13 +33,13 @@ from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.runs.checkpoints import find_problems, list_checkpoints, read_manifest
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.tokenizer_identity import describe_different_ids, vocabulary_files
-from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.formats import folder_digests, model_files
 
 log = logging.getLogger("terakoya")
 RECORD = "average.json"
 """The file of the new folder that says what it is the average of, under a hash."""
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
-"""Endings of files with weights: of the first model, all others are copied."""
+NOT_COPIED = (*model_files.WEIGHTS, "*.bin", *model_files.ABOUT_ONE_MODEL)
+"""Patterns of files of the first model that are not those of the average: all others are copied."""
 NOT_COMPARED = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "auto_map", "use_cache")
 """Keys of config.json that say nothing about the weights; dropout is another."""
 SHOWN = 5
@@ -205,7 +205,7 @@ def _write_model(folders: Sequence[Path], shares: Sequence[float], out: Path, so
         raise UserError(f"{sources[0]}: has no safetensors weights; export it first")
     for file in sorted(folders[0].iterdir()):
         is_index = file.name == "model.safetensors.index.json"
-        if file.is_file() and (is_index or not file.name.endswith(NOT_COPIED)) and not _is_about_first(file.name):
+        if file.is_file() and (is_index or not model_files.matches(file, NOT_COPIED)):
             shutil.copyfile(file, out / file.name)
     with ExitStack() as stack:
         readers = [_Weights(folder, source, stack) for folder, source in zip(folders, sources, strict=True)]
@@ -213,11 +213,6 @@ def _write_model(folders: Sequence[Path], shares: Sequence[float], out: Path, so
             reader.check_same(readers[0])
         for name in files:
             _write_file(folders[0] / name, out / name, readers, shares)
-
-
-def _is_about_first(name: str) -> bool:
-    """Whether a file is about the first model alone: its digests, its card, its own average."""
-    return name in (folder_digests.NAME, RECORD, "README.md")
 
 
 class _Weights:

@@ -16,13 +16,10 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.plugins.create import create_component
+from terakoya.toolkit.formats.model_files import tokenizer_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json", "config.json", "generation_config.json",
-               "terakoya_files.json")  # fmt: skip
-"""Files of a folder that belong to the model and not to the tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,8 @@ def import_checkpoint(
 
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Copies the tokenizer's files of the folder `source` into `out`, but none of a model's files."""
-    for file in sorted(source.iterdir()):
-        if file.is_file() and not any(file.match(pattern) for pattern in MODEL_FILES):
-            shutil.copyfile(file, out / file.name)
+    for file in tokenizer_files(source):
+        shutil.copyfile(file, out / file.name)
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

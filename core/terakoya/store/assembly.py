@@ -34,18 +34,7 @@ from terakoya.store.token_store import (
     Unit,
     content_fingerprint,
 )
-
-_NOT_TOKENIZER = (
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "tf_model*",
-    "flax_model*",
-    "*.ckpt",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-)
-"""Model weights, which may be in a tokenizer's folder and are not copied with it."""
+from terakoya.toolkit.formats.model_files import belongs_to_model
 
 CHAT_TEMPLATE = "chat_template.jinja"
 """The file in a tokenizer's folder that Transformers reads the chat template from first."""
@@ -243,14 +232,15 @@ def _join_bits(flags: Iterator[Bits]) -> Iterator[np.ndarray]:
 
 
 def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> dict[str, FileFacts]:
-    """Copies the tokenizer. Returns the facts of its files, by their paths in `folder`."""
+    """Copies the tokenizer, without a model that is in its folder. Returns the facts of its files, by their paths in
+    `folder`."""
     draft, target = folder / PARTS / TOKENIZER, folder / TOKENIZER
     for old in (draft, target):
         if old.exists():
             shutil.rmtree(old)
     for file in sorted(source.rglob("*")):
         hidden = any(name.startswith(".") for name in file.relative_to(source).parts)
-        if file.is_file() and not hidden and not any(file.match(pattern) for pattern in _NOT_TOKENIZER):
+        if file.is_file() and not hidden and not belongs_to_model(file):
             copy = draft / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)

@@ -18,6 +18,7 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.formats.model_files import belongs_to_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 """Ids with another meaning that an error shows."""
 _NO_VOCABULARY = (
-    "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "terakoya.json", "README.md",
-    "config.json", "generation_config.json", "model.safetensors.index.json", "terakoya_files.json", "average.json",
+    "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "terakoya.json", "config.json",
 )  # fmt: skip
 _VERSION = re.compile(r"\d+(\.\d+)+\S*")
 
@@ -96,7 +96,7 @@ def vocabulary_files(folder: Path) -> dict[str, FileFacts]:
     files = [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name not in _NO_VOCABULARY and file.suffix != ".safetensors"
+        if file.is_file() and file.name not in _NO_VOCABULARY and not belongs_to_model(file)
     ]
     return {str(file.relative_to(folder)): FileFacts.of(file) for file in files}
 

@@ -23,6 +23,7 @@ from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components.tokenizer import RECORD, load_tokenizer
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
+from terakoya.toolkit.formats.model_files import tokenizer_files
 from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder
 from terakoya.toolkit.tokenizers.bpe_merges import merge_pairs
 from terakoya.toolkit.tokenizers.word_counts import Splitter, count_words
@@ -112,8 +113,8 @@ def extend_tokenizer(
             "--min-frequency"
         )
     with new_folder(out) as new:
-        for file in sorted(folder.iterdir()):
-            if file.is_file() and (is_japanese or file.name not in VOCABULARY_FILES) and _is_of_tokenizer(file):
+        for file in tokenizer_files(folder):
+            if (is_japanese or file.name not in VOCABULARY_FILES) and file.suffix in (".json", ".txt", ".jinja"):
                 shutil.copyfile(file, new / file.name)
         if is_japanese:
             _append_words(new, ids, found.pieces)
@@ -256,11 +257,6 @@ def _count_joined(
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-
-
-def _is_of_tokenizer(file: Path) -> bool:
-    """Whether `file` is no weights, no config of a model, and no SentencePiece model."""
-    return file.name != "config.json" and file.suffix in (".json", ".txt", ".jinja") and "index" not in file.name
 
 
 def _append_words(folder: Path, ids: Mapping[str, int], words: Sequence[str]) -> None:

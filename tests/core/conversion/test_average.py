@@ -83,6 +83,15 @@ def test_weights_count_and_folders_mix_with_checkpoints(run: Path, models: list[
     assert_mean(tmp_path / "mean", models, [1 / 8, 2 / 8, 5 / 8])
 
 
+def test_what_is_said_of_the_first_model_is_not_said_of_the_average(models: list[Path], tmp_path: Path) -> None:
+    first = Path(shutil.copytree(models[0], tmp_path / "first"))
+    for name in ("README.md", "training.svg", "terakoya_scores.json", "pytorch_model.bin", "model.bin"):
+        (first / name).write_text("{}")
+    average([first, models[1]], tmp_path / "mean")
+    before = {each.name for each in models[0].iterdir()}
+    assert {each.name for each in (tmp_path / "mean").iterdir()} == before | {"average.json"}
+
+
 def changed(model: Path, folder: Path, **tensors: torch.Tensor) -> Path:
     """A copy of `model` with other tensors."""
     shutil.copytree(model, folder)

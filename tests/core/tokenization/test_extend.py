@@ -97,12 +97,14 @@ def test_a_model_starts_and_is_exported_with_the_new_pieces(folders: tuple[Path,
 @pytest.mark.slow
 def test_the_command_prints_what_it_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = byte_level(tmp_path / "old")
+    (old / "terakoya_scores.json").write_text("{}")  # of the model that the tokenizer is from
     (tmp_path / "corpus.txt").write_text("\n".join(NEW), encoding="utf-8")
     words = ["tokenizer", "extend", old, "--corpus", tmp_path / "corpus.txt", "--add", 4, "--out", tmp_path / "new"]
     with pytest.raises(SystemExit) as leave:
         main([*map(str, words), "--processes", "1"])
     assert not leave.value.code
     assert "new pieces 4, tokens before" in capsys.readouterr().out
+    assert not (tmp_path / "new/terakoya_scores.json").exists()
 
 
 def test_what_cannot_be_extended_is_refused_in_words(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.toolkit.formats.model_files import tokenizer_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,9 +73,8 @@ def write_tokenizer(model: PreTrainedModel, tokenizer_folder: Path, folder: Path
     AutoTokenizer of Transformers 4 and 5 loads from there a tokenizer with the same ids, and with the inputs that
     `model` accepts: `truncation=True` cuts texts to its positions, and `padding=True` works.
     """
-    for file in sorted(tokenizer_folder.iterdir()):
-        if file.is_file() and file.name != "config.json":  # keeps the model's config
-            shutil.copyfile(file, folder / file.name)
+    for file in tokenizer_files(tokenizer_folder):
+        shutil.copyfile(file, folder / file.name)
     _fit_tokenizer(model, folder, tokenizer_folder)
 
 

@@ -16,6 +16,7 @@ from pydantic import PositiveInt
 
 from terakoya.components import Exporter
 from terakoya.errors import UserError
+from terakoya.toolkit.formats.model_files import belongs_to_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +89,7 @@ class MegatronExporter(Exporter):
         (out / "latest_checkpointed_iteration.txt").write_text(str(self.iteration), encoding="utf-8")
         (out / "tokenizer").mkdir()
         for file in sorted(tokenizer_folder.iterdir()):
-            if file.is_file():
+            if file.is_file() and not belongs_to_model(file):
                 shutil.copyfile(file, out / "tokenizer" / file.name)
 
     def _check_sizes(self, model: Gpt) -> None:

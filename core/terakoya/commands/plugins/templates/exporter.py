@@ -23,15 +23,14 @@ class Example(Exporter):
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes `models`, by sub-folder ("" is `out` itself), and their tokenizer into the new folder `out`."""
         from terakoya.toolkit.architectures import attention
-        from terakoya.toolkit.formats import model_folder
+        from terakoya.toolkit.formats import model_files, model_folder
 
         for name, model in models.items():
             folder = out / name
             attention.release(model)  # Transformers' own attention again
             model_folder.write(model, folder)
-            for file in sorted(tokenizer_folder.iterdir()):
-                if file.is_file() and file.name != "config.json":  # keep the model's own config
-                    shutil.copyfile(file, folder / file.name)
+            for file in model_files.tokenizer_files(tokenizer_folder):
+                shutil.copyfile(file, folder / file.name)
         files = sorted(path for path in out.rglob("*") if path.is_file())
         sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(out)}" for file in files]
         (out / LIST).write_text("\n".join(sums) + "\n", encoding="utf-8")
