@@ -47,11 +47,13 @@ def command(
     A masked model fills in each [MASK]. A discriminator marks the tokens that it considers replaced. A causal model
     continues one or several texts, or chats. An encoder-decoder generates its output for the text.
     """
+    from terakoya.runs.finding import names_checkpoint
+
     try_texts(
         folder, texts or (), top=top, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k,
         seed=seed, chat=chat, device=device, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    if (folder / "checkpoints").is_dir():
+    if names_checkpoint(folder):
         next_command.show(*next_command.export_words(folder))
     elif not chat:
         prompt = ("--prompt", texts[0]) if texts else ()

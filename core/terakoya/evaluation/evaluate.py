@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.finding import find_checkpoint, names_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,8 @@ def evaluate(
     tuning: Mapping[str, Any] | None = None,
     watch: Callable[[str], AbstractContextManager[Watch]] | None = None,
 ) -> Evaluation:
-    """Evaluates the model in `source`: a Transformers folder, a checkpoint, or a run (its newest whole checkpoint).
+    """Evaluates the model in `source`: a Transformers folder, a checkpoint, a run (its newest whole checkpoint), or
+    RUN@STEP.
 
     The measure `auto` evaluates a run or checkpoint on stores by its objective, as its validation does, and everything
     else by perplexity (causal models) or pseudo-perplexity (masked models).
@@ -125,7 +127,7 @@ def evaluate(
             f"--device {device}: losses are added up in float64, which Apple's GPU (MPS) does not have; "
             "use --device cpu"
         )
-    checkpoint_folder = _find_checkpoint(source)
+    checkpoint_folder = find_checkpoint(source) if names_checkpoint(source) else None
     if any(is_embedding_task(task) for task in tasks):
         others: dict[str, Any] = {_option(name): value for name, value in (tuning or {}).items()}
         batch_size = others.pop("--batch-size", None)
@@ -218,19 +220,6 @@ def evaluate(
 def _option(setting: str) -> str:
     """Returns the command line's option for a setting of the fine-tuning."""
     return f"--{setting.replace('learning_rates', 'learning_rate').replace('_', '-')}"
-
-
-def _find_checkpoint(source: Path) -> Path | None:
-    """Returns the checkpoint that `source` refers to; None if `source` is neither a run nor a checkpoint.
-
-    Raises:
-        UserError: the checkpoint is damaged, or all checkpoints of the run are.
-    """
-    from terakoya.runs.finding import find_checkpoint
-
-    if not (source / "manifest.json").is_file() and not (source / "checkpoints").is_dir():
-        return None
-    return find_checkpoint(source)
 
 
 def _evaluate_objective(

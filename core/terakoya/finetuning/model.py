@@ -19,6 +19,7 @@ from terakoya.conversion.import_checkpoint import copy_tokenizer
 from terakoya.errors import UserError
 from terakoya.finetuning.task import Task
 from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer, max_length
+from terakoya.runs.finding import names_checkpoint
 from terakoya.toolkit.formats import folder_digests, transformers_folder
 from terakoya.training.model.start_config import silence_transformers
 
@@ -33,9 +34,9 @@ FAMILIES = {
 
 @contextmanager
 def finished_model(source: Path) -> Iterator[Path]:
-    """Yields the Transformers folder that `source` means: itself, its discriminator, or the export of a run or
-    checkpoint, which is there as long as the block runs. Raises UserError if there is no model."""
-    if not (source / "checkpoints").is_dir() and not (source / "manifest.json").is_file():
+    """Yields the Transformers folder that `source` means: itself, its discriminator, or the export of a run, RUN@STEP
+    or checkpoint, which is there as long as the block runs. Raises UserError if there is no model."""
+    if not names_checkpoint(source):
         yield find_model(source)[0]
         return
     with tempfile.TemporaryDirectory() as temporary:

@@ -10,7 +10,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.hub import card_evaluation, model_card
 from terakoya.hub.card_languages import guess_languages
-from terakoya.runs.finding import find_checkpoint
+from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.toolkit.formats import folder_digests
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def upload(
     """Pushes the models of `source` to the repository `name` (ORGANISATION/NAME) and loads them back from there.
 
     Args:
-        source: RUN, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept.
+        source: RUN, RUN@STEP, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept.
         prompt: a text to try the model with before the push. The output is reported and written into the card; if the
             model fails, nothing is pushed.
         private: whether a new repository is private.
@@ -157,7 +156,7 @@ def upload(
 
 def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
     """Writes the files to push into the new folder `folder` and returns it."""
-    if (source / "manifest.json").is_file() or (source / "checkpoints").is_dir():
+    if names_checkpoint(source):
         export(source, folder, only=only)
         return folder
     if only is not None:
@@ -241,9 +240,7 @@ def _training_facts(source: Path, run: Path | None) -> model_card.TrainingFacts 
     """Reads the facts for the card from `run`, else from `source` if it is a run or checkpoint."""
     if run is not None:
         return model_card.TrainingFacts.read(find_checkpoint(run))
-    with suppress(UserError):
-        return model_card.TrainingFacts.read(find_checkpoint(source))
-    return None
+    return model_card.TrainingFacts.read(find_checkpoint(source)) if names_checkpoint(source) else None
 
 
 def _weights(folder: Path, models: Iterable[str]) -> dict[str, str]:

@@ -44,15 +44,15 @@ def find_device(name: str | None) -> torch.device:
 def find_models(folder: Path) -> Path:
     """Returns the folder with the model or models that `folder` refers to, after checking their files.
 
-    `folder` is a run (its newest whole checkpoint is used), a checkpoint, or already such a folder.
+    `folder` is a run (its newest whole checkpoint is used), RUN@STEP, a checkpoint, or already such a folder.
 
     Raises:
         UserError: the model of a run or checkpoint is damaged.
     """
-    if not (folder / "checkpoints").is_dir() and not (folder / "manifest.json").is_file():
-        return folder
-    from terakoya.runs.finding import find_checkpoint
+    from terakoya.runs.finding import find_checkpoint, names_checkpoint
 
+    if not names_checkpoint(folder):
+        return folder
     return find_checkpoint(folder, hashed=("model/", "tokenizer/")) / "model"
 
 

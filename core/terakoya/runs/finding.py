@@ -58,6 +58,13 @@ def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
     return newest
 
 
+def names_checkpoint(source: Path) -> bool:
+    """Returns whether `source` is what `find_checkpoint` takes: a run, RUN@STEP, a checkpoint, or the address of a run.
+    All else is for those that read a Transformers folder."""
+    is_step = not source.exists() and "@" in source.name
+    return is_address(source) or is_step or (source / "checkpoints").is_dir() or (source / MANIFEST).is_file()
+
+
 def _at_step(source: Path) -> Path:
     """Returns the folder of the checkpoint that RUN@STEP names. Raises UserError where there is none."""
     name, _, step = source.name.rpartition("@")

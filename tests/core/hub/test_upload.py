@@ -16,18 +16,22 @@ import pytest
 import torch
 import toy
 from huggingface_hub import ModelCard, constants
+from safetensors.torch import load_file
 from small_store import rewrite_store_json
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer, RobertaConfig, RobertaForMaskedLM
 
+from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.finetuning.model import finished_model
 from terakoya.hub import card_training, model_card
 from terakoya.hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
 from terakoya.training.setup import train_in_this_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+BIAS = "cls.predictions.bias"
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", *"これは日本の文章です。犬猫山川海空花鳥風月"]
 
@@ -195,6 +199,27 @@ def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path:
     assert "| steps | 2 of 4 |" in text
     losses = text.partition("## Losses")[2].partition("##")[0]
     assert [line.split("|")[1].strip() for line in losses.splitlines() if line.startswith("| ")] == ["step", "1", "2"]
+
+
+@pytest.mark.slow
+def test_a_step_of_a_run_is_what_every_command_takes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step, checkpoint = Path(f"{run}@2"), run / "checkpoints/step-00000002"
+    weights = load_file(checkpoint / "model/model.safetensors")
+    upload(step, "school/tiny", dry_run=tmp_path / "pushed")
+    assert "| steps | 2 of 4 |" in (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
+    assert torch.equal(load_file(tmp_path / "pushed/model.safetensors")[BIAS], weights[BIAS])
+    with finished_model(step) as folder:  # for `finetune` and `evaluate --tasks`
+        assert torch.equal(load_file(folder / "model.safetensors")[BIAS], weights[BIAS])
+    assert evaluate(step).model == checkpoint and evaluate(step).settings["step"] == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["try", str(step), "これは[MASK]です。"])
+    printed = capsys.readouterr()
+    assert not ended.value.code and "[MASK] 1" in printed.out and f"next: terakoya export {step} --out" in printed.err
+    assert not torch.equal(load_file(run / "checkpoints/step-00000004/model/model.safetensors")[BIAS], weights[BIAS])
+    with pytest.raises(UserError, match=r"no checkpoint of step 3; its checkpoints are of 2, 4"):
+        evaluate(Path(f"{run}@3"))
 
 
 def test_an_existing_card_is_kept(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.errors import UserError
+from terakoya.inference.loading import find_models
 from terakoya.launch.here import train
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import remote_view
@@ -67,6 +68,8 @@ def test_its_checkpoints_are_fetched_to_be_exported(trained: ObjectFolder, tmp_p
     changed = (first / "manifest.json").stat().st_mtime_ns
     assert find_checkpoint(Path(f"{trained.address}@1")) == first
     assert (first / "manifest.json").stat().st_mtime_ns == changed, "it was here"
+    assert find_models(Path(f"{trained.address}@1")) == first / "model", "as `try` does"
+    assert find_models(Path(trained.address)).parent.name == "step-00000002"
     with pytest.raises(UserError, match="expected a checkpoint of step 7, found those of 1, 2"):
         find_checkpoint(Path(f"{trained.address}@7"))
 
