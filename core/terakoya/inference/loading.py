@@ -114,8 +114,8 @@ def load_model_and_tokenizer(
         options: further arguments of `from_pretrained`, such as `dtype`.
 
     Raises:
-        UserError: the model or tokenizer cannot be loaded, weights are missing, a file is not that which an export
-            wrote, or the folder contains code and `trust` is false.
+        UserError: the model or tokenizer cannot be loaded, weights are missing or of other shapes, a file is not
+            that which an export wrote, or the folder contains code and `trust` is false.
     """
     from terakoya.inference.padded_attention import use_safe_attention
     from terakoya.toolkit.formats import folder_digests, model_folder
@@ -143,6 +143,13 @@ def load_model_and_tokenizer(
             f"{folder}: its weights are a pickle that is damaged or asks for more than tensors; it was not read. Get "
             "the model as safetensors"
         ) from error
+    other = [each for each in sorted(info["mismatched_keys"]) if not is_new(model, each[0])]
+    if other:  # only with ignore_mismatched_sizes; without it Transformers raises an error
+        shapes = "; ".join(f"{name} has the shape {list(its)}, expected {list(ours)}" for name, its, ours in other[:5])
+        raise UserError(
+            f"{folder}: its weights are not those of its config.json: {shapes}; Transformers would initialise them at "
+            "random; export or download the model again"
+        )
     missing = sorted(name for name in info["missing_keys"] if not is_new(model, name))
     if missing:
         raise UserError(

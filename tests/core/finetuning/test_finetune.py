@@ -295,6 +295,16 @@ def test_long_texts_are_cut_and_counted(model: Path, tmp_path: Path) -> None:
         finetune(model, tmp_path / "new", task="classification", train=file, eval=file, settings=settings)
 
 
+@pytest.mark.slow
+def test_a_head_for_other_labels_is_replaced(model: Path, tmp_path: Path) -> None:
+    two = write(tmp_path / "two.jsonl", classified(4, 1))
+    three = write(tmp_path / "three.jsonl", [*classified(4, 1), {"text": "mi", "label": "neither"}])
+    settings = TuningSettings(epochs=(1,))
+    finetune(model, tmp_path / "first", task="classification", train=two, eval=two, settings=settings)
+    finetune(tmp_path / "first", tmp_path / "new", task="classification", train=three, eval=three, settings=settings)
+    assert load_file(tmp_path / "new/model.safetensors")["classifier.weight"].shape == (3, 32)
+
+
 def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "t.jsonl", classified(4, 1))
     broken = tmp_path / "broken"
@@ -305,6 +315,13 @@ def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None
     del state["bert.encoder.layer.0.output.dense.weight"]
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"has no weights for bert\.encoder\.layer\.0\.output\.dense\.weight"):
+        finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
+    state = load_file(model / "model.safetensors")
+    embeddings = "bert.embeddings.word_embeddings.weight"
+    state[embeddings] = state[embeddings][:-1].clone()
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    told = r"word_embeddings\.weight has the shape \[14, 32\], expected \[15, 32\]; Transformers would initialise them"
+    with pytest.raises(UserError, match=told):
         finetune(broken, tmp_path / "out", task="classification", train=file, eval=file)
     with pytest.raises(UserError, match="expected a Transformers folder"):
         finetune(tmp_path / "none", tmp_path / "out", task="classification", train=file, eval=file)
