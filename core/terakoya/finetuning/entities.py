@@ -175,9 +175,10 @@ def _without_spaces(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 
 def _token_tags(spans: Sequence[tuple[int, int] | None], gold: frozenset[Entity]) -> list[str]:
-    """Returns the tag of each token: B- where it is the first that shares a character with a gold span, I- after."""
+    """Returns the tag of each token: B- where it is the first that shares a character with a gold span, I- after. A
+    token that several spans share has the tag of the last."""
     tags = [OUTSIDE] * len(spans)
-    for kind, start, end in gold:
+    for kind, start, end in sorted(gold, key=lambda entity: (entity[1:], entity[0])):
         prefix = "B"
         for number, span in enumerate(spans):
             if span is not None and span[0] < end and span[1] > start:
