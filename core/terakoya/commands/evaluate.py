@@ -153,12 +153,20 @@ def command(
             show_benchmark(result)
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
-    is_model = kind_of(source) == "Transformers model"
-    if is_model:
-        options = () if out is None else ("--evaluation", out)
+    if kind_of(source) == "Transformers model":
+        options = () if out is None or (evaluation.finetuned and _are_kept(source, out)) else ("--evaluation", out)
         next_command.show(*next_command.upload_words(source, *options))
     else:
         next_command.show(*next_command.export_words(source))
+
+
+def _are_kept(source: Path, out: Path) -> bool:
+    """Returns whether all results in the file `out` are also in the folder of the model, where `upload` finds them."""
+    from terakoya.hub.card_evaluation import read_evaluation, read_kept
+    from terakoya.inference.loading import find_model
+
+    kept = read_kept(find_model(source)[0])
+    return all(each in kept for each in read_evaluation(out))
 
 
 def table(evaluation: Evaluation) -> Table:

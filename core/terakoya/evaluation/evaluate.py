@@ -214,6 +214,7 @@ def evaluate(
             limit=limit, device=str(torch_device), dtype="bfloat16" if precision == "bf16" else "float32",
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
+        settings = settings or {"limit": limit, "precision": precision or "fp32"}
     return Evaluation(checkpoint_folder or source, measure if results else "", settings, results, task_results)
 
 

@@ -13,6 +13,7 @@ from terakoya.finetuning.benchmark import BenchmarkResult, Watch, benchmark
 from terakoya.finetuning.scores import versions, write_scores
 from terakoya.finetuning.suites import is_suite_task
 from terakoya.folder_kinds import kind_of
+from terakoya.inference.loading import find_model
 
 if TYPE_CHECKING:
     import torch
@@ -75,9 +76,11 @@ def measure_suites(
 
 
 def keep_scores(source: Path, finetuned: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Writes scores into the folder `source` if it is that of a Transformers model."""
-    if kind_of(source) == "Transformers model" and (source / "config.json").is_file():
+    """Writes scores into the folder of the model that was measured, if `source` is a Transformers model: of an ELECTRA
+    with both models that of the discriminator."""
+    if kind_of(source) == "Transformers model":
+        folder, _ = find_model(source)
         try:
-            write_scores(source, source, finetuned, settings=settings)
+            write_scores(folder, source, finetuned, settings=settings)
         except OSError as error:
-            logger.warning("%s", f"{source}: the scores are not kept in the model's folder: {error}")
+            logger.warning("%s", f"{folder}: the scores are not kept in the model's folder: {error}")

@@ -36,7 +36,8 @@ def finetune(
 ) -> SearchResult:
     """Fine-tunes the model in `source`, a Transformers folder, a checkpoint or a run, and writes the folder `out`.
 
-    `out` has the model of the best seed with its head, the tokenizer, and the scores in `terakoya_scores.json`.
+    `out` has the model of the best seed with its head, the tokenizer, and the scores in `terakoya_scores.json`,
+    with the `limit`.
 
     Args:
         task: classification, regression, choice, ner or qa.
@@ -66,5 +67,5 @@ def finetune(
             model = load_with_head(folder, result.task, seed=1, trust=trust_remote_code, pad=result.pad)
             model.load_state_dict(result.best_weights)
             write_model(model, folder, draft)
-            write_scores(draft, source, {eval.name: result.as_json()}, settings={"limit": limit})
+            write_scores(draft, source, {eval.name: {**result.as_json(), "limit": limit}}, settings={})
     return result

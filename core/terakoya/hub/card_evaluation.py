@@ -120,9 +120,15 @@ def read_evaluation(file: Path) -> list[CardResult]:
     return [each for each in results if each.values]
 
 
+def read_kept(folder: Path) -> list[CardResult]:
+    """Returns the results that `finetune` or `evaluate --tasks` left in the folder of a model."""
+    file = folder / SCORES
+    return read_evaluation(file) if file.is_file() else []
+
+
 def _read_finetuned(name: str, result: Mapping[str, Any]) -> CardResult:
     """Returns the means over the seeds of a task that the model was fine-tuned for. The scores of other examples than
-    those that chose the settings have their name before them."""
+    those that chose the settings have their name before them. A `limit` of examples is told with each score."""
     found = {
         score if part == "eval" else f"{part} {score}": summary
         for part, scores in result["scores"].items()
@@ -133,6 +139,9 @@ def _read_finetuned(name: str, result: Mapping[str, Any]) -> CardResult:
     seeds = settings.get("seeds")
     trained = "without training" if seeds is None else f"fine-tuned, mean of {seeds} seed{plural(seeds)}"
     origin = str(result.get("origin", trained))
+    if (limit := result.get("limit")) is not None:
+        settings["limit"] = limit
+        origin += f", of the first {limit:,} examples alone"
     means, intervals = ({score: each[part] for score, each in found.items()} for part in ("mean", "interval"))
     return CardResult(str(result.get("title", name)), origin, _finite(means), settings, _finite(intervals))
 

@@ -110,8 +110,8 @@ def upload(
         if dry_run is None:
             _check_token()
         models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
-        kept = (folder / sub / card_evaluation.SCORES for sub in models)
-        measured += [result for file in kept if file.is_file() for result in card_evaluation.read_evaluation(file)]
+        kept = [result for sub in models for result in card_evaluation.read_kept(folder / sub)]
+        measured += [result for result in kept if result not in measured]
         for sub in models:
             if not (
                 folder / sub / "tokenizer_config.json"

@@ -368,6 +368,7 @@ def test_tasks_are_passed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "lm_eval", module)
     evaluation = evaluate(gpt2, tasks=["lambada"], limit=7)
     assert evaluation.tasks == {"lambada": {"acc,none": 0.25, "acc_stderr,none": 0.01}} and evaluation.results == {}
+    assert evaluation.settings == {"limit": 7, "precision": "fp32"}
     assert (
         received["model"] == "hf"
         and received["pretrained"] == str(gpt2) == received["tokenizer"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from terakoya.finetuning.settings import TuningSettings
 from terakoya.finetuning.similarity import TextVectors
 from terakoya.finetuning.task import IGNORED, TextEncoder
 from terakoya.finetuning.texts import Classification
+from terakoya.hub import card_evaluation
 from terakoya.toolkit.formats import folder_digests
 
 FAST = TuningSettings(learning_rates=(1e-2,), epochs=(4,), batch_size=8)
@@ -70,6 +72,25 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     record = json.loads((tmp_path / "one/terakoya_scores.json").read_text())["finetuned"]["e.jsonl"]
     assert record["scores"]["eval"]["accuracy"]["values"] == accuracy.values and record["settings"]["epochs"] == 3
     assert folder_digests.find_changes(tmp_path / "one") == []
+
+
+@pytest.mark.slow
+def test_a_finetuned_model_has_no_card_and_scores_of_its_base_and_says_how_many_examples_it_saw(
+    model: Path, tmp_path: Path
+) -> None:
+    base, file = shutil.copytree(model, tmp_path / "base"), write(tmp_path / "t.jsonl", classified(12, 1))
+    (base / "README.md").write_text("# The base")
+    (base / "training.svg").write_text("<svg/>")
+    of_base = {"title": "JSTS", "settings": {}, "scores": {"eval": {"pearson": {"mean": 0.9, "interval": None}}}}
+    scores = {"results": [], "tasks": {}, "finetuned": {"jsts": of_base}}
+    (base / card_evaluation.SCORES).write_text(json.dumps(scores))
+    options: dict[str, Any] = {"task": "classification", "train": file, "eval": file}
+    for name, limit in (("few", 8), ("all", None)):
+        finetune(base, tmp_path / name, **options, settings=TuningSettings(epochs=(1,)), limit=limit)
+        assert not {"README.md", "training.svg"} & {each.name for each in (tmp_path / name).iterdir()}
+        (kept,) = card_evaluation.read_kept(tmp_path / name)
+        assert kept.data == "t.jsonl" and kept.settings.get("limit") == limit
+        assert kept.origin.endswith(", of the first 8 examples alone") == (limit is not None)
 
 
 def test_the_weights_of_the_best_seed_are_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from labelled_examples import WORDS, classified, write
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya import evaluate
 from terakoya.commands.main import main
@@ -23,6 +23,7 @@ from terakoya.finetuning import benchmark
 from terakoya.finetuning.entities import NamedEntities
 from terakoya.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
 from terakoya.hub import card_evaluation
+from terakoya.hub.upload import upload
 
 SUITE = """
 name: Toys
@@ -124,6 +125,11 @@ def test_a_suite_is_measured_and_its_scores_go_to_the_card(
     cosines, gold = [float(vector(one) @ vector(other)) for one, other, _ in rows], [float(row[2]) for row in rows]
     assert likeness["scores"]["eval"]["pearson"]["mean"] == pytest.approx(np.corrcoef(cosines, gold)[0, 1], abs=1e-5)
 
+    assert told.splitlines()[-1].startswith("next: terakoya upload") and "--evaluation" not in told
+    upload(folder, "school/toys", evaluations=[out], dry_run=tmp_path / "card")
+    rows_of_card = [line for line in (tmp_path / "card/README.md").read_text().splitlines() if line.startswith("| Toy")]
+    assert len(rows_of_card) == len(set(rows_of_card)) == 3  # accuracy, test accuracy, spearman
+
     kept = folder / card_evaluation.SCORES
     assert json.loads(kept.read_text())["finetuned"] == content["finetuned"]
     assert json.loads(kept.read_text())["model"] == "model"  # no path of this machine
@@ -138,11 +144,48 @@ def test_a_suite_is_measured_and_its_scores_go_to_the_card(
     assert entry.metric_type == "accuracy" and entry.metric_value == pytest.approx(np.mean(values), abs=1e-6)
 
 
-def test_a_limit_leaves_no_scores_behind(model: Path, suite: Path, data: Path, tmp_path: Path) -> None:
-    found = evaluate(model, stores=[data], tasks=[str(suite)], limit=8, length=12, tuning={"seeds": 1, "epochs": [1]})
-    assert found.finetuned["toy_labels"]["settings"]["max_length"] == 12
-    assert found.finetuned["toy_labels"]["published"] == [] and found.finetuned["toy_labels"]["examples"]["train"] == 8
-    assert not (model / card_evaluation.SCORES).exists()
+def test_a_limit_leaves_no_scores_behind_and_is_told_with_each_score(
+    model: Path, suite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, folder = tmp_path / "scores.json", Path(shutil.copytree(model, tmp_path / "model"))
+    words = ["--tasks", suite, "--data", data, "--limit", 8, "--length", 12, "--seeds", 1, "--epochs", 1, "--out", out]
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", str(folder), *map(str, words)])
+    assert not ended.value.code and f"--evaluation {out}" in capsys.readouterr().err
+    found = json.loads(out.read_text())["finetuned"]
+    assert found["toy_labels"]["settings"]["max_length"] == 12
+    assert found["toy_labels"]["published"] == [] and found["toy_labels"]["examples"]["train"] == 8
+    assert not (folder / card_evaluation.SCORES).exists()
+    results = card_evaluation.read_evaluation(out)
+    assert [each.origin for each in results] == [
+        "fine-tuned, mean of 1 seed, of the first 8 examples alone", "without training, of the first 8 examples alone"
+    ]  # fmt: skip
+    assert all(each.settings["limit"] == 8 for each in results)
+
+
+def test_the_scores_of_an_electra_are_kept_beside_its_discriminator(model: Path, data: Path, tmp_path: Path) -> None:
+    config = ElectraConfig(
+        vocab_size=15, embedding_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=8, max_position_embeddings=24,
+    )  # fmt: skip
+    folder = tmp_path / "electra"
+    for name, kind in (("generator", ElectraForMaskedLM), ("discriminator", ElectraForPreTraining)):
+        kind(config).save_pretrained(folder / name)
+        AutoTokenizer.from_pretrained(model).save_pretrained(folder / name)
+    found = evaluate(folder, stores=[data], tasks=[str(likeness_suite(tmp_path))])
+    kept = json.loads((folder / "discriminator" / card_evaluation.SCORES).read_text())
+    assert kept["finetuned"] == found.finetuned and kept["model"] == "electra"
+    upload(folder, "school/electra", dry_run=tmp_path / "card")
+    assert "| Toy likeness | without training | spearman |" in (tmp_path / "card/README.md").read_text()
+
+
+def likeness_suite(folder: Path) -> Path:
+    """A suite with the task of similarity alone."""
+    file = folder / "likeness.yaml"
+    settings = yaml.safe_load(SUITE)
+    settings["tasks"] = {"toy_likeness": settings["tasks"]["toy_likeness"]}
+    file.write_text(yaml.safe_dump(settings))
+    return file
 
 
 def test_a_task_that_is_refused_leaves_the_scores_of_the_others(
@@ -173,10 +216,7 @@ def test_a_task_that_is_refused_leaves_the_scores_of_the_others(
 
 
 def test_a_task_of_similarity_is_measured_in_the_precision_asked_for(model: Path, data: Path, tmp_path: Path) -> None:
-    suite = tmp_path / "likeness.yaml"
-    settings = yaml.safe_load(SUITE)
-    settings["tasks"] = {"toy_likeness": settings["tasks"]["toy_likeness"]}
-    suite.write_text(yaml.safe_dump(settings))
+    suite = likeness_suite(tmp_path)
     scores = {}
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     for precision in precisions:
