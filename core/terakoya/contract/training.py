@@ -147,7 +147,8 @@ def _read_weights(checkpoint: Path) -> list[bytes]:
 
 def find_partners(kind: str, name: str) -> Iterator[dict[str, str]]:
     """Combinations of components (kind -> name) to train `name` with: every architecture with every objective, one
-    optimizer and one schedule. Raises CheckSkipped where no component of a kind is installed."""
+    optimizer and one schedule. Objectives that compare examples come last, as a toy run of theirs shows the least.
+    Raises CheckSkipped where no component of a kind is installed."""
     known = {each: [name] if each == kind else registry().names(each) for each in PARTS}
     missing = [each for each, names in known.items() if not names]
     if missing:
@@ -156,8 +157,11 @@ def find_partners(kind: str, name: str) -> Iterator[dict[str, str]]:
     optimizer = next(
         (each for each in optimizers if registry().component("optimizers", each).elementwise), optimizers[0]
     )
+    objectives = sorted(
+        known["objectives"], key=lambda each: registry().component("objectives", each).compares_examples
+    )
     for architecture in known["architectures"]:
-        for objective in known["objectives"]:
+        for objective in objectives:
             yield dict(zip(PARTS, (architecture, objective, optimizer, known["schedules"][0]), strict=True))
 
 

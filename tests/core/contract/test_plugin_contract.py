@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from terakoya import contract
 from terakoya.commands.main import app
 from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
-from terakoya.contract import checking
+from terakoya.contract import checking, training
 from terakoya.errors import UserError
 from terakoya.hookspecs import INTERFACE
 from terakoya.plugins import loading as plugins
@@ -299,3 +299,7 @@ def test_new_refuses_bad_names_and_existing_files(tmp_path: Path) -> None:
     new("mine", "schedule", tmp_path)
     with pytest.raises(UserError, match=r"mine\.py: exists already"):
         new("mine", "tracker", tmp_path)
+
+
+def test_an_architecture_learns_tokens_before_it_compares_examples() -> None:
+    assert [each["objectives"] for each in training.find_partners("architectures", "bert")][-1] == "contrastive"
