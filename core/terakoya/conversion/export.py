@@ -22,7 +22,7 @@ from terakoya.folder_kinds import describe_found
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.plugins.run_record import check_plugins
-from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.runs.finding import find_checkpoint
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def export(
     Raises:
         UserError: no checkpoint, a damaged one, a missing plugin or library, no model `only`, settings or a model that
             the format does not support, other outputs than the model's, or `out` already exists.
+        TemporaryFailure: the run removed the checkpoint while it was read.
     """
     from terakoya.toolkit.formats import folder_digests
 
@@ -131,10 +132,12 @@ def _open_source(source: Path, weights: str | None, *, to_write: bool) -> Iterat
             yield _Source(source, None, {"": load_model(source)}, Path(tokenizer), {})
         return
     folder = find_checkpoint(source)
-    manifest = read_manifest(folder)
-    with tempfile.TemporaryDirectory() as temporary:
-        models, adapters = _build(folder, manifest, Path(temporary), weights, to_write=to_write)
-        yield _Source(folder, manifest["step"], models, folder / "tokenizer", adapters)
+    with while_kept(folder), tempfile.TemporaryDirectory() as temporary:
+        manifest = read_manifest(folder)
+        copied = Path(temporary) / "tokenizer"
+        copy_folder(folder / "tokenizer", copied)  # before the rest: what is missing of that is noticed
+        models, adapters = _build(folder, manifest, Path(temporary) / "adapters", weights, to_write=to_write)
+        yield _Source(folder, manifest["step"], models, copied, adapters)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -165,7 +168,8 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreTrainedModel]:
     """Builds the models of the checkpoint `folder` with its weights, on the CPU, by sub-folder; adapters are merged."""
-    return _build(folder, manifest, None)[0]
+    with while_kept(folder):
+        return _build(folder, manifest, None)[0]
 
 
 def _build(

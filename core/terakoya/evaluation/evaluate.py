@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from terakoya.errors import UserError
-from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 
 if TYPE_CHECKING:
@@ -161,9 +161,11 @@ def evaluate(
         for option, value in (("--length", length), ("--stride", stride)):
             if value is not None:
                 raise UserError(f"{option}: the objective uses the run's row length; this option is for perplexity")
-        return _evaluate_objective(
-            checkpoint_folder, stores, limit=limit, batch_tokens=batch_tokens, precision=precision, device=torch_device
-        )
+        with while_kept(checkpoint_folder):
+            return _evaluate_objective(
+                checkpoint_folder, stores, limit=limit, batch_tokens=batch_tokens, precision=precision,
+                device=torch_device,
+            )  # fmt: skip
     if not stores and not corpora:
         if not tasks:
             raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")

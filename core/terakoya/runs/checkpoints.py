@@ -85,6 +85,25 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def while_kept(folder: Path) -> Iterator[None]:
+    """Turns an error of the block, which reads the checkpoint `folder`, into a TemporaryFailure where the run has
+    removed the checkpoint meanwhile: what is missing then says nothing of the checkpoint."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        if folder.exists():
+            raise
+        raise RemovedError(folder) from error
+
+
+class RemovedError(TemporaryFailure):
+    """The run of the checkpoint `folder`, which trains, has removed it while it was read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder}: was removed by checkpoint.keep of its run while it was read; try again")
+
+
 # ------------------------------------------------------------------------------------------------------- manifests
 
 

@@ -11,10 +11,12 @@ from terakoya.folder_kinds import describe_found, is_address, kind_of
 from terakoya.runs.checkpoints import (
     ALL_FILES,
     MANIFEST,
+    RemovedError,
     find_newest_whole,
     find_problems,
     folder_name,
     list_checkpoints,
+    while_kept,
 )
 from terakoya.runs.remote_view import fetch_checkpoint
 
@@ -34,23 +36,28 @@ def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
 
     Raises:
         UserError: there is no whole checkpoint, or it cannot be read now.
+        TemporaryFailure: the run removed the checkpoint while it was read.
     """
     if is_address(source):
         source = fetch_checkpoint(source)
     if not source.exists() and "@" in source.name:
         source = _at_step(source)
     if not (source / "checkpoints").is_dir() and (source / MANIFEST).is_file():
-        if problems := find_problems(source, hashed=hashed):
-            raise UserError(f"{source}: damaged: {'; '.join(problems[:5])}")
+        with while_kept(source):
+            if problems := find_problems(source, hashed=hashed):
+                raise UserError(f"{source}: damaged: {'; '.join(problems[:5])}")
         return source
     newest, damaged = find_newest_whole(source / "checkpoints", hashed=hashed)
-    skipped = [f"{folder}: damaged: {'; '.join(problems[:5])}" for folder, problems in damaged.items()]
+    there = {folder: problems for folder, problems in damaged.items() if folder.exists()}
+    skipped = [f"{folder}: damaged: {'; '.join(problems[:5])}" for folder, problems in there.items()]
+    if newest is None and there != damaged:
+        raise RemovedError(next(folder for folder in damaged if folder not in there))
     if newest is None:
         if kind_of(source) != "run":
-            there = describe_found(source, "run")
+            found = describe_found(source, "run")
             if not source.exists():
-                raise UserError(f"{source}: expected a run or a checkpoint, got {there}")
-            raise UserError(f"{source}: expected a run or a checkpoint, found no checkpoint in {there}")
+                raise UserError(f"{source}: expected a run or a checkpoint, got {found}")
+            raise UserError(f"{source}: expected a run or a checkpoint, found no checkpoint in {found}")
         reason = "\n".join(skipped) or "found no checkpoint in it; train it first"
         raise UserError(f"{source}: expected a run with a whole checkpoint, or a checkpoint; {reason}")
     for line in skipped:

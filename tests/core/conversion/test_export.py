@@ -1,6 +1,9 @@
 """Plain Transformers classes load an export offline and give the numbers of our model."""
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +17,15 @@ from transformers import (
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
+from terakoya.conversion import export as conversion
 from terakoya.conversion.export import build_models, export
-from terakoya.errors import UserError
+from terakoya.errors import TemporaryFailure, UserError
 from terakoya.runs import checkpoints
+from terakoya.runs.checkpoints import find_problems
 from terakoya.runs.finding import find_checkpoint
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.setup import train_in_this_process
 
 
@@ -187,3 +193,37 @@ def test_only_names_an_existing_model(electra: Path, trained: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"--only generator: .* it has one model, without a name"):
         export(trained, tmp_path / "model", only="generator")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("moment", ["find_checkpoint", "_build"])
+def test_a_checkpoint_that_its_run_removes_during_an_export_is_no_wrong_model(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Once the checkpoint is found, and once its model is built and the weights are read one by one."""
+    shutil.copytree(trained, tmp_path / "run")
+    original = getattr(conversion, moment)
+
+    def then_remove(*arguments: Any, **named: Any) -> Any:
+        returned = original(*arguments, **named)
+        remove_checkpoint(tmp_path / "run/checkpoints/step-00000003")
+        return returned
+
+    monkeypatch.setattr(conversion, moment, then_remove)
+    with pytest.raises(TemporaryFailure, match=r"step-00000003: was removed by checkpoint.keep of its run while"):
+        export(tmp_path / "run", tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_searched_for_is_not_damaged(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+
+    def remove_first(folder: Path, *, hashed: Sequence[str]) -> list[str]:
+        if folder.exists():
+            remove_checkpoint(folder)
+        return find_problems(folder, hashed=hashed)
+
+    monkeypatch.setattr(checkpoints, "find_problems", remove_first)
+    with pytest.raises(TemporaryFailure, match="while it was read; try again"):
+        find_checkpoint(tmp_path / "run")
