@@ -60,7 +60,8 @@ def command(
         int | None,
         typer.Option(
             min=2,
-            help="Tokens that the model sees at once; default: the model's limit, at most 2048; for suites, theirs.",
+            help="Tokens that the model sees at once; default: a run's longest rows, else the model's limit, at most "
+            "2048; for suites, theirs.",
         ),
     ] = None,
     stride: Annotated[

@@ -94,8 +94,9 @@ def evaluate(
         stores: token stores; by default, a run is evaluated on its validation stores.
         corpora: name -> texts.
         limit: largest number of documents, lines (pseudo-perplexity) or rows (objective) of each data set.
-        length, stride: of the windows over long documents, in tokens; by default the model's limit, at most 2048, and
-            half of that. For suites, `length` is the largest number of tokens of an input.
+        length, stride: of the windows over long documents, in tokens; by default the longest rows of training, of a
+            run or checkpoint, else the model's limit, at most 2048; and half of that. For suites, `length` is the
+            largest number of tokens of an input.
         start_token: whether to begin each document with the tokenizer's BOS, or EOS if it has no BOS, so that the
             first token is scored too.
         batch_tokens: largest number of positions in a batch, with padding.

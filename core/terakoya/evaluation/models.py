@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ class EvaluatedModel:
         folder: the folder that both were loaded from.
         kind: decides which measure fits.
         length: largest number of tokens that the model accepts; None if it has no limit.
+        trained_length: the longest rows that its run has trained on; None where it is not known.
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class EvaluatedModel:
     tokenizer: PreTrainedTokenizerBase
     kind: Kind
     length: int | None
+    trained_length: int | None = None
 
     def special_token_id(self, *names: str) -> int | None:
         """The id of the first special token in `names` that the tokenizer has."""
@@ -51,13 +54,14 @@ class EvaluatedModel:
         )
 
     def window(self, length: int | None) -> int:
-        """The length of a window: `length`, or by default the model's limit, at most `LARGEST_WINDOW`.
+        """The length of a window: `length`, or by default that of the rows of training, where it is known, else the
+        model's limit, at most `LARGEST_WINDOW`.
 
         Raises:
             UserError: the model does not accept `length` tokens.
         """
         if length is None:
-            return min(self.length or LARGEST_WINDOW, LARGEST_WINDOW)
+            return min(self.trained_length or LARGEST_WINDOW, self.length or LARGEST_WINDOW, LARGEST_WINDOW)
         if self.length is not None and length > self.length:
             raise UserError(f"--length {length}: the model takes at most {self.length} tokens")
         return length
@@ -96,7 +100,16 @@ def load_checkpoint(
     with silence_transformers():
         tokenizer = load_tokenizer(folder / "tokenizer")
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    return _evaluated_model(folder, model.to(device, dtype), tokenizer, _kind(folder, config, model))
+    evaluated = _evaluated_model(folder, model.to(device, dtype), tokenizer, _kind(folder, config, model))
+    return replace(evaluated, trained_length=_trained_length(manifest))
+
+
+def _trained_length(manifest: Mapping[str, Any]) -> int:
+    """Returns the length of the longest rows up to the checkpoint with this `manifest`, in tokens."""
+    parameters = manifest["parameters"]
+    begun = (parameters.get("phases") or ())[: manifest.get("phase", {"number": 1})["number"]]
+    lengths = [(phase.get("data") or {}).get("sequence_length") for phase in begun]
+    return max(length or parameters["data"]["sequence_length"] for length in lengths or [None])
 
 
 def _evaluated_model(

@@ -191,6 +191,8 @@ def _train_until_rollback(
     frozen_before = gc.get_freeze_count()
     try:
         folder = newest_checkpoint(out, context, run_log, start_over=start_over)
+        if folder is not None:
+            stores.check_checkpoint(folder)
         with compilation.explain_compile_errors(), advice(parameters, stores.vocabulary, context):
             trainer = build_trainer(parameters, out, stores, context, run_log, plugins, fresh=folder is None)
             trainer.run.start_time = start_time

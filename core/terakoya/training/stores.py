@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import orjson
 
@@ -15,11 +16,12 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
+from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.remote_store import open_store
 from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore
-from terakoya.store.tokenizer_identity import check_same_tokenizer
+from terakoya.store.tokenizer_identity import check_same_tokenizer, check_tokenizer_of
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
 """Layouts whose rows can be read in the order of the store; the others combine documents that fit together."""
@@ -56,6 +58,15 @@ class Stores:
         if data.split is not None:
             train, validation = _split(train, data.split)
         return cls(data, tuple(train), validation, first.facts.vocabulary)
+
+    def check_checkpoint(self, folder: Path) -> None:
+        """Raises UserError where ids mean something else in the checkpoint `folder`, whose embeddings they decide."""
+        check_tokenizer_of(self.train[0], folder / "tokenizer", "the run's")
+        if self.vocabulary != Vocabulary.model_validate(read_manifest(folder)["vocabulary"]):
+            raise UserError(
+                "data: the stores have another vocabulary than those of the checkpoint, whose embeddings it decides: "
+                "prepare them with the tokenizer of the run"
+            )
 
     def fingerprints(self) -> dict[str, str]:
         """Returns name -> fingerprint of each store's content, for the manifest."""

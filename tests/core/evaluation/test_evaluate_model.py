@@ -45,6 +45,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.evaluation.data import CorpusTexts
+from terakoya.evaluation.models import _trained_length
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 
@@ -283,6 +284,23 @@ def test_lines_of_a_corpus_are_those_of_a_store(tmp_path: Path) -> None:
     """They end with a line feed: other characters that Python ends a line at are part of it, as in `prepare`."""
     texts = CorpusTexts("t", Corpus([corpus(tmp_path, ["a\u2028b\x0bc\n\n d\x85e"])]), lambda text: [len(text)])
     assert [text.ids.tolist() for text in texts.texts("line", None)] == [[5], [4]]
+
+
+def test_a_run_is_read_in_windows_as_long_as_its_rows(run: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its positions beyond them are as random as at its start."""
+    settings = json.loads((run / "parameters.json").read_text())
+    settings = {**settings, "data": {**settings["data"], "sequence_length": 16}, "max_steps": 1, "evaluation": None}
+    train(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    texts = {"t": Corpus([corpus(tmp_path)])}
+    lengths = [evaluate(tmp_path / "run", corpora=texts, length=length).settings["length"] for length in (None, 24)]
+    assert lengths == [16, 24]
+
+
+@pytest.mark.parametrize(("phase", "length"), [(1, 16), (2, 64), (3, 64), (4, 128)])
+def test_rows_of_phases_to_come_are_not_trained(phase: int, length: int) -> None:
+    lengths = [{}, {"data": {"sequence_length": 64}}, {"data": None}, {"data": {"sequence_length": 128}}]
+    manifest = {"parameters": {"data": {"sequence_length": 16}, "phases": lengths}, "phase": {"number": phase}}
+    assert _trained_length(manifest) == length
 
 
 def test_a_run_and_its_export_have_the_same_pseudo_perplexity(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,7 @@ def test_merged_and_evaluated_stores_are_compared(stores: dict[str, Path], tmp_p
     check_tokenizer_of(store, stores["other"] / "tokenizer", "the run's")
     with pytest.raises(UserError, match=r"than the run's .2 ids mean something else: id 4 is"):
         check_tokenizer_of(store, stores["a"] / "tokenizer", "the run's")
+    checkpoint = tmp_path / "step-00000001"  # of a run on `a`: --allow-change data never means another tokenizer
+    shutil.copytree(stores["a"] / "tokenizer", checkpoint / "tokenizer")
+    with pytest.raises(UserError, match=r"than the run's .2 ids mean something else: id 4 is"):
+        Stores.open(data([stores["other"]])).check_checkpoint(checkpoint)

@@ -18,6 +18,7 @@ from terakoya.training import dry_run as dry
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model import compilation
+from terakoya.training.resuming.fork import fork
 from terakoya.training.run_folder import held_bytes
 from terakoya.training.setup import train_in_this_process
 
@@ -116,6 +117,17 @@ def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, t
             run({**changed, "optimizer": other, "max_steps": 4}, tmp_path, allow_change=frozenset({"optimizer"}))
     with pytest.raises(UserError, match="keep the global batch"):
         run({**changed, "max_steps": 4, "batch_size": {"-1": 8}}, tmp_path)
+
+
+def test_a_store_of_another_tokenizer_is_refused_whatever_is_allowed(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=1)
+    run(settings, tmp_path / "run")
+    other = toy.make_store(tmp_path / "other", documents=20, seed=1, vocabulary=204)
+    settings = {**settings, "max_steps": 2, "data": {"train": [str(other)], "sequence_length": 32}}
+    with pytest.raises(UserError, match="data: the stores have another vocabulary than those of the checkpoint"):
+        run(settings, tmp_path / "run", allow_change=frozenset({"data"}))
+    with pytest.raises(UserError, match="data: the stores have another vocabulary than those of the checkpoint"):
+        fork(tmp_path / "run", tmp_path / "new", [f'data.train=["{other}"]', "max_steps=2"])
 
 
 def test_another_store_under_the_same_name_is_refused(store: Path, validation_store: Path, tmp_path: Path) -> None:

@@ -145,11 +145,7 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
     if before.data != now.data or before.phases != now.phases:
         stores = Stores.open(now.data, [phase.data for phase in now.of_phases])
         fingerprints = stores.fingerprints()
-        if stores.vocabulary != Vocabulary.model_validate(manifest["vocabulary"]):
-            raise UserError(
-                "data: the stores have another vocabulary than those of the checkpoint, whose embeddings it decides: "
-                "prepare them with the tokenizer of the run"
-            )
+        stores.check_checkpoint(folder)
     if before.lora is None and any(key.partition(".")[0] in MODEL for key in changed_keys(before, now)):
         _check_tensors(folder, now, Vocabulary.model_validate(manifest["vocabulary"]))
     return needed_consent(manifest, now, fingerprints)
