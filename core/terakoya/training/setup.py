@@ -47,7 +47,7 @@ from terakoya.training.model import compilation, determinism
 from terakoya.training.model.build import build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.fused import choice as fused_kernels
-from terakoya.training.model.module_parts import saved_values
+from terakoya.training.model.module_parts import has_learned_positions, saved_values
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
@@ -296,6 +296,12 @@ def build_trainer(
     if parameters.frozen_layers >= 0 and parameters.start_from is None:
         run_log.warn(
             f"frozen_layers {parameters.frozen_layers} without start_from: the frozen weights stay randomly initialised"
+        )
+    bound, longest = architecture.max_sequence_length(), max(phase.sequence_length for phase in plan.phases)
+    if fresh and started is None and longest < (bound or 0) and has_learned_positions(module):
+        run_log.print(
+            f"rows have at most {longest} tokens, so the model's positions from there to {bound} stay random: lower "
+            f"architecture.max_position_embeddings to {longest}, unless another run goes on with longer rows"
         )
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import toy
 
@@ -34,3 +35,17 @@ def test_a_setting_that_did_not_exist_counts_as_unchanged(store: Path, tmp_path:
     manifest.write_text(json.dumps(checkpoints.with_hash(written)))
     train_in_this_process(Parameters.from_dict({**settings, "max_steps": 2}, source="test"), tmp_path)
     assert max(toy.records(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "phases", "told"), [(32, None, False), (16, None, True), (16, 32, False)], ids=["all", "some", "later"]
+)
+def test_positions_that_no_row_reaches_are_told(
+    rows: int, phases: int | None, told: bool, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = toy.parameters(store, max_steps=2)
+    settings["data"]["sequence_length"] = rows
+    if phases is not None:
+        settings["phases"] = [{"share": 0.5}, {"share": 0.5, "data": {"sequence_length": phases}}]
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)
+    assert ("positions from there to 32 stay random" in capsys.readouterr().err.replace("\n", " ")) is told

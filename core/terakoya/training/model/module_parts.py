@@ -63,6 +63,14 @@ def norm_before_tied_head(model: PreTrainedModel, blocks: Sequence[nn.Module]) -
     return norms[-1] if norms else None
 
 
+def has_learned_positions(module: nn.Module) -> bool:
+    """Whether `module` learns a vector for each position, by the names that Transformers gives such embeddings."""
+    return any(
+        isinstance(each, nn.Embedding) and name.rpartition(".")[2] in ("position_embeddings", "wpe", "embed_positions")
+        for name, each in module.named_modules()
+    )
+
+
 def architecture_of(
     model: PreTrainedModel, architectures: Sequence[Architecture], vocabulary: Vocabulary, *, key: str
 ) -> Architecture:
