@@ -43,7 +43,7 @@ def read_value(path: Path) -> Any:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Notepad's UTF-8 may begin with a byte order mark
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(f"{path}: {missing_file(path)}") from None
     except UnicodeDecodeError as error:

@@ -68,6 +68,13 @@ def test_what_json_writes_is_read_as_it_is(value: dict[str, object], indent: int
     assert read_settings(file) == {"all": value}
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.json", '{"a": 1}'), ("a.yaml", "a: 1\n"), ("plain", "a: 1\n")])
+def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path: Path, name: str, text: str) -> None:
+    file = write(tmp_path, "\ufeff" + text, name)
+    assert read_settings(file) == {"a": 1}
+    assert name != "a.json" or read_json(file) == {"a": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
