@@ -77,6 +77,13 @@ def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp
     assert table == count_words(corpus, by_spaces, processes=2, sample_bytes=1_000_000)
 
 
+def test_text_bytes_are_those_of_the_text_and_not_of_the_keys_beside_it(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "東京 は 夜", "title": "x" * 99}) for _ in range(30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    table = count_words(Corpus([tmp_path / "a.jsonl"]), by_spaces)
+    assert table.text_bytes == 30 * len("東京 は 夜".encode())
+
+
 def test_progress_and_rejects(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a b"}\nnot json\n{"other": 1}\n{"text": "b"}\n')

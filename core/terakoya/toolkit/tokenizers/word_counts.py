@@ -38,7 +38,7 @@ class WordCounts:
         error: the largest error by pruning: every word that occurs more often is in the table. 0 is exact.
         documents: the number of counted documents.
         rejected: reason -> the number of items that could not be read as documents.
-        text_bytes: bytes read from the files, after decompression.
+        text_bytes: bytes of the counted documents' text, as UTF-8.
     """
 
     counts: dict[str, int]
@@ -165,16 +165,17 @@ class _BlockCounter:
         counts: Counter[str] = Counter()
         rejected: Counter[str] = Counter()
         unread: list[str] = []
-        documents = 0
+        documents = text_bytes = 0
         for item in self._corpus.read(block):
             if isinstance(item, Reject):
                 rejected[item.reason] += 1
             else:
+                text_bytes += len(item.text.encode())
                 counts.update(self._split(item.text))
                 if self._stops_at_nul:
                     unread += find_unread(item.text)
                 documents += 1
-        return _Counted(dict(counts), documents, dict(rejected), block.stop - block.start, count_unread(unread))
+        return _Counted(dict(counts), documents, dict(rejected), text_bytes, count_unread(unread))
 
 
 def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
