@@ -208,9 +208,15 @@ def _split(stores: Sequence[TokenStore], shares: Sequence[float]) -> tuple[list[
         ranges = document_ranges(store.facts.documents, shares)
         for name, (first, stop), share in zip(("training", "validation"), ranges, shares, strict=False):
             if share and first == stop:
+                remedy = (
+                    "give it a larger share, or stores of their own in data.validation"
+                    if store.facts.documents > 1
+                    else "one document cannot be split: set data.split to null, and name another store in "
+                    "data.validation or set evaluation to null"
+                )
                 raise UserError(
                     f"data.split: {list(shares)} leaves no document of {store.folder} for {name}: it has "
-                    f"{store.facts.documents:,}; give it a larger share, or stores of their own in data.validation"
+                    f"{store.facts.documents:,}; {remedy}"
                 )
         train.append(select_documents(store, *ranges[0]))
         if shares[1]:

@@ -22,7 +22,11 @@ from terakoya.commands.main import app
 from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
+from terakoya.config.presets import find_parameters
+from terakoya.json_settings import read_settings
 from terakoya.plugins import loading as plugins
+from terakoya.store.subset import document_ranges
 from terakoya.store.token_store import StoreFacts
 
 SMALL = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"]
@@ -103,9 +107,12 @@ def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.Mo
                                                              Path("work/upload"))  # fmt: skip
 
 
-def facts(tokens: int, mask: int | None, answers: bool = False, word_starts: bool = True) -> StoreFacts:
+def facts(
+    tokens: int, mask: int | None, answers: bool = False, word_starts: bool = True, documents: int = 100
+) -> StoreFacts:
     return StoreFacts(
-        unit="document", eos=None, documents=1, sequences=1, tokens=tokens, dtype="uint16", word_starts=word_starts,
+        unit="document", eos=None, documents=documents, sequences=documents, tokens=tokens, dtype="uint16",
+        word_starts=word_starts,
         vocabulary=Vocabulary(size=100, mask=mask), fingerprint="", inputs={}, options={}, files={}, answers=answers,
     )  # fmt: skip
 
@@ -134,6 +141,24 @@ def test_the_stores_are_named_where_the_preset_has_others(
     Path("work/store.val").mkdir(parents=True)
     assert named("work/store") == named("work/store.val") == "next: terakoya train tiny_bert --out work/run"
     assert """'data.train=["w/a"]'""" in named("w/a.val") and """'data.validation=["w/a.val"]'""" in named("w/a.val")
+
+
+@pytest.mark.parametrize("documents", [1, 2, 3, 24, 25, 26, 50, 51, 75, 1000])
+def test_the_split_leaves_documents_for_both_sides(
+    documents: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    next_command.after_store(Path("a/store"), facts(10, 4, documents=documents))
+    words = shlex.split(capsys.readouterr().err.strip())
+    overrides = [words[n + 1] for n, word in enumerate(words) if word == "--set"]
+    preset = read_settings(find_parameters(Path("tiny_bert")))
+    data = Parameters.from_dict(preset, source="tiny_bert", overrides=overrides).data
+    if documents == 1:
+        assert data.split is None and not data.validation
+        return
+    assert data.split is not None
+    (first, bound), (_, stop) = document_ranges(documents, data.split)
+    assert first == 0 < bound < stop == documents and stop - bound <= max(1, 0.03 * documents)
 
 
 def test_a_store_without_word_starts_is_not_masked_by_words(

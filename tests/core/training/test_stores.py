@@ -156,6 +156,9 @@ def test_invalid_settings_are_refused(store: Path, data: dict[str, Any], message
         settings(store, data)
 
 
-def test_a_split_that_is_too_fine_for_the_store_is_refused(store: Path) -> None:
-    with pytest.raises(UserError, match="leaves no document of"):
+def test_a_split_that_leaves_a_side_empty_is_refused(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"leaves no document of .*; give it a larger share"):
         Stores.open(settings(store, {"split": [10000, 1]}).data)
+    one = toy.make_store(tmp_path / "one", documents=1, seed=1)
+    with pytest.raises(UserError, match=r"leaves no document of .*; one document cannot be split: set data\.split to"):
+        Stores.open(settings(one, {"split": [1, 1]}).data)

@@ -20,6 +20,9 @@ SENTENCES = {"masked": "東京は日本の[MASK]です。", "spans": "東京は�
 SMALL_STORE, LARGE_STORE = 50_000_000, 1_000_000_000
 """Tokens below which the tiny preset is named, and from which the one of base size is."""
 
+SMALL_SPLIT = 50
+"""Documents of which 2 % are at most one."""
+
 _GIVEN: ContextVar[Sequence[tuple[str, str]]] = ContextVar("_GIVEN", default=())
 
 _VALIDATION_ENDINGS = (".val", ".validation", "-val", "_val")
@@ -83,12 +86,17 @@ def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None)
         words += ["--set", "objective.whole_word_mask=false"]
     if (store, validation) != (Path("work/store"), Path("work/store.val")):
         words += ["--set", f'data.train=["{store}"]', "--set"]
-        words += (
-            ["data.split=[98,2]", "--set", "data.validation=[]"]
-            if validation is None
-            else [f'data.validation=["{validation}"]']
-        )
+        words += _own_validation(facts.documents) if validation is None else [f'data.validation=["{validation}"]']
     show(*words)
+
+
+def _own_validation(documents: int) -> list[str]:
+    """Returns the settings that validate on the last documents of a store: 2 % of its `documents`, at least one; on
+    none of a store of one document, which training needs."""
+    if documents < 2:
+        return ["data.validation=[]", "--set", "evaluation=null"]
+    shares = "98,2" if documents > SMALL_SPLIT else f"{documents - 1},1"
+    return [f"data.split=[{shares}]", "--set", "data.validation=[]"]
 
 
 def preset_for(facts: StoreFacts) -> str:
