@@ -23,10 +23,10 @@ Record = tuple[int, bytes, bool]
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# A blank line: only what `str.isspace` takes for white space, of which all but the first kind are bytes of UTF-8.
-_BLANK = re.compile(
+BLANK = re.compile(
     rb"(?:[\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*\Z"
 )
+"""A blank line: only what `str.isspace` takes for white space, of which all but the first kind are bytes of UTF-8."""
 _UNCLOSED = "expected a closing quote, the file ends without one; repair the file"
 _OPENING = re.compile(rb'[,\r\n]"')
 
@@ -135,7 +135,7 @@ def _read_one_block(
     while True:
         whole_line = True
         chunk = add(stream.readline(_READ_BYTES), max_data_bytes)
-        blank = bool(_BLANK.match(chunk))
+        blank = bool(BLANK.match(chunk))
         while chunk and not chunk.endswith(b"\n"):
             chunk, whole_line = add(stream.readline(_READ_BYTES), max_data_bytes), False
         ends = not (by_paragraph or (quotes is not None and quotes.open))
@@ -168,7 +168,7 @@ def read_block(
         for line, record, too_large in records:
             if too_large:
                 yield reject_bytes(file, line, "document too large", record)
-            elif _BLANK.match(record):
+            elif BLANK.match(record):
                 continue
             elif format == "jsonl":
                 yield _from_json(file, line, record, None if conversations else field)
@@ -301,7 +301,7 @@ def _paragraphs(lines: Iterator[tuple[int, bytes, int]], limit: int) -> Iterator
     first, size = 0, 0
     kept: list[bytes] = []
     for number, content, line_bytes in lines:
-        if _BLANK.match(content):
+        if BLANK.match(content):
             if size:
                 yield first, b"\n".join(kept), size > limit
             kept, size = [], 0

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import orjson
 
+from terakoya.corpus.blank_lines import lacks_blank_lines, read_beginning, sample_files
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.files import Source, find_files, format_of, open_decompressed
+from terakoya.corpus.files import Source, find_files, format_of
 from terakoya.corpus.parquet import first_rows
 from terakoya.errors import UserError
 
-SAMPLED_FILES = 16
 SAMPLED_BYTES = 1 << 20
-"""How many files are looked at, evenly taken from all, and how many bytes of each."""
+"""How many bytes of a file are looked at."""
 
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LATIN = re.compile(r"[A-Za-z]")
@@ -61,10 +61,10 @@ def look_at(sources: Sequence[Path | str]) -> CorpusFacts:
         UserError: a file is missing or damaged, or no text is found.
     """
     files = find_files(sources)
-    sampled = files[:: max(1, len(files) // SAMPLED_FILES)][:SAMPLED_FILES]
+    sampled = sample_files(files)
     fields = list(dict.fromkeys(field for file in sampled for field in _fields(file)))
     field = ",".join(fields) or "text"
-    documents: Literal["blank", "line"] = "blank" if all(map(_has_blank_lines, sampled)) else "line"
+    documents: Literal["blank", "line"] = "line" if any(map(lacks_blank_lines, sampled)) else "blank"
     corpus = Corpus(files, field=field, documents=documents)
     texts: list[str] = []
     read_bytes = 0
@@ -109,7 +109,7 @@ def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
         return
     if kind == "txt":
         return
-    lines = _beginning(file).decode("utf-8-sig", "replace").splitlines()[:200]
+    lines = read_beginning(file).decode("utf-8-sig", "replace").splitlines()[:200]
     if kind == "jsonl":
         for line in lines:
             try:
@@ -120,15 +120,3 @@ def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
                 yield value
         return
     yield from csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
-
-
-def _has_blank_lines(file: Source) -> bool:
-    """Returns whether blank lines separate the documents of `file`; True for everything but txt."""
-    if format_of(file) != "txt":
-        return True
-    return bool(re.search(rb"\n[ \t\r]*\n", _beginning(file)))
-
-
-def _beginning(file: Source) -> bytes:
-    with open_decompressed(file) as (stream, _):
-        return stream.read(SAMPLED_BYTES // 4)

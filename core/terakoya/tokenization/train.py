@@ -56,6 +56,7 @@ def train_tokenizer(
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
+    from terakoya.corpus.blank_lines import warn_of_one_document
     from terakoya.corpus.cleaning_plan import clean_corpus
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
@@ -63,6 +64,7 @@ def train_tokenizer(
 
     if not isinstance(corpus, Corpus):
         corpus = Corpus(find_files(corpus), field=field, documents=documents)
+        warn_of_one_document(corpus)
     elif (documents, field) != ("blank", "text"):
         raise UserError("documents, field: a Corpus has its own; leave them out")
     tokenizer = make_tokenizer(settings)
