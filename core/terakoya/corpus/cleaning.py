@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from terakoya.corpus.cleaning_steps import VERSION, NearDuplicates, Step, apply_steps
+from terakoya.corpus.cleaning_steps import VERSION, HoldOut, NearDuplicates, Step, apply_steps
 from terakoya.corpus.documents import Block, Document, Reject
 from terakoya.corpus.files import Source
 from terakoya.errors import UserError
@@ -66,6 +66,28 @@ class Cleaning:
     def facts(self) -> dict[str, str | int]:
         """Settings and counts, to be recorded with what is made from the documents."""
         return {"clean": self.settings, **{f"clean: {name}": count for name, count in self.counts.items()}}
+
+    def explain_empty(self) -> str | None:
+        """Returns why no document of the corpus is on this `side`, and what to do. None if there is one, or if the
+        corpus has none before the steps. Raises UserError if there is no plan."""
+        counts = self.counts
+        held_out = counts.get("held out", 0)
+        left = held_out + counts["kept"]
+        if not counts["documents"] or (held_out if self.side == "held_out" else counts["kept"]):
+            return None
+        if not left:
+            return f"the cleaning steps drop all {counts['documents']:,}; change the steps"
+        step = self.steps[-1]
+        assert isinstance(step, HoldOut), "nothing else takes documents to the other side"
+        remedy = (
+            "change its share or seed, or leave it out and set data.split"
+            if left > 1
+            else "give more documents, or leave it out"
+        )
+        return (
+            f"hold_out with share {step.share:g} and seed {step.seed} takes {held_out:,} of {left:,} documents; "
+            f"{remedy}"
+        )
 
     def document_number(self, file: Source, line: int) -> int:
         """Returns the number of a document in the plan; numbers increase through the corpus."""

@@ -163,6 +163,9 @@ class PrepareJob:
         """
         if _sizes_and_times(self.task.corpus) != self.files:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
+        cleaning = self.task.corpus.cleaning
+        if not totals.tokens and cleaning is not None and (hint := cleaning.explain_empty()) is not None:
+            raise UserError(f"{self.out}: expected at least one document, {hint}")
         _check_rejects(self.out, totals, self.options.max_rejects, self.shard)
         template = self.task.template
         if count := totals.notes[UNLIKE_PROMPT]:

@@ -86,7 +86,8 @@ def record_kind(folder: Path, kind: str, tokenizer: Tokenizer) -> None:
 
 
 def check_has_documents(corpus: Corpus) -> None:
-    """Reads `corpus` up to its first document. Raises UserError if it has none, with the reason of most rejects."""
+    """Reads `corpus` up to its first document. Raises UserError if it has none, with what its cleaning has done or the
+    reason of most rejects."""
     from terakoya.corpus.documents import REMEDIES, Reject
 
     rejects: dict[str, list[Reject]] = {}
@@ -96,6 +97,8 @@ def check_has_documents(corpus: Corpus) -> None:
                 return
             rejects.setdefault(item.reason, []).append(item)
     files = ", ".join(map(str, corpus.sources[:3])) + (", ..." if len(corpus.sources) > 3 else "")
+    if corpus.cleaning is not None and (hint := corpus.cleaning.explain_empty()) is not None:
+        raise UserError(f"{files}: expected at least one document, {hint}")
     if not rejects:
         raise UserError(f"{files}: expected at least one document, got an empty corpus; give files that hold text")
     reason, most = max(rejects.items(), key=lambda each: len(each[1]))

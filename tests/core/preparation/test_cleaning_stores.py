@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from word_tokenizer import line_ids, make_folder
 
+from terakoya.contract.toy import make_tokenizer
 from terakoya.corpus.cleaning_plan import make_plan
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
@@ -19,6 +20,7 @@ from terakoya.pipeline.corpora import PipelineCorpus
 from terakoya.pipeline.run import Pipeline, run_pipeline
 from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import TokenStore, read_facts
+from terakoya.tokenization.train import train_tokenizer
 
 STEPS: list[dict[str, Any]] = [
     {"type": "length", "min_characters": 7},
@@ -93,6 +95,36 @@ def test_two_stores_share_a_corpus_without_a_common_document(folder: Path) -> No
     refused = terakoya(folder, *common, "--out", folder / "new", "--held-out")
     assert refused.returncode == 2
     assert "held_out: expected a step" in refused.stderr
+
+
+NONE = {"type": "hold_out", "share": 1e-9, "seed": 7}
+ALL = {"type": "hold_out", "share": 0.999999}
+
+
+@pytest.mark.parametrize(
+    ("texts", "clean", "held_out", "expected"),
+    [
+        (["one", "two"], [NONE], True, "hold_out with share 1e-09 and seed 7 takes 0 of 2 documents"),
+        (["one", "two"], [ALL], False, "hold_out with share 0.999999 and seed 0 takes 2 of 2 documents"),
+        (["one"], [NONE], True, "takes 0 of 1 documents; give more documents, or leave it out"),
+        (["one", ""], [NONE], True, "takes 0 of 1 documents"),
+        (["one", "two"], [STEPS[0], NONE], False, "the cleaning steps drop all 2; change the steps"),
+        ([""], [NONE], False, "one document,? (that is not|but all are) rejected"),
+    ],
+)
+def test_a_side_that_a_hold_out_leaves_empty_is_explained(
+    tmp_path: Path, texts: list[str], clean: list[dict[str, Any]], held_out: bool, expected: str
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    make_tokenizer(tmp_path / "tokenizer")
+    options: dict[str, Any] = {"clean": clean, "processes": 1}
+    with pytest.raises(UserError, match=expected):
+        prepare([file], tokenizer=tmp_path / "tokenizer", out=tmp_path / "out", held_out=held_out, **options)
+    if not held_out:
+        settings = {"type": "byte_bpe", "vocab_size": 300}
+        with pytest.raises(UserError, match=expected):
+            train_tokenizer([file], tmp_path / "trained", settings=settings, **options)
 
 
 @pytest.mark.parametrize(
