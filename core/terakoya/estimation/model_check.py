@@ -165,6 +165,8 @@ def _explain(parameters: Parameters, vocabulary: Vocabulary, error: Exception) -
     name, reason = type(parameters.architecture).__name__, " ".join(str(error).split())[:120]
     said = f"the model says: {type(error).__name__}: {reason}"
     remedy = _remedy(parameters, vocabulary)
+    if remedy is None and isinstance(error, AttributeError | NameError | ImportError):
+        return f"architecture: the code of {name} fails: {type(error).__name__}: {reason}"
     if remedy is None:
         return f"architecture: {name} cannot have these settings together; begin with those of a preset ({said})"
     key, value, values = remedy

@@ -52,6 +52,26 @@ def test_what_a_model_refuses_is_named_with_values_that_work(
         check(architecture, objective)
 
 
+def test_what_is_no_matter_of_settings_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from terakoya_plugins.architectures.bert import Bert
+
+    monkeypatch.setattr(Bert, "config_class", "BertConfi")
+    with pytest.raises(
+        UserError, match=r"^architecture Bert: config_class: .* has no class BertConfi; did .* BertConf"
+    ):
+        check(BERT)
+    monkeypatch.setattr(Bert, "config_class", "BertConfig")
+    monkeypatch.setattr(Bert, "model_classes", {"masked": "BertForMaskLM"})
+    with pytest.raises(
+        UserError, match=r"Bert: model_classes: .* no class BertForMaskLM; did you mean BertForMaskedLM"
+    ):
+        check(BERT)
+    monkeypatch.setattr(Bert, "model_classes", {"masked": "BertForMaskedLM"})
+    monkeypatch.setattr(Bert, "vocabulary_head", ("cls.prediction",))
+    with pytest.raises(UserError, match=r"^architecture: the code of Bert fails: AttributeError: .*prediction"):
+        check(BERT)
+
+
 @pytest.mark.slow
 def test_nothing_is_allocated_and_only_the_size_of_one_layer_counts() -> None:
     before = torch.random.get_rng_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -51,11 +52,9 @@ class TransformersArchitecture(Architecture):
 
     def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
         """Returns a `config_class` of the `config_arguments`."""
-        import transformers
-
         if not self.config_class:
             raise UserError(f"architecture {type(self).__name__}: has no config_class; name it, or write `config`")
-        return getattr(transformers, self.config_class)(**self.config_arguments(vocabulary))
+        return self._find_class("config_class", self.config_class)(**self.config_arguments(vocabulary))
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the `config_ids`."""
@@ -64,9 +63,21 @@ class TransformersArchitecture(Architecture):
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
         """Returns a randomly initialised model of the class that `model_classes` names for `head`."""
+        return self._find_class("model_classes", self.model_classes[head])(self.config(vocabulary))
+
+    def _find_class(self, attribute: str, name: str) -> Any:
+        """Returns the class `name` of Transformers, which `attribute` names. Raises UserError if there is none."""
         import transformers
 
-        return getattr(transformers, self.model_classes[head])(self.config(vocabulary))
+        try:
+            return getattr(transformers, name)
+        except AttributeError:
+            near = difflib.get_close_matches(name, dir(transformers), n=2)
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(
+                f"architecture {type(self).__name__}: {attribute}: Transformers {transformers.__version__} has no "
+                f"class {name}{meant}"
+            ) from None
 
     def max_sequence_length(self) -> int | None:
         """Returns the field `max_position_embeddings`, None if the family has none."""
