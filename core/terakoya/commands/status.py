@@ -137,6 +137,8 @@ def details(status: RunStatus) -> Table:
         kept = f"{status.checkpoint.kept} kept" if status.checkpoint.kept > 1 else "the only one"
         age = translated(f"{format_duration(status.checkpoint.age)} ago")
         add("checkpoint", f"{status.checkpoint.name}, {age}; {translated(kept)}")
+    elif status.checkpoints_gone:
+        add("checkpoint", "gone: the run has saved some, and checkpoints/ holds none", "yellow")
     elif status.step:
         add("checkpoint", "none yet")
     if status.saving_step is not None:

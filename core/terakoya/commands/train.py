@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.commands.guidance.run_plugins import naming_missing
 from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import Stopped
 from terakoya.launch.here import imports, read_parameters, resolve_out, train
@@ -87,10 +88,11 @@ def command(
         folder, address = resolve_out(out, work_folder)
         if not dry_run:
             check_writable(folder)
-        loaded = read_parameters(
-            parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
-            whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
-        )  # fmt: skip
+        with naming_missing(folder):
+            loaded = read_parameters(
+                parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
+                whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
+            )  # fmt: skip
         launched = LaunchInfo.from_environment(node_rank=node_rank)
         if launched.launcher is None:
             count = processes or _visible_gpus()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from terakoya.plugins.loading import Registry
@@ -39,6 +41,7 @@ def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[di
                     "sha256": plugin.sha256(),
                     "components": components,
                     "events": events,
+                    "requested": source.name if source.requested else None,
                 }
             )
     return record
@@ -60,7 +63,11 @@ def check_plugins(
         listened = events and bool(recorded.get("events", not recorded["components"]))
         if not (used or listened):
             continue
-        origin = f"{recorded['distribution']} {recorded['version']}" if recorded["distribution"] else "--plugin"
+        origin, advice = f"{recorded['distribution']} {recorded['version']}", ""
+        if not recorded["distribution"]:
+            file = recorded.get("requested")  # records of older versions do not have it
+            origin = "--plugin"
+            advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(file)) if file else 'FILE'} ..."
         which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
         plugin = current.get(recorded["name"])
         if plugin is None:
@@ -68,7 +75,7 @@ def check_plugins(
             others = sorted({registration.module for registration in found if registration is not None})
             if None in found or listened:
                 errors = (f"; {broken.error}" for broken in registry.broken if broken.name == recorded["name"])
-                check.missing.append(f"{which} is missing{next(errors, '')}")
+                check.missing.append(f"{which} is missing{next(errors, advice)}")
             else:
                 check.changed.append(f"{which} is missing; its components come from {', '.join(others)}")
         elif plugin.sha256() != recorded["sha256"]:
@@ -77,6 +84,13 @@ def check_plugins(
                 f"{which} has changed ({f'{before} -> {after}' if after != before else 'same version'})"
             )
     return check
+
+
+def shown_source(requested: str) -> str:
+    """Returns the file or module that `--plugin` named, as a record has it: a file below the working directory as its
+    path from there."""
+    path = Path(requested)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else requested
 
 
 def _types(settings: Any) -> set[str]:

@@ -79,9 +79,9 @@ def read_parameters(folder: Path) -> Mapping[str, Any]:
     return _read_object(folder / "parameters.json")
 
 
-def read_manifest(checkpoint: SavedCheckpoint) -> Mapping[str, Any]:
-    """Returns the manifest of `checkpoint`; empty if it is damaged or was pruned in the meantime."""
-    return _read_object(checkpoint.folder / MANIFEST)
+def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
+    """Returns the manifest of the folder `checkpoint`; empty if it is damaged or was pruned in the meantime."""
+    return _read_object(checkpoint / MANIFEST)
 
 
 def _read_object(file: Path) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
     status = run_status.read(folder, now=now)
     written = without_idle_starts(metrics.read(folder))
     saved = run_files.find_checkpoints(folder)
-    manifest = run_files.read_manifest(saved[-1]) if saved else {}
+    manifest = run_files.read_manifest(saved[-1].folder) if saved else {}
     starts = written.of_kind("start")
     start = {**manifest, **(starts[-1] if starts else {})}
     settings = run_files.read_parameters(folder) or manifest.get("parameters", {})

@@ -59,6 +59,7 @@ class RunStatus:
         seconds_left: time to the full length at the pace of the last logged steps, saving and validation included.
         seconds_to_limit: time until `max_minutes` stops this start.
         seconds_since_word: time since the last record.
+        checkpoints_gone: whether the run has saved checkpoints, and none is there any more.
         skipped_steps: the number of steps that changed no weight, because they were not finite.
         spikes: the number of spikes of the loss and of the gradient norm.
         rollbacks: how often the run went back to a checkpoint because of a spike that lasted.
@@ -90,6 +91,7 @@ class RunStatus:
     seconds_since_word: float | None = None
     validations: tuple[Validation, ...] = ()
     checkpoint: Checkpoint | None = None
+    checkpoints_gone: bool = False
     saving_step: int | None = None
     restarts: int = 0
     skipped_steps: int = 0
@@ -119,7 +121,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
     lock, settings = run_files.read_lock(folder), run_files.read_parameters(folder)
     saved = run_files.find_checkpoints(folder)
     steps = metrics.kept_steps(written)
-    starts = [*([run_files.read_manifest(saved[-1])] if saved else []), *written.of_kind("start"), settings]
+    starts = [*([run_files.read_manifest(saved[-1].folder)] if saved else []), *written.of_kind("start"), settings]
     unit = _last_value(starts, "length_unit")
     max_steps = None if unit == "tokens" else _last_value(starts, "max_steps")
     max_tokens = _last_value([settings], "max_tokens") or (
@@ -159,6 +161,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         checkpoint=Checkpoint(saved[-1].folder.name, saved[-1].step, max(0.0, now - saved[-1].time), len(saved))
         if saved
         else None,
+        checkpoints_gone=not saved and _has_saved(written),
         saving_step=run_files.saving_step(folder) if alive else None,
         restarts=max(0, len(written.of_kind("resume")) - (fork is not None)),
         skipped_steps=len(skipped),
@@ -198,6 +201,15 @@ def _checkpoint_problems(checkpoints: Path) -> list[str]:
     except UserError as error:
         return [str(error)]
     return []
+
+
+def _has_saved(written: Metrics) -> bool:
+    """Returns whether the run has saved a checkpoint, since it started over if it did."""
+    has_saved = False
+    for record in written.records:
+        started_over = record.get("kind") == "resume" and record.get("folder") is None
+        has_saved = not started_over and (has_saved or record.get("kind") == "checkpoint")
+    return has_saved
 
 
 def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now: float) -> tuple[State, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy
 from documented_commands import check_command, find_command, root_command
 from typer.testing import CliRunner
 
@@ -26,6 +28,8 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
 from terakoya.json_settings import read_settings
 from terakoya.plugins import loading as plugins
+from terakoya.plugins.run_record import record_plugins
+from terakoya.runs.checkpoints import FORMAT, with_hash
 from terakoya.store.subset import document_ranges
 from terakoya.store.token_store import StoreFacts
 
@@ -186,6 +190,37 @@ def test_the_next_command_has_the_plugins_that_were_given(tmp_path: Path, monkey
         assert next_command.line("--plugin", "c.py", "train").count("c.py") == 1
 
 
+def test_the_next_command_has_the_plugins_that_the_run_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
+    Path("mine.py").write_text((TEMPLATES / "schedule.py").read_text().replace('"example"', '"mine"'))
+    parameters = toy.parameters(Path("store"), schedule={"type": "mine"})
+    Path("p.json").write_text(json.dumps(parameters))
+    used = {"parameters": parameters, "plugins": record_plugins(plugins.load(["mine.py"]), parameters)}
+    save(run_folder(Path("done"), {"kind": "finished", "step": 9}), **used)
+    save(run_folder(Path("stopped"), {"kind": "stopped", "step": 9}), **used)
+    exported, again = ["export", "done", "--out", "model"], ["train", "stopped/parameters.json", "--out", "stopped"]
+    assert run(["--plugin", "./mine.py", "status", "done"])[0] == ["--plugin", "./mine.py", *exported]
+
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
+    given = ["--plugin", "mine.py"]
+    assert run(["status", "done"])[0] == [*given, *exported]
+    assert run(["status", "stopped"])[0] == [*given, *again]
+    assert next_command.export_words(Path("done/checkpoints/step-00000009"))[:3] == (*given, "export")
+    refused = CliRunner().invoke(app, ["train", "p.json", "--out", "done"])
+    told = "done: plugin mine (--plugin: schedules/mine) is missing; load it: terakoya --plugin mine.py ..."
+    assert "schedule mine: not installed" in str(refused.exception)
+    assert str(refused.exception).splitlines()[-1] == told
+    os.chdir("/")
+    assert run(["status", str(tmp_path / "done")])[0][:2] == ["--plugin", str(tmp_path / "mine.py").lstrip("/")]
+    os.chdir(tmp_path / "done")
+    assert run(["status", str(tmp_path / "done")])[0][:2] == ["--plugin", str(tmp_path / "mine.py")]
+
+
 @pytest.mark.slow
 def test_machine_output_names_nothing(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["parameters", "list", "--json"])
@@ -214,10 +249,40 @@ def run_folder(folder: Path, *records: dict[str, Any], batch_size: dict[str, int
     return folder
 
 
+def save(folder: Path, **facts: Any) -> None:
+    """Gives the run `folder` a checkpoint of step 9 without files."""
+    checkpoint = folder / "checkpoints/step-00000009"
+    checkpoint.mkdir(parents=True)
+    written = with_hash({"format": FORMAT, "step": 9, "files": {}, **facts})
+    (checkpoint / "manifest.json").write_text(json.dumps(written))
+
+
+def test_nothing_that_fails_follows_a_run_whose_checkpoints_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    saved = {"kind": "checkpoint", "step": 9}
+    report = ["report", "gone", "--out", "report.html"]
+    for end in ("finished", "stopped", "error"):
+        folder = run_folder(Path("gone"), saved, {"kind": end, "step": 9, "text": "no"})
+        following, shown = run(["status", "gone"])
+        assert following == report and "gone: the run has saved some, and checkpoints/ holds none" in shown, end
+        shutil.rmtree(folder)
+    run_folder(Path("gone"), saved, {"kind": "finished", "step": 9})
+    assert run(report)[0] == ["status", "gone"]
+    found = CliRunner().invoke(app, ["verify", "gone"])
+    assert "listed above\nnext: bring the checkpoints of gone back from a copy, or train" in str(found.exception)
+    over = {"kind": "resume", "step": 0, "folder": None}
+    run_folder(Path("over"), saved, over, {"kind": "step", "step": 3, "loss": 2.5}, {"kind": "error", "text": "no"})
+    following, shown = run(["status", "over"])
+    assert following[0] == "train" and "none yet" in shown
+
+
 def test_what_follows_fits_the_state_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     step = {"kind": "step", "step": 3, "loss": 2.5}
-    run_folder(Path("done"), {"kind": "finished", "step": 9})
+    save(run_folder(Path("done"), {"kind": "finished", "step": 9}))
     run_folder(Path("stopped"), {"kind": "stopped", "step": 3, "reason": "SIGINT"})
     run_folder(Path("two"), step, {"kind": "error", "step": 3, "text": "no"})
     assert run(["status", "done"])[0] == ["export", "done", "--out", "model"]
@@ -231,7 +296,6 @@ def test_what_follows_fits_the_state_of_a_run(tmp_path: Path, monkeypatch: pytes
     run_folder(Path("nodes"), {"kind": "stopped", "step": 3}, batch_size={"0": 4, "1": 4})
     told = CliRunner().invoke(app, ["status", "nodes"]).stderr
     assert told == "next: the command that started nodes continues it\n"
-    (Path("done") / "checkpoints/step-00000009").mkdir(parents=True)
     (Path("done") / "checkpoints/step-00000009/manifest.json").write_text("{")
     assert run(["status", "done"])[0] == ["verify", "done"]
 

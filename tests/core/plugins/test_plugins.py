@@ -388,19 +388,24 @@ def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
 
     Path(mine).write_text(schedule("mine") + "# edited\n")
     check = check_plugins(load_fresh([mine]), record, USES_MINE)
-    assert check.missing == ["plugin other (--plugin: events only) is missing"]
+    assert check.missing == [f"plugin other (--plugin: events only) is missing; load it: terakoya --plugin {other} ..."]
     assert check.changed == ["plugin mine (--plugin: schedules/mine) has changed (same version)"]
     older = [{**entry, "version": "1"}]
     assert "(1 -> None)" in check_plugins(load(), older, USES_MINE).changed[0]
 
 
-def test_plugins_that_a_run_no_longer_uses_may_be_missing(write: Write) -> None:
+def test_plugins_that_a_run_no_longer_uses_may_be_missing(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
     record = record_plugins(load([mine, other]), USES_MINE)
     check = check_plugins(load_fresh([other]), record, {"schedule": {"type": "linear"}})
     assert check == ([], [])
     check = check_plugins(load_fresh([]), record, USES_MINE, events=False)
-    assert check == (["plugin mine (--plugin: schedules/mine) is missing"], [])
+    missing = "plugin mine (--plugin: schedules/mine) is missing; load it: terakoya --plugin"
+    assert check == ([f"{missing} {mine} ..."], [])
+    monkeypatch.chdir(Path(mine).parent)
+    assert check_plugins(load(), record, USES_MINE, events=False).missing == [f"{missing} mine.py ..."]
+    older = [{name: value for name, value in each.items() if name != "requested"} for each in record]
+    assert check_plugins(load(), older, USES_MINE, events=False).missing == [f"{missing} FILE ..."]
 
 
 def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -> None:

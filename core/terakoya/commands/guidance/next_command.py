@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terakoya.commands.guidance.run_plugins import plugin_words
 from terakoya.folder_kinds import address_of
 
 if TYPE_CHECKING:
@@ -129,9 +130,9 @@ def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:
 
 
 def export_words(run: Path) -> tuple[str | Path, ...]:
-    """Returns the words of an `export` of a run or a checkpoint to a new folder next to the run."""
+    """Returns the words of an `export` of a run or a checkpoint to a new folder next to the run, with its plugins."""
     folder = run if run.parent.name != "checkpoints" else run.parent.parent
-    return ("export", run, "--out", free_name(folder.with_name("model")))
+    return (*plugin_words(run), "export", run, "--out", free_name(folder.with_name("model")))
 
 
 def free_name(folder: Path) -> Path:
@@ -160,12 +161,15 @@ def after_training(run: Path, address: str | None = None) -> None:
 
 def after_run(run: Path, *, shown: bool = False) -> None:
     """Names what follows from the state of a run: `export` of a finished one, what continues one that has stopped,
-    and for one that trains the page that follows it, or its status if that page is what was `shown`."""
+    for one that trains the page that follows it, or its status if that page is what was `shown`, and for one whose
+    checkpoints are gone its report."""
     from terakoya.runs import status
 
     state = status.read(run)
     if state.problems:
         show("verify", run)
+    elif state.checkpoints_gone and state.state not in ("training", "starting"):  # nothing to export or to continue
+        show("status", run) if shown else show("report", run, "--out", free_name(run.with_name("report.html")))
     elif state.state == "finished":
         after_training(run)
     elif state.state in ("training", "starting"):
@@ -180,26 +184,31 @@ def after_run(run: Path, *, shown: bool = False) -> None:
 
 
 def train_words(run: Path) -> tuple[str | Path, ...]:
-    """Returns the words of the `train` that continues `run` on this machine; () if it was on several nodes or its
-    parameters are not there."""
+    """Returns the words of the `train` that continues `run` on this machine, with its plugins; () if it was on several
+    nodes or its parameters are not there."""
     from terakoya.runs import files, metrics
 
     parameters = files.read_parameters(run)
     batch_size = parameters.get("batch_size", {})
     if not parameters or not isinstance(batch_size, dict) or len(batch_size) > 1:
         return ()
-    starts = [*map(files.read_manifest, files.find_checkpoints(run)), *metrics.read(run).of_kind("start")]
+    manifests = [files.read_manifest(each.folder) for each in files.find_checkpoints(run)]
+    starts = [*manifests, *metrics.read(run).of_kind("start")]
     worlds = [record["world"] for record in starts if isinstance(record.get("world"), dict)]
     processes = worlds[-1].get("processes", 1) if worlds else 1
-    return ("train", run / "parameters.json", "--out", run, *(("--processes", str(processes)) * (processes > 1)))
+    given = ("--processes", str(processes)) if processes > 1 else ()
+    return (*plugin_words(run), "train", run / "parameters.json", "--out", run, *given)
 
 
 def after_damage(folder: Path) -> str:
     """Returns the line that says what to do with a run, checkpoint, store or model in which faults were found."""
     from terakoya.folder_kinds import kind_of
+    from terakoya.runs import status
 
     kind = kind_of(folder)
     run = folder.parent.parent if kind == "checkpoint" else folder
+    if kind == "run" and status.read(folder).checkpoints_gone:
+        return f"next: bring the checkpoints of {folder} back from a copy, or train again in another --out"
     if kind in ("run", "checkpoint"):
         words = train_words(run)
         again = line(*words) if words else "next: the command that started the run"
