@@ -111,6 +111,33 @@ def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.Mo
                                                              Path("work/upload"))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("folders", "sentence"),
+    [
+        ({"": {"architectures": ["ElectraForPreTraining"]}}, "東京は日本の首都です。"),
+        (
+            {"": {"architectures": ["DebertaV2ForTokenClassification"], "label2id": {"original": 0, "replaced": 1}}},
+            "東京は日本の首都です。",
+        ),
+        (
+            {"generator": {"architectures": ["ElectraForMaskedLM"]},
+             "discriminator": {"architectures": ["ElectraForPreTraining"]}},
+            "東京は日本の[MASK]です。",
+        ),
+        ({"": {"architectures": ["ElectraForMaskedLM"]}}, "東京は日本の[MASK]です。"),
+    ],
+    ids=["discriminator", "token classifier", "both", "generator"],
+)  # fmt: skip
+def test_a_model_is_tried_on_a_text_of_its_kind(
+    folders: dict[str, dict[str, Any]], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, config in folders.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    next_command.after_model(tmp_path)
+    assert shlex.split(capsys.readouterr().err)[-1] == sentence
+
+
 def facts(
     tokens: int, mask: int | None, answers: bool = False, word_starts: bool = True, documents: int = 100
 ) -> StoreFacts:

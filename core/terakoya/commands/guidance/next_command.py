@@ -15,8 +15,14 @@ from terakoya.folder_kinds import address_of
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
 
-SENTENCES = {"masked": "東京は日本の[MASK]です。", "spans": "東京は日本の<extra_id_0>です。", "text": "日本の首都は"}
-"""The text that tries a model: for one that has [MASK], one that fills in spans, and one that continues text."""
+SENTENCES = {
+    "masked": "東京は日本の[MASK]です。",
+    "spans": "東京は日本の<extra_id_0>です。",
+    "replaced": "東京は日本の首都です。",
+    "text": "日本の首都は",
+}
+"""The text that tries a model: for one that has [MASK], one that fills in spans, one that detects replaced tokens, and
+one that continues text."""
 
 SMALL_STORE, LARGE_STORE = 50_000_000, 1_000_000_000
 """Tokens below which the tiny preset is named, and from which the one of base size is."""
@@ -225,6 +231,10 @@ def _kind(folder: Path) -> str:
     """Returns the key of `SENTENCES` for the model in `folder`."""
     import json
 
+    from terakoya.inference.loading import find_model
+
+    if find_model(folder)[1]:
+        return "replaced"
     classes = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ()
     if any("ConditionalGeneration" in each for each in classes):
         return "spans"
