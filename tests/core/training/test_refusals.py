@@ -115,8 +115,9 @@ def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, t
     for other in ({"type": "lion", "learning_rate": 0.001}, {**changed["optimizer"], "bias_correction": False}):
         with pytest.raises(UserError, match=r"other values of optimizer\.(type|bias_correction), which determine what"):
             run({**changed, "optimizer": other, "max_steps": 4}, tmp_path, allow_change=frozenset({"optimizer"}))
-    with pytest.raises(UserError, match="keep the global batch"):
-        run({**changed, "max_steps": 4, "batch_size": {"-1": 8}}, tmp_path)
+    for allowed in (frozenset[str](), frozenset({"batch_size"})):
+        with pytest.raises(UserError, match="keep the global batch, which --allow-change cannot change either"):
+            run({**changed, "max_steps": 4, "batch_size": {"-1": 8}}, tmp_path, allow_change=allowed)
 
 
 def test_a_store_of_another_tokenizer_is_refused_whatever_is_allowed(store: Path, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     if previous_rows != global_rows:
         raise UserError(
             f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps of {previous_rows}, but batch_size "
-            f"is now {global_rows}: keep the global batch"
+            f"is now {global_rows}: keep the global batch, which --allow-change cannot change either"
         )
     trainer.batches.start_at(run.step, run.consumed_rows)
     run.length = run.length.after_resuming(step=run.step, consumed_rows=run.consumed_rows, global_rows=global_rows)
