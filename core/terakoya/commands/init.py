@@ -103,8 +103,9 @@ def command(
     comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))
     read_pipeline(out)
-    for key in ("corpus", "parameters", "parameters.max_steps"):
-        console().print(comments[key], markup=False, soft_wrap=True)
+    for key in ("corpus", "parameters", "parameters.data", "parameters.max_steps"):
+        if key in comments:
+            console().print(comments[key], markup=False, soft_wrap=True)
     console().print(f"{out}: written; it gives the reason for each number", markup=False, soft_wrap=True)
     next_command.show("run", out)
 

@@ -24,6 +24,9 @@ WIDTH = 110
 HELD_OUT_DOCUMENTS = 200
 """About how many documents validation needs for a steady loss."""
 
+FEW_DOCUMENTS = 100
+"""Below this many, the last ones are for validation: by their hashes, none of them might be held out."""
+
 SENTINELS = 26
 """Unused pieces of a tokenizer for T5, which mark the spans that are cut out of rows of up to 512 tokens."""
 
@@ -42,22 +45,35 @@ def make_pipeline(
     """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path."""
     parameters = {key: value for key, value in choice.parameters.items() if key != "_comment"}
     parameters["data"] = {"sequence_length": parameters["data"]["sequence_length"]}
-    share = _held_out_share(facts.count)
+    share, is_few = _held_out_share(facts.count), facts.count < FEW_DOCUMENTS
+    held_out = round(share * facts.count) or min(1, facts.count - 1)
+    if is_few and held_out:
+        parameters["data"]["split"] = [facts.count - held_out, held_out]
+    elif is_few:
+        del parameters["evaluation"]
     pipeline = {
         "corpus": list(sources),
         **({"field": facts.field} if facts.formats != ("txt",) else {}),
         **({"documents": facts.documents} if facts.documents != "blank" else {}),
-        "clean": [{"type": "exact_duplicates"}, {"type": "hold_out", "share": share}],
+        "clean": [{"type": "exact_duplicates"}, *([] if is_few else [{"type": "hold_out", "share": share}])],
         "tokenizer": make_tokenizer(family, facts.language, choice.vocabulary),
         "tokenizer_folder": str(work / "tokenizer"),
         "store": str(work / "store"),
-        "validation_store": str(work / "store.val"),
+        **({} if is_few else {"validation_store": str(work / "store.val")}),
         "parameters": parameters,
         "run": str(work / "run"),
         "export": str(work / "model"),
         **({"training_processes": machine.count} if machine.device.gpu else {}),
     }
-    return pipeline, _comments(facts, choice, family=family, machine=machine, share=share)
+    comments = _comments(facts, choice, family=family, machine=machine, share=share)
+    if is_few:
+        comments["clean"] = "Equal documents are dropped."
+        comments["parameters.data"] = (
+            f"Few documents: validation takes the last {held_out:,} of {facts.count:,}."
+            if held_out
+            else "There is one document, which training needs: nothing is validated."
+        )
+    return pipeline, comments
 
 
 def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any]:

@@ -174,6 +174,29 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     assert Path("work/model/config.json").is_file() and Path("work/store.val/store.json").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("documents", "split"), [(1, None), (2, (1, 1)), (99, (79, 20))])
+def test_few_documents_are_split_without_chance(
+    documents: int, split: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hashes of their text, none of them might be held out, or all."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(choosing, "find_machine", lambda gpu, count: SLOW_CPU)
+    lines = [json.dumps({"text": numbered(number) * 3}, ensure_ascii=False) for number in range(documents)]
+    Path("a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    words = ["init", "a.jsonl", "--family", "bert", "--goal", "try", "--vocab-size", "200"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    pipeline = read_pipeline(Path("pipeline.json"))
+    assert pipeline.validation_store is None and pipeline.clean == ({"type": "exact_duplicates"},)
+    assert isinstance(pipeline.parameters, dict)
+    data = pipeline.parameters["data"] | {"train": ["work/store"]}
+    parameters = Parameters.from_dict(pipeline.parameters | {"data": data}, source="pipeline.json")
+    assert parameters.data.split == split and bool(parameters.evaluation) == (documents > 1)
+    reason = f"takes the last {split[1]} of {documents}." if split else "There is one document"
+    assert reason in done.stdout and reason in Path("pipeline.json").read_text(encoding="utf-8")
+
+
 def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["init"])
