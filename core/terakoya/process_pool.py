@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 from terakoya.errors import UserError
@@ -25,6 +27,8 @@ ENDED_BY_AN_ERROR = frozenset({0, 1})
 """Exit codes of a worker that Python ended: 0 after an error in its first call, 1 after any other."""
 LAUNCHER_VARIABLE = "TERAKOYA_LAUNCHER"
 """The variable in which a launcher gives the processes that it starts its own process id."""
+SAID_VARIABLE = "TERAKOYA_SAID"
+"""The variable in which a launcher names the folder where the processes that it starts note their errors."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal that a process gets when the thread that started it ends."""
 
@@ -56,6 +60,21 @@ def end_with_launcher() -> bool:
     parent = os.getppid()
     _death_signal_setter()()
     return os.getppid() == parent and (launcher is None or int(launcher) == parent or is_alive(int(launcher)))
+
+
+def is_said_already(error: str) -> bool:
+    """Returns whether another process of the launcher that started this one has said `error`, which all of them met; if
+    not, notes that this one says it."""
+    folder = os.environ.get(SAID_VARIABLE)
+    if folder is None or os.environ.get(LAUNCHER_VARIABLE) != str(os.getppid()):  # a child of such a process speaks
+        return False
+    try:
+        Path(folder, hashlib.sha256(error.encode()).hexdigest()).touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:  # said twice is better than not at all
+        return False
+    return False
 
 
 def is_alive(process: int) -> bool:

@@ -192,8 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise
+        from terakoya.process_pool import is_said_already
+
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")
+        if not is_said_already(text):
+            log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")
         if isinstance(error, RankLostError):  # threads of torch still wait for that rank: Python's own end would abort
             sys.stdout.flush()
             sys.stderr.flush()

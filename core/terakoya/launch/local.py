@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
@@ -16,7 +18,7 @@ from typing import Any
 from terakoya.errors import RankLostError, Stopped
 from terakoya.launch import oom_killer
 from terakoya.log import error_console
-from terakoya.process_pool import LAUNCHER_VARIABLE, available_cores, start_child
+from terakoya.process_pool import LAUNCHER_VARIABLE, SAID_VARIABLE, available_cores, start_child
 from terakoya.training.distributed.signals import STOP_SIGNALS
 
 GRACE_SECONDS = 15.0
@@ -29,8 +31,9 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
     """Runs `python -m terakoya ARGUMENTS` in `processes` processes that form one process group, and waits for them.
 
     Forwards stop signals; if this process is killed, the processes receive SIGTERM. Each process gets an equal share of
-    the cores as threads, unless OMP_NUM_THREADS is set: more threads than cores are many times slower. Prints a message
-    about a process that a signal ended, and whether the kernel was out of memory. Returns an exit code, see `_code`.
+    the cores as threads, unless OMP_NUM_THREADS is set: more threads than cores are many times slower. An error that
+    several processes meet is printed by one of them. Prints a message about a process that a signal ended, and whether
+    the kernel was out of memory. Returns an exit code, see `_code`.
     """
     kills_before = oom_killer.count_oom_kills()
     with socket.socket() as probe:
@@ -45,6 +48,8 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
         LAUNCHER_VARIABLE: str(os.getpid()),
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}),
     }
+    with contextlib.suppress(OSError):  # without a place for it, each process prints the error
+        common[SAID_VARIABLE] = tempfile.mkdtemp(prefix="terakoya-said-")
     children: list[subprocess.Popen[Any]] = []
     forwarded: list[int] = []
 
@@ -70,6 +75,8 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
                 _send(child, number)
         return _code(_wait(children, kills_before, forwarded), forwarded)
     finally:
+        if SAID_VARIABLE in common:
+            shutil.rmtree(common[SAID_VARIABLE], ignore_errors=True)
         for child in children:
             if child.poll() is None:
                 child.kill()

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import toy
 
+from terakoya import process_pool
 from terakoya.launch import local
 from terakoya.launch.local import run_processes
 
@@ -75,6 +77,34 @@ def test_processes_speak_the_language_that_their_user_has_chosen(
     assert "no-such-verb というコマンドはありません" in capfd.readouterr().err
 
 
+@pytest.mark.slow
+def test_an_error_that_all_processes_meet_is_printed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert run_processes(["status", str(tmp_path / "nowhere")], 3) == 2
+    assert capfd.readouterr().err.count("error: ") == 1
+    assert not list(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", "/dev/null/no")  # no place to note it
+        assert run_processes(["status", str(tmp_path / "nowhere")], 2) == 2
+    assert capfd.readouterr().err.count("error: ") == 2
+
+
+def test_what_another_program_of_the_launcher_has_said_is_no_reason_for_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(process_pool.SAID_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(process_pool.LAUNCHER_VARIABLE, str(os.getppid()))
+    assert [process_pool.is_said_already(each) for each in ("a", "b", "a")] == [False, False, True]
+    monkeypatch.setenv(process_pool.LAUNCHER_VARIABLE, "1")  # started by a process of the run
+    assert not process_pool.is_said_already("a")
+    monkeypatch.setenv(process_pool.LAUNCHER_VARIABLE, str(os.getppid()))
+    monkeypatch.setenv(process_pool.SAID_VARIABLE, str(tmp_path / "gone"))
+    assert not process_pool.is_said_already("a")
+
+
 # What its processes do is a script here: a stand-in for the program.
 
 PARENT = """
@@ -99,7 +129,8 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
         'for each in TERM HUP USR1; do trap "echo $each > end.$RANK; mv end.$RANK ended.$RANK; exit 75" $each; done\n'
         "echo > ready.$RANK\nwhile true; do sleep 0.05; done"
     )
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(stand_in(tmp_path, text))])
+    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(stand_in(tmp_path, text))], env=temporary)
     wait_for_files(tmp_path, "ready")
     parent.send_signal(number)
     assert parent.wait(timeout=20) == (75 if number != signal.SIGKILL else -signal.SIGKILL)
