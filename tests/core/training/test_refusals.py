@@ -163,8 +163,7 @@ def test_every_key_that_may_change_can_change_on_resume(
     monkeypatch.setattr(compilation, "GRAPH_OPTIONS", {})  # which only the compiler for GPUs knows
     settings = toy.parameters(store, validation_store, max_steps=1, architecture=GPT2, objective={"type": "causal_lm"})
     settings["evaluation"]["batches"] = 1
-    other = tmp_path / "validation"
-    other.symlink_to(store)
+    other = toy.make_store(tmp_path / "validation", documents=20, seed=7)
     changes: dict[str, dict[str, Any]] = {
         "max_steps": {}, "epochs": {"max_steps": None, "epochs": 1},
         "max_tokens": {"max_steps": None, "max_tokens": 600},
