@@ -22,12 +22,12 @@ def find_unread(text: str, special: re.Pattern[str] | None = None, *, whole: boo
         return []
     parts = [text] if whole else text.split("\n")
     if special is not None:
-        parts = [segment for part in parts for segment in _between(special, part)]
+        parts = [segment for part in parts for segment in _split_at(special, part)]
     return [part[part.index("\0") :] for part in parts if "\0" in part]
 
 
-def _between(special: re.Pattern[str], line: str) -> list[str]:
-    """Returns the texts between the matches of `special`."""
+def _split_at(special: re.Pattern[str], line: str) -> list[str]:
+    """Returns the texts between the matches of `special`, whatever groups it has."""
     edges = [0, *(edge for match in special.finditer(line) for edge in match.span()), len(line)]
     return [line[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
