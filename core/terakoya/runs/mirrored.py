@@ -162,8 +162,9 @@ def fetch_newest(
     def fetch_rest(manifest: Mapping[str, Any]) -> None:
         fetch_files(store, run, sizes)
         back_to = manifest.get(KEEP_BEFORE)
-        older = [step for step in steps if back_to is not None and step <= back_to]
-        any((run / steps[step]).is_dir() or fetch(step, lambda _: None) is not None for step in reversed(older))
+        for older in reversed([step for step in steps if back_to is not None and step <= back_to]):
+            if (run / steps[older]).is_dir() or fetch(older, lambda _: None) is not None:
+                break
 
     for step in reversed(steps):
         if step <= after:

@@ -80,12 +80,14 @@ class BestValue:
 
     Attributes:
         value, step: that value and the step of its validation; None and -1 before the first.
+        begins_anew: whether `load` was given facts that cannot be compared.
     """
 
     def __init__(self, settings: FollowsMetric, run: Run) -> None:
         self.settings = settings
         self.value: float | None = None
         self.step = -1
+        self.begins_anew = False
         self._mode = choose_mode(settings.metric, settings.mode)
         self._rows = run.validation_rows
 
@@ -110,11 +112,10 @@ class BestValue:
             "value": self.value, "step": self.step,
         }  # fmt: skip
 
-    def load(self, facts: Mapping[str, Any]) -> bool:
-        """Continues from `facts`, unless they are of another metric or of other rows: returns whether it does."""
+    def load(self, facts: Mapping[str, Any]) -> None:
+        """Continues from `facts`, or `begins_anew` where they are of another metric or of other rows."""
         now = self.facts()
         same = all(facts.get(key, now[key]) == now[key] for key in ("metric", "store", "validation_rows"))
-        if not same or "value" not in facts:
-            return False
-        self.value, self.step = facts["value"], facts["step"]
-        return True
+        self.begins_anew = not same or "value" not in facts
+        if not self.begins_anew:
+            self.value, self.step = facts["value"], facts["step"]

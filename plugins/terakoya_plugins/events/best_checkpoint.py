@@ -42,12 +42,11 @@ class _Listener(EventListener):
     def __init__(self, settings: BestCheckpoint, run: Run) -> None:
         self.settings = settings
         self.best = BestValue(settings, run)
-        self.begins_anew = False
 
     def run_started(self, run: Run) -> None:
         if run.rank != 0:
             return
-        if self.begins_anew:
+        if self.best.begins_anew:
             run.print(f"best_checkpoint: {BEGINS_ANEW}")
         folder = run.folder / FOLDER
         finish_copy(folder)
@@ -85,7 +84,7 @@ class _Listener(EventListener):
         return self.best.facts()
 
     def load(self, state: Any) -> None:
-        self.begins_anew = not self.best.load(state)
+        self.best.load(state)
 
 
 def _facts(folder: Path) -> dict[str, Any]:

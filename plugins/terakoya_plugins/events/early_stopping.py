@@ -33,10 +33,9 @@ class _Listener(EventListener):
         self.settings = settings
         self.best = BestValue(settings, run)
         self.waited = 0
-        self.begins_anew = False
 
     def run_started(self, run: Run) -> None:
-        if self.begins_anew:
+        if self.best.begins_anew:
             run.print(f"early_stopping: {BEGINS_ANEW}")
         if run.step == run.forked_at:
             self.waited = 0  # what ended the parent would end each of its forks, before their first step
@@ -60,10 +59,8 @@ class _Listener(EventListener):
         return {**self.best.facts(), "waited": self.waited}
 
     def load(self, state: Any) -> None:
-        if self.best.load(state):
-            self.waited = state["waited"]
-        else:
-            self.begins_anew = True
+        self.best.load(state)
+        self.waited = 0 if self.best.begins_anew else state["waited"]
 
 
 @hookimpl
