@@ -84,6 +84,13 @@ def check_parity(found: list[dict[str, Any]]) -> None:
     assert all(each["close"] and each["same_bits_twice"] for each in found)
 
 
+def check_padded(found: list[dict[str, Any]]) -> None:
+    assert len(found) == 8 and all(each["finite"] for each in found)
+    exact = [each for each in found if each["precision"] == "fp32"]
+    assert all(each["loss_error"] == each["gradient_error"] == 0.0 for each in exact)  # the device is the CPU itself
+    assert all(0 < each["gradient_error"] < 0.1 for each in found if each["precision"] == "bf16")
+
+
 def check_waits(found: list[dict[str, Any]]) -> None:
     assert {"adamw", "stable_adamw", "lion", "muon", "adafactor"} < {each["optimizer"] for each in found}
 
@@ -111,7 +118,8 @@ def check_llama(found: list[dict[str, Any]]) -> None:
 
 
 CHECKS = {
-    "command": check_command, "graphs": check_command, "parity": check_parity, "waits": check_waits,
+    "command": check_command, "graphs": check_command, "parity": check_parity, "padded": check_padded,
+    "waits": check_waits,
     "memory": check_memory, "precisions": check_precisions, "fused": check_fused, "llama_8b": check_llama,
 }  # fmt: skip
 

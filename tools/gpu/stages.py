@@ -13,6 +13,7 @@ from correctness import parity, precisions, waits
 from fused_kernels import fused
 from kernel_times import boundaries
 from machine import command, facts, graphs, memory
+from padded import padded
 from rates import SHIPPED, beside_trainer, documents, llama_8b, profiles, variants, whole_llama_8b
 from settings import Case, Stage
 
@@ -75,12 +76,14 @@ def both(case: Case) -> Iterator[tuple[str, Case]]:
 
 STAGES = (
     Stage("A", "facts", "which card, driver and packages; how fast it copies and multiplies", 35, facts),
-    Stage("A", "fused", "do the fused kernels compute what torch computes, and is a block faster with them", 60, fused),
+    Stage("A", "fused", "do the fused kernels compute what torch computes, and is a block faster with them", 50, fused),
     Stage("A", "command", "does `terakoya train` run, stop at SIGTERM and resume to the bit", 75, command),
     Stage("A", "waits", "does a step wait for the device, for each optimizer", 50, waits),
     Stage("A", "parity", "loss and gradient of six architectures beside float32 on the CPU, compiled too; "
-          "the same bits twice?", 100, parity),
-    Stage("A", "memory", "what a run holds beside what `terakoya estimate` says; the advice where memory runs out", 45,
+          "the same bits twice?", 90, parity),
+    Stage("A", "padded", "padded batches in Transformers' own models, as `finetune` has them: is every gradient finite "
+          "and right", 25, padded),
+    Stage("A", "memory", "what a run holds beside what `terakoya estimate` says; the advice where memory runs out", 40,
           memory),
     Stage("A", "graphs", "with CUDA graphs: does a run resume to the bit, and compute what it computes without them",
           60, graphs),

@@ -118,6 +118,7 @@ def load_model_and_tokenizer(
             that which an export wrote, or the folder contains code and `trust` is false.
     """
     from terakoya.inference.padded_attention import use_safe_attention
+    from terakoya.toolkit.architectures import disentangled
     from terakoya.toolkit.formats import folder_digests, model_folder
 
     use_safe_attention()
@@ -156,6 +157,8 @@ def load_model_and_tokenizer(
             f"{folder}: has no weights for {', '.join(missing[:5])}; "
             "Transformers would initialise them at random, so the model's output would mean nothing"
         )
+    if model.config.model_type == "deberta":
+        disentangled.fit_autocast(model)
     return model.eval(), tokenizer
 
 

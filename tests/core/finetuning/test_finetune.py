@@ -74,6 +74,28 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     assert folder_digests.find_changes(tmp_path / "one") == []
 
 
+def test_a_deberta_is_finetuned_in_bf16(model: Path, tmp_path: Path) -> None:
+    base = tmp_path / "deberta"
+    shutil.copytree(model, base)
+    config = transformers.DebertaConfig(
+        vocab_size=15, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=24, relative_attention=True, pos_att_type=["c2p", "p2c"], type_vocab_size=0,
+        pad_token_id=0, initializer_range=0.2,
+    )  # fmt: skip
+    transformers.DebertaForMaskedLM(config).save_pretrained(base)
+    files = {
+        name: write(tmp_path / f"{name}.jsonl", classified(40, seed)) for seed, name in enumerate(("train", "eval"))
+    }
+    results = {
+        precision: finetune(
+            base, tmp_path / precision, task="classification", settings=FAST, precision=precision, **files
+        )
+        for precision in ("fp32", "bf16")
+    }
+    exact, rounded = (result.scores["eval"]["accuracy"].mean for result in results.values())
+    assert rounded == pytest.approx(exact, abs=0.15) and exact > 0.7
+
+
 @pytest.mark.slow
 def test_a_finetuned_model_has_no_card_and_scores_of_its_base_and_says_how_many_examples_it_saw(
     model: Path, tmp_path: Path

@@ -49,21 +49,29 @@ class DisentangledEncoder(EncoderArchitecture):
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
         """Returns a randomly initialised model, with attention that fits autocast, does not wait for a GPU, and leaves
         nothing to the host."""
-        from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
         from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
         _compute_scales_on_the_device()
         model = super().build(vocabulary, head)
+        fit_autocast(model)
         for part in model.modules():
-            if isinstance(part, DisentangledSelfAttention):
-                part.__class__ = _autocast_attention()
-            elif isinstance(part, DebertaV2Encoder):
+            if isinstance(part, DebertaV2Encoder):
                 part.__class__ = _encoder_without_waiting()
         return model
 
     def max_sequence_length(self) -> int | None:
         """Returns `max_position_embeddings` with absolute positions, else None: relative positions have no bound."""
         return self.max_position_embeddings if self.position_biased_input else None
+
+
+def fit_autocast(model: torch.nn.Module) -> None:
+    """Lets each attention of DeBERTa's in `model` compute under autocast, where Transformers' fails. Numbers without
+    autocast do not change."""
+    from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
+
+    for part in model.modules():
+        if isinstance(part, DisentangledSelfAttention):
+            part.__class__ = _autocast_attention()
 
 
 @cache
