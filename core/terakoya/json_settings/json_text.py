@@ -74,7 +74,7 @@ def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
         return ": is empty; expected a JSON object"
     if looks_like_yaml(text):
         return f": is YAML; give it a name that ends in .yaml, such as {path.with_suffix('.yaml').name}"
-    at = error.pos
+    at = error.pos + error.msg.startswith("Illegal trailing comma")  # Python from 3.13 on points at the comma itself
     before, after = text[:at].rstrip(), text[at:].lstrip()
     if error.msg == "Extra data" and "\n" not in before.lstrip() and after.startswith(("{", "[")):
         inside = path.with_name("parameters.json")
