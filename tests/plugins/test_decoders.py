@@ -263,6 +263,14 @@ def test_sizes_that_do_not_fit_are_refused(name: str, changes: dict[str, Any], m
         architecture_of(name, **changes)
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILY if "num_key_value_heads" in FAMILY[name]])
+def test_without_a_number_each_head_has_keys_and_values_of_its_own(name: str) -> None:
+    model = architecture_of(name, num_key_value_heads=None).build(VOCABULARY, "causal")
+    weights = dict(model.named_parameters())
+    shapes = {weight.shape for key, weight in weights.items() if key.endswith(("q_proj.weight", "k_proj.weight"))}
+    assert len(shapes) == 1
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "modernbert_decoder"])
 def test_an_end_token_that_is_also_the_padding_is_learned(name: str) -> None:
     vocabulary = VOCABULARY.model_copy(update={"pad": VOCABULARY.eos})

@@ -180,8 +180,9 @@ class GatedDecoderArchitecture(DecoderArchitecture):
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids; `rope_theta` and `rope_scaling` become
-        `rope_parameters`."""
+        `rope_parameters`, and no `num_key_value_heads` one for each head, as not all config classes read null."""
         arguments = super().config_arguments(vocabulary)
+        arguments["num_key_value_heads"] = self.num_key_value_heads or self.num_attention_heads
         theta, scaling = arguments.pop("rope_theta"), self.rope_scaling
         arguments.pop("rope_scaling")
         default = {"rope_type": "default", "rope_theta": theta}
