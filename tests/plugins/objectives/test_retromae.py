@@ -10,6 +10,7 @@ from test_masked_lm import VOCABULARY, rows, tensors
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
+from terakoya_plugins.architectures.deberta_v2 import DebertaV2
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.objectives.masked_lm import MaskedLM
 from terakoya_plugins.objectives.retromae import RetroMAE
@@ -140,3 +141,12 @@ def test_what_it_cannot_train_is_refused_in_words() -> None:
         RetroMAE().build(Electra(hidden_size=32, embedding_size=16, num_attention_heads=4), VOCABULARY)
     with pytest.raises(UserError, match=r"no \[CLS\]"):
         RetroMAE().check(VOCABULARY.model_copy(update={"cls": None}), sequence_length=32)
+
+
+def test_longer_rows_than_the_decoder_has_positions_are_refused_in_words() -> None:
+    """Relative positions have no bound, so an architecture that has these alone refuses no row."""
+    architecture = DebertaV2(hidden_size=16, num_attention_heads=2, intermediate_size=32, max_position_embeddings=16)
+    objective = RetroMAE()
+    batch = tensors(objective.collate(rows([[9, 12]]), VOCABULARY))
+    with pytest.raises(UserError, match=r"learns 16 positions.*rows have 24; set architecture.max_position_emb"):
+        objective.build(architecture, VOCABULARY)(batch)

@@ -50,6 +50,12 @@ class RetroMAEModule(nn.Module):
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
         sums = self._score("mlm_loss", "masked_accuracy", picked, batch["masked_labels"])
         documents, positions = batch["document_ids"], batch["position_ids"]
+        length, bound = documents.shape[1], self.decoder.positions.num_embeddings
+        if length > bound:  # relative positions have no bound
+            raise UserError(
+                f"objective retromae: the decoder learns {bound} positions, the architecture's "
+                f"max_position_embeddings, and rows have {length}; set architecture.max_position_embeddings to {length}"
+            )
         columns = torch.arange(documents.shape[1], device=documents.device)
         first = (columns - positions)[..., None].expand_as(hidden)
         words = self.model.get_input_embeddings()(batch["original_ids"])
