@@ -27,6 +27,8 @@ FALLING: Mapping[Shape, Callable[[float], float]] = {
 }
 """Transformers' shapes: from the completed share of the phase to the share of the peak."""
 
+LENGTHS = ("decay_steps", "decay_tokens", "decay_ratio")
+"""The settings of which one is the length of the decay."""
 DECAY_RATIO = 0.1
 """The share of the run that the decay needs, according to WSD's authors."""
 
@@ -49,7 +51,13 @@ class WarmupStableDecay(DecaySchedule):
 
     @model_validator(mode="after")
     def _one_decay(self) -> Self:
-        check_at_most_one(self, "decay_steps", "decay_tokens", "decay_ratio")
+        check_at_most_one(self, *LENGTHS)
+        given = [name for name in LENGTHS if name in self.model_fields_set]
+        if 0 < len(given) < len(LENGTHS) and not any(getattr(self, name) for name in LENGTHS):
+            raise ValueError(  # a record of a run has all three, of which 0 is none
+                f"{given[0]}: 0 is as if it were not given, and the run's last tenth would decay; for a rate that "
+                'stays use the schedule "constant"'
+            )
         return self
 
     def decay_span(self, progress: Progress) -> Span:

@@ -42,3 +42,11 @@ def test_the_decay_ends_at_lr_decay_steps_and_takes_a_tenth_by_default() -> None
 def test_only_one_length_of_the_decay_is_accepted() -> None:
     with pytest.raises(ValidationError, match="at most one of decay_steps, decay_tokens, decay_ratio, got decay_steps"):
         WarmupStableDecay(decay_steps=3, decay_tokens=4)
+
+
+@pytest.mark.parametrize("given", [{"decay_steps": 0}, {"decay_ratio": 0.0, "warmup_steps": 3}])
+def test_a_decay_of_no_length_is_not_taken_for_the_default_one(given: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match=r'last tenth would decay.*the schedule "constant"'):
+        WarmupStableDecay(**given)
+    whole = WarmupStableDecay(warmup_steps=3)
+    assert WarmupStableDecay(**whole.model_dump()) == whole  # as runs record it
