@@ -20,6 +20,7 @@ from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.config.phase_plan import PhaseSpan, plan_phases
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
+from terakoya.toolkit.schedules import WarmupSchedule, length
 from terakoya.training.distributed.topology import RankBatch, Topology, rank_batches
 from terakoya.training.stores import Stores
 
@@ -106,6 +107,15 @@ class PlannedPhase:
             self.parameters.schedule.check(first)
         except UserError as error:
             raise UserError(f"phases.{self.number - 1}.{error}" if self.has_own_schedule else str(error)) from None
+
+    def find_cut_warmup(self, start_of_run: Progress) -> tuple[str, int, int] | None:
+        """Returns the unit and the length of a warm-up that is longer than the run, or than the phase where that has a
+        schedule of its own, and the length of that; None where the warm-up ends."""
+        schedule, progress = self.parameters.schedule, self.progress(start_of_run, 0)
+        if not isinstance(schedule, WarmupSchedule) or (self.number > 1 and not self.has_own_schedule):
+            return None
+        unit, warmup = schedule.warmup(progress)
+        return (unit, warmup, length(progress, unit)) if warmup > length(progress, unit) else None
 
     def learning_rate(self, of_run: Progress, tokens_before: int) -> float:
         """Returns the learning rate of the step after the progress `of_run`."""

@@ -293,7 +293,7 @@ def build_trainer(
     module.train()
     for note in started.notes if started is not None else ():
         run_log.print(note)
-    if parameters.frozen_layers >= 0 and parameters.start_from is None:
+    if fresh and parameters.frozen_layers >= 0 and parameters.start_from is None:
         run_log.warn(
             f"frozen_layers {parameters.frozen_layers} without start_from: the frozen weights stay randomly initialised"
         )
@@ -339,6 +339,13 @@ def build_trainer(
     )  # fmt: skip
     for phase in plan.phases:
         phase.check_schedule(run.progress())
+        if (cut := phase.find_cut_warmup(run.progress())) is not None:
+            unit, warmup, end = cut
+            reached = f"{end / warmup:.0%}"
+            run_log.print(
+                f"schedule: the warm-up of {warmup:,} {unit} ends after the {end:,} that are trained: the learning "
+                f"rate reaches {reached} of its peak at most"
+            )
     batches = BatchMaker(plan, vocabulary, flash=backend == "flash", compiled=compiled != "off")
     _warm_up(engine, batches, objective, context)
 

@@ -178,6 +178,9 @@ def test_another_number_of_frozen_layers_needs_allow_change(store: Path, tmp_pat
     assert not torch.equal(two[head], three[head])
     moments = load_file(tmp_path / "run/checkpoints/step-00000003/state/optimizer-00000.safetensors")
     assert not any(".encoder." in name for name in moments)
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    warned = [json.loads(line)["text"] for line in lines if "stay randomly initialised" in line]
+    assert len(warned) == 1 and "frozen_layers 1" in warned[0]  # what is frozen at a checkpoint has been trained
 
 
 def test_freezing_untrained_weights_prints_a_warning(store: Path, tmp_path: Path) -> None:

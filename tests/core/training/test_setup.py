@@ -1,7 +1,9 @@
-"""Weights depend only on the seed; a run can be resumed by a version with more settings."""
+"""Weights depend only on the seed; a run can be resumed by a version with more settings; what will not be trained is
+told."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +51,23 @@ def test_positions_that_no_row_reaches_are_told(
         settings["phases"] = [{"share": 0.5}, {"share": 0.5, "data": {"sequence_length": phases}}]
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)
     assert ("positions from there to 32 stay random" in capsys.readouterr().err.replace("\n", " ")) is told
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"max_steps": 2}, "of 4 steps ends after the 2 that are trained: the learning rate reaches 50% of its peak"),
+        ({"max_steps": 4}, None),
+        ({"max_steps": 2, "phases": [{"steps": 1}, {"steps": 1, "schedule": {"type": "constant"}}]}, "of 4 steps ends"),
+        (
+            {"max_steps": 6, "phases": [{"steps": 4}, {"steps": 2, "schedule": {"type": "linear", "warmup_steps": 3}}]},
+            "warm-up of 3 steps ends after the 2 that",
+        ),
+    ],
+)
+def test_a_warmup_that_does_not_end_is_told(
+    changes: dict[str, Any], told: str | None, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_in_this_process(Parameters.from_dict(toy.parameters(store, **changes), source="test"), tmp_path)
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert said.count("the warm-up of") == (told is not None) and (told or "") in said
