@@ -16,9 +16,8 @@ PIPELINES = {
     "classification": "text-classification",
     "regression": "text-classification",
     "ner": "token-classification",
-    "qa": "question-answering",
 }
-"""Kind of task -> the pipeline of Transformers that uses its model."""
+"""Kind of task -> the pipeline of Transformers that uses its model. Transformers 5 has none that answers questions."""
 
 
 def command(
@@ -103,6 +102,11 @@ def command(
     if task in PIPELINES:
         console().print("  from transformers import pipeline", markup=False, soft_wrap=True)
         console().print(f'  model = pipeline("{PIPELINES[task]}", model="{out}")', markup=False, soft_wrap=True)
+    elif task == "qa":
+        console().print("  from transformers import AutoModelForQuestionAnswering", markup=False, soft_wrap=True)
+        console().print(
+            f'  model = AutoModelForQuestionAnswering.from_pretrained("{out}")', markup=False, soft_wrap=True
+        )
     next_command.show(*next_command.upload_words(out))
 
 

@@ -149,7 +149,8 @@ def search(
         progress: receives the steps done and the steps of a training.
 
     Raises:
-        UserError: rows are no examples of the task, the model has no head for it, or every training diverged.
+        UserError: rows are no examples of the task, or without a token; the model has no head for it, or every training
+            diverged.
     """
     task = kind(sets["train"])
     examples = {name: task.read(rows) for name, rows in sets.items()}
@@ -165,6 +166,8 @@ def search(
             for name in sets
         }
         features = {name: task.features(each, encoders[name]) for name, each in examples.items()}
+        for name, rows in sets.items():
+            _refuse_empty(features[name], rows)
 
         def train_once(learning_rate: float, epochs: int, seed: int) -> tuple[TrainedOnce, dict[str, Tensor]]:
             start = time.monotonic()
@@ -211,6 +214,15 @@ def search(
         task, settings, chosen, summarise([each.scores for each in of_chosen]), trainings, counts,
         {name: each.cut for name, each in encoders.items() if each.cut}, pad, best[1],
     )  # fmt: skip
+
+
+def _refuse_empty(features: Sequence[Feature], rows: Sequence[Row]) -> None:
+    """Raises UserError with the place of a row of which a model would read nothing."""
+    for feature in features:
+        if not all(inputs["input_ids"] for inputs in feature.inputs):
+            rows[feature.example].refuse(
+                "its text has no tokens, and this model's tokenizer adds none; leave the example out"
+            )
 
 
 def _score(

@@ -13,10 +13,14 @@ import pytest
 import tiny_exports
 import torch
 import transformers
-from labelled_examples import WORDS, classified, write
+from labelled_examples import SPECIAL, WORDS, classified, write
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from terakoya import finetune
+from terakoya.commands.finetune import PIPELINES
 from terakoya.errors import UserError
 from terakoya.finetuning import loop, metrics
 from terakoya.finetuning.answers import Answers
@@ -412,3 +416,19 @@ def test_a_gradient_that_is_not_finite_is_noticed_also_in_the_last_step(
     with pytest.raises(UserError, match=told):
         finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
     assert taken[0] == steps and not (tmp_path / "out").exists()
+
+
+def test_a_text_without_a_token_is_refused_with_its_line(tmp_path: Path) -> None:
+    """A decoder's tokenizer often adds no special tokens, so that an empty cell of a table is an input of no tokens."""
+    pieces = Tokenizer(WordLevel({piece: number for number, piece in enumerate([*SPECIAL, *WORDS])}, "[UNK]"))
+    pieces.pre_tokenizer = Whitespace()
+    folder, file = tmp_path / "model", write(tmp_path / "t.jsonl", [*classified(4, 1), {"text": " ", "label": "bad"}])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="[PAD]").save_pretrained(folder)
+    config = transformers.GPT2Config(vocab_size=15, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    with pytest.raises(UserError, match=r"t\.jsonl, line 5: its text has no tokens"):
+        finetune(folder, tmp_path / "out", task="classification", train=file, eval=file, settings=FAST)
+
+
+def test_the_pipelines_that_the_command_names_are_there() -> None:
+    assert set(PIPELINES.values()) <= set(transformers.pipelines.PIPELINE_REGISTRY.get_supported_tasks())
