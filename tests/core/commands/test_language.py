@@ -242,6 +242,12 @@ step 2: the loss 1.6e+07 is a spike: 8.35 is usual, 33.4 was the limit; terakoya
 rejected 1,017 of 2,247 documents (1,014 bad UTF-8, 3 missing field); listed in s/rejects.jsonl
 2,247 文書のうち 1,017 (UTF-8 ではない 1,014、キーがない 3) をリジェクトしました。一覧は s/rejects.jsonl にあります
 
+"東京は日本の首都です。": expected a [MASK] to fill in, found none
+"東京は日本の首都です。": 埋める [MASK] が必要ですが、ありません
+
+next: terakoya train r/parameters.json --out r, which sets damaged checkpoints aside and continues from the newest whole one
+次は: terakoya train r/parameters.json --out r (壊れたチェックポイントをよけて、残った最新のものから続けます)
+
 work/tokenizer was made in 1.5 s
 work/tokenizer を 1.5 秒で作りました
 

@@ -235,7 +235,7 @@ def _with_end(entry: Entry) -> Iterator[Entry]:
 
 def _fill_in(translation: str, values: Mapping[str, str]) -> str:
     """Returns `translation` with `values` in their places. Between Japanese and other letters is a space, between two
-    Japanese ones there is none."""
+    Japanese ones there is none; what is quoted stays as it is."""
     shown = ""
     parts = PLACEHOLDER.split(translation)
     for part in (values[each] if number % 2 else each for number, each in enumerate(parts)):
@@ -246,7 +246,7 @@ def _fill_in(translation: str, values: Mapping[str, str]) -> str:
                 part = part[1:]
             elif part.startswith("; ") and not part.isascii():
                 part = f"。{part[2:]}"
-            elif _needs_space(shown[-1], part[0]) or _needs_space(part[0], shown[-1]):
+            elif shown.count('"') % 2 == 0 and (_needs_space(shown[-1], part[0]) or _needs_space(part[0], shown[-1])):
                 part = f" {part}"
         shown += part
     return shown
