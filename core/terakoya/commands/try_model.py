@@ -60,6 +60,20 @@ def command(
         next_command.show(*next_command.upload_words(folder, *prompt))
 
 
+TASK_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+"""Endings of the classes that `terakoya finetune` writes."""
+
+
+def _refuse_task_head(model: Path) -> None:
+    """Raises UserError if the model in the folder `model` has the head of a task in the place of words."""
+    for name in json.loads((model / "config.json").read_text(encoding="utf-8")).get("architectures") or ():
+        if name.endswith(TASK_HEADS):
+            raise UserError(
+                f"{model}: {name} was fine-tuned for a task and gives no words: use it in Transformers, with "
+                f'{name}.from_pretrained("{model}")'
+            )
+
+
 def try_texts(
     folder: Path,
     texts: Sequence[str],
@@ -87,7 +101,9 @@ def try_texts(
         if valid != text:
             raise UserError(f'the text that ends in "{valid[-20:]}": expected UTF-8; a character is cut in two')
     folder = find_models(folder)
-    model, _ = find_model(folder, texts[0] if texts else "")
+    model, is_discriminator = find_model(folder, texts[0] if texts else "")
+    if not is_discriminator:
+        _refuse_task_head(model)
     if is_causal(model):
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
         generator = TextGenerator(model, device=device, trust_remote_code=trust_remote_code)
