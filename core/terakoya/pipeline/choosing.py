@@ -262,6 +262,6 @@ def _round_to_two_digits(value: float) -> float:
 
 
 def describe_preset(name: str) -> str:
-    """Returns the size and the purpose of a preset, such as `18 M parameters: a BERT for small corpora ...`."""
+    """Returns the size and the purpose of a preset, such as `18 M parameters, a BERT for small corpora ...`."""
     preset = read_preset(name)
-    return f"{preset.size} parameters: {preset.purpose}"
+    return f"{preset.size} parameters, {preset.purpose}"

@@ -329,6 +329,11 @@ def test_help_is_japanese_in_80_columns_and_english_stays(
         (["train", "a.json", "--out", "b", "--processes", "x"], "terakoya train: --processes: 整数が必要です"),
         (["train", "a.json", "--out", "b", "--processes", "0"], "terakoya train: --processes: 1 以上の数が必要です"),
         (["init", "--goal", "best"], "terakoya init: --goal: 'try', 'model' のどれかが必要ですが、best です"),
+        (["parameters", "set"], "terakoya parameters: set というコマンドはありません"),
+        (
+            ["store", "info", "--frob"],
+            "--frob: そのようなオプションはありません。オプションは `terakoya store info --help` で",
+        ),
         (["trian"], "trian というコマンドはありません。train ではありませんか?"),
         (["status"], "terakoya status: RUN... が必要です: 一つ以上のランのフォルダ、または s3://bucket/run などの"),
         (["train", "bert_base", "--otu", "x"], "--otu: そのようなオプションはありません。--out ではありませんか?"),

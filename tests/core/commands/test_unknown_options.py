@@ -60,7 +60,7 @@ def test_a_command_of_other_programs_is_answered_with_ours(capsys: pytest.Captur
         ((*TRAIN, "--nproc_per_node", "8"), "give --processes 8"),
         ((*TRAIN, "--nnodes", "4"), "the nodes follow from batch_size"),
         ((*TRAIN, "--outt", "4"), "--outt: no such option; did you mean --out?"),
-        ((*TRAIN, "--qqq"), "--qqq: no such option; see terakoya train --help"),
+        ((*TRAIN, "--qqq"), "--qqq: no such option; see `terakoya train --help` for its options"),
         (("estimate", PRESET, "--max_steps", "3"), "give --set max_steps=3"),
         (("run", "pipe.json", "--max_steps", "3"), 'set "max_steps" in "parameters"'),
         ((*SLURM, "--nnodes", "4"), "the nodes follow from batch_size"),

@@ -127,7 +127,11 @@ def explain(error: TyperException, arguments: Sequence[str]) -> Exception:
     if advice is None:
         names = [flag.removeprefix("--") for flag in flags]
         near = difflib.get_close_matches(option.lstrip("-"), names, n=2, cutoff=0.6)
-        advice = "did you mean " + " or ".join(f"--{name}" for name in near) + "?" if near else f"see {path} --help"
+        advice = (
+            "did you mean " + " or ".join(f"--{name}" for name in near) + "?"
+            if near
+            else f"see `{path} --help` for its options"
+        )
     return UserError(f"{path}: {option}: no such option; {advice}")
 
 
