@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from terakoya.inference.generation import Sampling, TextGenerator
     from terakoya.inference.predictions import TokenPrediction
+
 NO_TEMPLATE = "; the tokenizer has no chat template: the model continues the whole conversation as plain text"
+TASK_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
+"""Endings of the classes that `terakoya finetune` writes."""
 
 
 def command(
@@ -58,10 +61,6 @@ def command(
     elif not chat:
         prompt = ("--prompt", texts[0]) if texts else ()
         next_command.show(*next_command.upload_words(folder, *prompt))
-
-
-TASK_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
-"""Endings of the classes that `terakoya finetune` writes."""
 
 
 def _refuse_task_head(model: Path) -> None:
