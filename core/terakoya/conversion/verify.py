@@ -14,6 +14,7 @@ from terakoya.folder_kinds import address_of, describe_found, is_address, kind_o
 from terakoya.json_settings import read_json
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import MANIFEST, find_problems, list_checkpoints, read_manifest, reading
+from terakoya.runs.finding import PERMANENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +103,9 @@ def _verify_store(folder: Path, findings: Findings) -> None:
 
 def _verify_run(folder: Path, findings: Findings) -> None:
     checkpoints = [path for _, path in list_checkpoints(folder / "checkpoints")]
-    for path in checkpoints:
+    kept = [path for _, path in list_checkpoints(folder / PERMANENT)]
+    kept += sorted(path for path in folder.glob("[!.]*") if (path / MANIFEST).is_file())  # such as model-best
+    for path in (*checkpoints, *kept):
         _verify_checkpoint(path, findings)
     if not checkpoints:
         findings.problems.append(f"{folder}: has no checkpoint")
@@ -116,9 +119,10 @@ def _verify_checkpoint(folder: Path, findings: Findings) -> None:
     """Checks manifest, files, and that the tensors of `state/` are complete and finite."""
     from terakoya.training.checkpoint.state import check_tensors
 
+    inode = folder.stat().st_ino if folder.is_dir() else None
     problems = find_problems(folder)
-    if problems and not folder.is_dir():
-        return  # the run, which continues, has pruned it
+    if problems and (not folder.is_dir() or folder.stat().st_ino != inode):
+        return  # the run, which continues, has pruned it, or has kept a better one there
     count, size, files = 0, 0, {}
     if not problems:
         files = read_manifest(folder)["files"]

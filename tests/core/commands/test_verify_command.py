@@ -86,6 +86,19 @@ def test_every_damage_of_a_run_is_one_line(work: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+def test_checkpoints_that_plugins_keep_are_read_too(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = work / "run"
+    kept = [run / "model-best", run / "permanent/step-00000001", run / ".new-model-best"]
+    for folder in kept:
+        shutil.copytree(run / "checkpoints/step-00000001", folder)
+        flip(folder / "model/model.safetensors")
+    code, lines, _ = verify(run, capsys)
+    assert code == 2 and [line for line in lines if "changed" in line] == [
+        f"{folder}: model/model.safetensors: content changed" for folder in (kept[1], kept[0])
+    ]
+
+
+@pytest.mark.slow
 def test_a_state_is_read_to_the_last_number(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that an earlier version saved may hold numbers that are not finite, under valid hashes."""
     folder = work / "run/checkpoints/step-00000002"
