@@ -110,7 +110,7 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     elif "token_type_ids" not in names and _judges_pairs(model):
         names.insert(1, "token_type_ids")  # trained with them, although Transformers 5 makes none for this class
     settings["model_input_names"] = names  # defaults of the same class differ between Transformers 4 and 5
-    settings["model_max_length"] = min(_longest_input(model), int(tokenizer.model_max_length))
+    settings["model_max_length"] = _longest_input(model)  # the tokenizer may be from a model with fewer positions
     if tokenizer.pad_token is None and (pad := tokenizer.unk_token or tokenizer.eos_token or tokenizer.sep_token):
         settings["pad_token"] = str(pad)  # an id that the model has; the attention mask says what is padding
     code = None
