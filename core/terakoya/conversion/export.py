@@ -6,6 +6,7 @@ A Transformers folder can also be exported, to another format.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,6 +130,8 @@ def _open_source(source: Path, weights: str | None, *, to_write: bool) -> Iterat
             raise UserError(f"--weights {weights}: expected a run or a checkpoint, got {describe_found(source, 'run')}")
         with tempfile.TemporaryDirectory() as tokenizer:
             copy_tokenizer(source, Path(tokenizer))
+            if _finds_class_by_config(source):
+                shutil.copyfile(source / "config.json", Path(tokenizer) / "config.json")
             yield _Source(source, None, {"": load_model(source)}, Path(tokenizer), {})
         return
     folder = find_checkpoint(source)
@@ -138,6 +141,16 @@ def _open_source(source: Path, weights: str | None, *, to_write: bool) -> Iterat
         copy_folder(folder / "tokenizer", copied)  # before the rest: what is missing of that is noticed
         models, adapters = _build(folder, manifest, Path(temporary) / "adapters", weights, to_write=to_write)
         yield _Source(folder, manifest["step"], models, copied, adapters)
+
+
+def _finds_class_by_config(folder: Path) -> bool:
+    """Returns whether AutoTokenizer takes the class of the tokenizer in `folder` from config.json, as for the published
+    BERT and GPT-2, because tokenizer_config.json names none."""
+    from terakoya.training.model.start_vocabulary import FILES
+
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return "tokenizer_class" not in settings and any((folder / name).is_file() for name in FILES)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -163,6 +176,8 @@ def load_model(folder: Path) -> PreTrainedModel:
         raise UserError(f"{folder}: expected a run, a checkpoint or a Transformers folder: {reason}") from error
     if info["missing_keys"]:
         raise UserError(f"{folder}: missing weights: {', '.join(sorted(info['missing_keys'])[:8])}")
+    if hasattr(model.config, "auto_map"):  # the folder's own code, which has not been run
+        del model.config.auto_map
     return model
 
 

@@ -87,9 +87,11 @@ class OnnxExporter(Exporter):
         """Writes each of `models` as one file, an encoder-decoder as two."""
         import torch
 
+        from terakoya.components.tokenizer import load_tokenizer
         from terakoya.toolkit.architectures import attention
         from terakoya.toolkit.formats import transformers_folder
 
+        load_tokenizer(tokenizer_folder)  # refused where it needs code of its own, which would run below
         for name, model in models.items():
             folder = out / name
             attention.release(model)

@@ -60,8 +60,10 @@ class SentenceTransformersExporter(Exporter):
         Raises:
             UserError: a model is no encoder.
         """
+        from terakoya.components.tokenizer import load_tokenizer
         from terakoya.toolkit.formats import transformers_folder
 
+        load_tokenizer(tokenizer_folder)  # refused where it needs code of its own, which `compare` would run
         for name, model in models.items():
             if model.config.is_encoder_decoder or model.can_generate():
                 raise UserError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -17,6 +18,8 @@ from transformers import (
     RobertaTokenizer,
 )
 
+from terakoya.conversion.export import export
+from terakoya.errors import UserError
 from terakoya.toolkit.formats import transformers_folder
 
 SIZES = {
@@ -37,6 +40,48 @@ def make_folder(folder: Path, kind: str, settings: Mapping[str, Any]) -> Path:
         RobertaTokenizer(vocab=BYTES, merges=[]).save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_tokenizer_whose_class_only_config_json_tells_stays_the_same(kind: str, tmp_path: Path) -> None:
+    """As in the published folders of BERT, RoBERTa and GPT-2, whose tokenizer_config.json has a length alone."""
+    source = make_folder(tmp_path / kind, kind, {"model_max_length": 64})
+    export(source, tmp_path / "out")
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (source, tmp_path / "out"))
+    assert type(after) is type(before) and after.special_tokens_map == before.special_tokens_map
+    assert len(after) == len(before) and after.model_input_names == before.model_input_names
+    pair = ["a b", "cab"], ["c", "d e"]
+    assert dict(after(*pair, padding=True)) == dict(before(*pair, padding=True))
+    assert not (tmp_path / "out/tokenization.py").exists()
+
+
+def test_code_of_a_folder_does_not_run(tmp_path: Path) -> None:
+    auto_map = {"AutoTokenizer": ["tokenization_own.BertTokenizer", None]}
+    source = make_folder(tmp_path / "bert", "bert", {"tokenizer_class": "BertTokenizer", "auto_map": auto_map})
+    code = "import pathlib, transformers\npathlib.Path({!r}).touch()\nclass {name}(transformers.{name}): pass\n"
+    ran = tmp_path / "ran"
+    for file, name in (("tokenization_own.py", "BertTokenizer"), ("configuration_own.py", "BertConfig")):
+        (source / file).write_text(code.format(str(ran), name=name))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(
+        json.dumps(config | {"auto_map": {"AutoConfig": "configuration_own.BertConfig"}})
+    )
+    export(source, tmp_path / "out")
+    assert not ran.exists()
+    assert all("auto_map" not in json.loads(file.read_text()) for file in (tmp_path / "out").glob("*config.json"))
+
+
+@pytest.mark.parametrize("format", ["onnx", "sentence_transformers"])
+def test_a_tokenizer_that_needs_code_is_refused_for_other_programs(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terakoya.toolkit.formats.other_programs.require_libraries", lambda *_: None)
+    auto_map = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+    source = make_folder(tmp_path / "bert", "bert", {"tokenizer_class": "OwnTokenizer", "auto_map": auto_map})
+    (source / "tokenization_own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    with pytest.raises(UserError, match="expected a tokenizer that Transformers loads"):
+        export(source, tmp_path / "out", format=format)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
 
 
 def test_texts_are_cut_where_the_positions_of_the_model_end(tmp_path: Path) -> None:

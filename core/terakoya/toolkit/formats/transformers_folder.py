@@ -89,13 +89,15 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     For some models, such as ModernBERT, AutoTokenizer ignores the class that tokenizer_config.json names, unless
     `auto_map` names it; so `auto_map` then names the same class. Models without token types get no token types.
 
-    If the model has code of its own, this runs it. The code is that of the plugin which has just trained the model.
+    Code that came with the tokenizer is not run, and not named any more: the tokenizer loads without it. If the model
+    has code of its own, this runs it. The code is that of the plugin which has just trained the model.
     """
     tokenizer = _load_tokenizer(original)
     if tokenizer is None:
         return
     file = folder / "tokenizer_config.json"
     settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    settings.pop("auto_map", None)
     tokenizer_class = type(tokenizer)
     names = list(tokenizer.model_input_names)
     # A GPT-2 would look token types up in its word embeddings and add them; other decoders do not accept them.
@@ -129,7 +131,8 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     _use_former_names(settings)
     _write(file, settings)
     is_builtin = tokenizer_class.__module__.startswith("transformers.")
-    if code is None and is_builtin and type(_load_tokenizer(folder, trust=True)) is not tokenizer_class:
+    trust = model._auto_class is not None
+    if code is None and is_builtin and type(_load_tokenizer(folder, trust=trust)) is not tokenizer_class:
         code = CODE.format(name=tokenizer_class.__name__)
     if code is not None:
         (folder / "tokenization.py").write_text(code, encoding="utf-8")
