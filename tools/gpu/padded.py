@@ -44,7 +44,7 @@ def classifier(preset: str, settings: Settings) -> PreTrainedModel:
     vocabulary = TokenStore.open(Path(raw["data"]["train"][0])).facts.vocabulary
     config = build_module(parameters, vocabulary).model.config  # type: ignore[union-attr]
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config).eval()
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False).eval()
     disentangled.fit_autocast(model)
     return model
 
