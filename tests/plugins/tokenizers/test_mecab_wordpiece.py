@@ -343,6 +343,21 @@ def test_special_tokens_that_transformers_must_find(trained: Path, tmp_path: Pat
     assert encoder.vocabulary.size == 303
 
 
+@pytest.mark.parametrize("mode", ["parse", "split"])
+def test_words_are_not_divided_into_added_tokens(mode: Any, trained: Path, tmp_path: Path) -> None:
+    slow = MecabWordPiece().load(trained)
+    slow.add_tokens(["XYZ"])
+    slow.save_pretrained(tmp_path)
+    tokenizer = MecabWordPiece.from_folder(tmp_path)
+    assert tokenizer is not None
+    encoder = tokenizer.model_copy(update={"special_tokens_in_text": mode}).encoder(tmp_path)
+    text = "ＸＹＺとXYZと ｘyz"  # of full width it is no added token, and NFKC makes it a word like one
+    plain = tokenizer.load(tmp_path)(text, add_special_tokens=False, split_special_tokens=mode == "split")
+    check(encoder.encode([text]), [plain["input_ids"]])
+    assert encoder.encode([text]).ids.tolist().count(300) == (mode == "parse")
+    assert encoder.vocabulary.size == 301
+
+
 def test_folder_as_transformers_saves_it(trained: Path, tmp_path: Path) -> None:
     MecabWordPiece().load(trained).save_pretrained(tmp_path)
     tokenizer = MecabWordPiece.from_folder(tmp_path)

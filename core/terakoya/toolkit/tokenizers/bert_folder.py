@@ -31,7 +31,8 @@ class BertFolder:
 
     Attributes:
         config: the content of tokenizer_config.json.
-        pieces: piece -> id.
+        pieces: piece -> id, of vocab.txt alone: what words are divided into.
+        tokens: piece or added token -> id.
         named: "pad", "unk", "cls", "sep", "mask" -> token.
         special: token that Transformers extracts from text before anything else -> id.
         plain: whether a search from left to right finds these tokens as Transformers does.
@@ -39,6 +40,7 @@ class BertFolder:
 
     config: Mapping[str, Any]
     pieces: Mapping[str, int]
+    tokens: Mapping[str, int]
     named: Mapping[str, str]
     special: Mapping[str, int]
     plain: bool
@@ -46,22 +48,17 @@ class BertFolder:
     @functools.cached_property
     def unknown(self) -> int:
         """The id of the unknown token."""
-        return self.id(self.named["unk"])
-
-    def id(self, token: str) -> int:
-        """Returns the id of a piece or special token."""
-        return self.special[token] if token in self.special else self.pieces[token]
+        return self.tokens[self.named["unk"]]
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The facts that training needs; sentinels and unused slots are special."""
-        pieces = {**self.pieces, **self.special}
-        named = {name: self.id(token) for name, token in self.named.items()}
+        named = {name: self.tokens[token] for name, token in self.named.items()}
         return Vocabulary(
-            size=vocabulary_size([*self.pieces.values(), *self.special.values()]),
+            size=vocabulary_size(self.tokens.values()),
             **named,
-            special=tuple(sorted({*named.values(), *self.special.values()}.union(*reserved_ids(pieces)))),
-            sentinels=sentinel_ids(pieces),
+            special=tuple(sorted({*named.values(), *self.special.values()}.union(*reserved_ids(self.tokens)))),
+            sentinels=sentinel_ids(self.tokens),
         )
 
 
@@ -102,7 +99,7 @@ def read_bert_folder(folder: Path) -> BertFolder:
     if not usual:
         return _read_with_transformers(folder, config)
     special = {token: pieces[token] for token in named.values()}
-    return BertFolder(config, pieces, named, special, _is_plain(special))
+    return BertFolder(config, pieces, pieces, named, special, _is_plain(special))
 
 
 def read_vocabulary(file: Path) -> dict[str, int]:
@@ -129,8 +126,9 @@ def _read_with_transformers(folder: Path, config: Mapping[str, Any]) -> BertFold
     added = tokenizer.added_tokens_decoder
     special = {} if tokenizer.split_special_tokens else {str(token): id for id, token in added.items()}
     named = {name: token for name in NAMES if (token := getattr(tokenizer, f"{name}_token")) is not None}
-    pieces = tokenizer.get_vocab()
-    if named.get("unk") not in pieces:
+    tokens = tokenizer.get_vocab()
+    if named.get("unk") not in tokens:
         raise UserError(f"{folder}: expected an unknown token that is in the vocabulary, found none")
     flags = any(getattr(token, flag) for token in added.values() for flag in _FLAGS)
-    return BertFolder(config, pieces, named, special, not flags and _is_plain(special))
+    pieces = read_vocabulary(folder / "vocab.txt")
+    return BertFolder(config, pieces, tokens, named, special, not flags and _is_plain(special))
