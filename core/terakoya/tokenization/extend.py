@@ -266,8 +266,8 @@ def _append_words(folder: Path, ids: Mapping[str, int], words: Sequence[str]) ->
     lines = text.count("\n") + (not text.endswith("\n"))
     if max(ids.values()) + 1 != lines:
         raise UserError(
-            f"{file}: expected {lines:,} ids, one for each line, got ids up to {max(ids.values()):,}: the folder adds "
-            "tokens after its vocabulary; write them into vocab.txt"
+            f"{file.name}: expected {lines:,} ids, one for each line, got ids up to {max(ids.values()):,}: the folder "
+            "adds tokens after its vocabulary; write them into vocab.txt"
         )
     text += "\n" * (not text.endswith("\n")) + "".join(f"{word}\n" for word in words)
     file.write_text(text, encoding="utf-8", newline="\n")

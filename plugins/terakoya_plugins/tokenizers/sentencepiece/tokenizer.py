@@ -358,7 +358,7 @@ class SentencePiece(Tokenizer):
             backend.save(str(folder / "tokenizer.json"))
         except NotConvertibleError as error:
             backend = None
-            logger.warning("%s: no tokenizer.json, and so no offsets in Transformers: %s", folder, error)
+            logger.warning("tokenizer: no tokenizer.json, and so no offsets in Transformers: %s", error)
         config = sentencepiece_folder.config_of(pieces, cls_sep=cls_sep, fast=backend is not None)
         size = processor.get_piece_size()
         vocabulary = "".join(f"{processor.id_to_piece(id)}\t{processor.get_score(id):g}\n" for id in range(size))
