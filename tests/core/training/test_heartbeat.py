@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import toy
 
+from terakoya.errors import UserError
 from terakoya.training.distributed import heartbeat
 from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
 from terakoya.training.distributed.heartbeat import SILENT_BEATS, Beat, Ranks, is_communication_error
@@ -252,3 +253,17 @@ def test_a_collective_is_called_by_its_name() -> None:
 )
 def test_which_errors_may_come_of_another_rank(error: Exception, is_one: bool) -> None:
     assert is_communication_error(error) is is_one
+
+
+def test_what_a_pipeline_raises_of_a_lost_connection_comes_of_another_rank() -> None:
+    """torch names the stage, and nothing of what happened in it."""
+
+    def raised_from(cause: Exception) -> RuntimeError:
+        error = RuntimeError("[Stage 1] failed to run forward: args: ('Tensor(torch.Size([2, 32, 16]))',)")
+        error.__cause__ = cause
+        return error
+
+    assert is_communication_error(raised_from(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed")))
+    assert is_communication_error(raised_from(dist.DistBackendError("NCCL error")))
+    assert not is_communication_error(raised_from(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+    assert not is_communication_error(raised_from(UserError("the mail server: Connection closed")))

@@ -285,7 +285,8 @@ class Heartbeat:
         """Returns the error that names the rank because of which this one failed with `error`; None where the cause is
         on this rank, which the others then hear of. Waits some seconds for news of the others."""
         self._leaving = True
-        if not is_communication_error(error):
+        found = _find_communication_error(error)
+        if found is None:
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             self._error = f"{kind}{error}"[:500]
             if not isinstance(error, UserError | KeyboardInterrupt | SystemExit):
@@ -300,7 +301,7 @@ class Heartbeat:
             self._gives_up = True
             self._wait_until_heard()
         report = report or f"lost the connection to another rank, and all still answer: {self._ranks.waiting()}"
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first_line = (str(found).strip() or type(found).__name__).splitlines()[0]
         return RankLostError(
             f"{report}. The same command continues from the last checkpoint. ({self.name(self._rank)} got from torch: "
             f"{first_line[:300]}; TERAKOYA_DEBUG=1 shows all of it)"
@@ -372,9 +373,19 @@ class Heartbeat:
 
 def is_communication_error(error: BaseException) -> bool:
     """Whether `error` may come of another rank that hangs or is gone."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and bool(COMMUNICATION_ERRORS.search(str(error)))
+    return _find_communication_error(error) is not None
+
+
+def _find_communication_error(error: BaseException | None) -> BaseException | None:
+    """Returns the first that may come of another rank among `error` and those that it was raised from: a pipeline wraps
+    what a stage raises, and does not repeat its text."""
+    while error is not None and not isinstance(error, dist.DistError):
+        if not isinstance(error, RuntimeError):
+            return None
+        if COMMUNICATION_ERRORS.search(str(error)):
+            return error
+        error = error.__cause__
+    return error
 
 
 def _process_here() -> str:
