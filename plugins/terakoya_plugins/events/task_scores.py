@@ -25,6 +25,7 @@ from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run, StepReport
 from terakoya.errors import UserError
 from terakoya.toolkit.checkpoint_copies import copy_checkpoint
+from terakoya.toolkit.launchers.children import start_child
 
 FOLDER = "task_scores"
 OF_THE_RUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_", "SLURM_")
@@ -121,15 +122,17 @@ class _Listener(EventListener):
         """Waits for the scores of the last checkpoint where the run has come to its end. Who stops it, or a time limit,
         does not wait."""
         at_end = run.ended_by is not None or run.length.is_reached(step=run.step, tokens=run.consumed_tokens)
-        while error is None and at_end and self.process is not None:
-            run.print(f"events.task_scores: waits for the scores of step {_step(self.scored):,}")
-            self.process.wait()
-            self._look(run)
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            if error is None:
-                run.print(f"events.task_scores: the run stops before step {_step(self.scored):,} has its scores")
+        try:
+            while error is None and at_end and self.process is not None:
+                run.print(f"events.task_scores: waits for the scores of step {_step(self.scored):,}")
+                self.process.wait()
+                self._look(run)
+        finally:  # a Ctrl-C ends the waiting, too
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+                if error is None:
+                    run.print(f"events.task_scores: the run stops before step {_step(self.scored):,} has its scores")
 
     def _look(self, run: Run) -> None:
         """Writes the scores down if the process has ended, and starts the next one."""
@@ -143,7 +146,7 @@ class _Listener(EventListener):
     def _start(self, run: Run) -> None:
         try:
             with self.scored.with_suffix(".log").open("wb") as log:
-                self.process = subprocess.Popen(
+                self.process = start_child(  # it ends with this process, however that ends
                     self.settings.command(self.scored, self.scored.with_suffix(".json")),
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=dict(_environment()),
                     start_new_session=True,

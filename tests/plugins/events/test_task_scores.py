@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import toy
 from labelled_examples import classified, write
@@ -155,6 +157,45 @@ def test_a_run_that_is_stopped_does_not_wait(tmp_path: Path, monkeypatch: pytest
     case.finish()
     assert time.monotonic() - began < 60
     assert case.run.printed == ["events.task_scores: the run stops before step 10 has its scores"]
+
+
+BESIDE = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from terakoya_plugins.events.task_scores import TaskScores
+TaskScores.command = lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"]
+run = SimpleNamespace(rank=0, step=10, folder=Path("."), print=print)
+listener = TaskScores(tasks="x", data=".", every=10).start(run)
+listener.checkpoint_saved(run, Path("checkpoints/step-00000010"))
+print(listener.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_process_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/step-00000010").mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", BESIDE], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        process = psutil.Process(int(run.stdout.readline()))
+        run.kill()
+    gone, _ = psutil.wait_procs([process], timeout=20)
+    assert gone
+
+
+def test_ctrl_c_while_the_run_waits_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, monkeypatch, "import time; time.sleep(600)")
+    case.save(10)
+    process = case.listener.process
+
+    def interrupt(text: str) -> None:
+        if "waits" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(case.run, "print", interrupt, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        case.finish()
+    assert process.returncode is not None
 
 
 def test_data_that_is_not_there_is_said_before_the_first_step(tmp_path: Path) -> None:
