@@ -83,6 +83,7 @@ class Trainer:
         architecture: with the rotary positions that the module has now.
         throughputs: turns tokens and seconds into rates, by phase.
         work: how long this rank's steps take before they wait for others.
+        finished: whether the run log says that the run has finished.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Trainer:
         self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches)
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0
+        self.finished = False
         self.begin_phase(self.phase, tokens=0)
 
     # ------------------------------------------------------------------------------------------------- the loop
@@ -209,12 +211,13 @@ class Trainer:
             self._save_last()
         if not stop_reason:
             self._judge(self._pending_losses())
-            stop.close()
+            stop.leave_after_the_end(self._say_end)
             if not (parameters.evaluation and self._is_due(parameters.evaluation.steps)):
                 self._validate()
         self.step_sync.raise_plugin_error()
         reason = stop_reason or run.ended_by
         self.run_log.write("stopped" if stop_reason else "finished", step=run.step, reason=reason)
+        self.finished = not stop_reason
         if run.ended_by and not stop_reason:
             self.run_log.print(f"ended at step {run.step:,}: {run.ended_by}")
         if stop_reason:
@@ -366,6 +369,12 @@ class Trainer:
         is_step = seconds > 0 and left > -seconds  # else a validation, or the first step
         saved = self.saver.saved_step if self.saver.saved_step >= 0 else None
         return Outlook(left if is_step else None, self.saver.saving_step(), self.run.step - (saved or 0), saved)
+
+    def _say_end(self, name: str) -> None:
+        """Reports a stop request, called `name`, that ends this process when all steps are saved."""
+        if not self.finished:
+            self.run_log.write("stopped", step=self.run.step, reason=name)
+        self.run_log.print(f"{name}: all {self.run.step:,} steps are saved, and the run ends at once")
 
     def _call_event(self, name: str, *arguments: Any) -> Any:
         """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step. A plugin

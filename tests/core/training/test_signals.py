@@ -106,6 +106,37 @@ while True:
 """
 
 
+ENDING = """
+import sys, time
+from terakoya.training.distributed.signals import StopRequest
+stop = StopRequest()
+stop.leave_during_start()
+stop.listen()
+stop.leave_after_the_end(lambda name: sys.stderr.write(f"{name}: all is saved"))
+print("up", flush=True)
+while True:
+    time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", signals.STOP_SIGNALS)
+def test_a_signal_after_the_last_save_ends_at_once_with_75(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        _, error = process.communicate(timeout=20)
+    assert (process.returncode, error) == (75, f"{number.name}: all is saved")
+
+
+def test_after_the_last_save_signals_of_a_program_of_ones_own_are_what_they_were(said: list[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with listening(said, Outlook(None, None, 0, 12)) as stop:
+        stop.leave_after_the_end(said.append)
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.parametrize(("number", "ignored"), [(signal.SIGTERM, ""), (signal.SIGHUP, ""), (signal.SIGHUP, "nohup")])
 def test_a_signal_during_start_up_ends_at_once_with_75(number: signal.Signals, ignored: str) -> None:
     command = [sys.executable, "-c", STARTING]

@@ -1,4 +1,5 @@
-"""Signals as requests to save and stop. A second Ctrl-C leaves without saving; one during start-up leaves at once.
+"""Signals as requests to save and stop. A second Ctrl-C leaves without saving; one during start-up, or when all steps
+are saved, leaves at once.
 
 Handlers of Python run in the main thread only, which may wait for other processes in C++ for minutes. A thread
 therefore says what happens, and leaves where the main thread cannot.
@@ -116,7 +117,8 @@ class StopRequest:
         self.signal: str | None = None
         self.outlook: Callable[[], Outlook] | None = None
         self.say: Callable[[str], None] = _print_on_rank_0
-        self._starting = self._leaving = False
+        self._leave_at_once: Callable[[str], None] | None = None  # says so
+        self._may_leave_at_once = self._leaving = False
         self._closed = threading.Event()
         self._previous_handlers: dict[int, object] = {}
         self._previous_fd = -1
@@ -134,13 +136,21 @@ class StopRequest:
 
         For processes of the command line alone.
         """
-        self._starting = True
+        self._may_leave_at_once, self._leave_at_once = True, self._say_start
         self._install()
 
     def listen(self) -> None:
         """From now on a signal is a stop request. Only the main thread can install handlers; others do nothing."""
-        self._starting = False
+        self._leave_at_once = None
         self._install()
+
+    def leave_after_the_end(self, say: Callable[[str], None]) -> None:
+        """From now on a signal ends this process at once, after `say` with its name: all steps are saved. In a program
+        of somebody's own, which never called `leave_during_start`, it has the effect that it had before `listen`."""
+        if self._may_leave_at_once:
+            self._leave_at_once = say
+        else:
+            self.close()
 
     def close(self) -> None:
         """From now on signals have the effect that they had before."""
@@ -154,7 +164,7 @@ class StopRequest:
             os.close(self._pipe[1])  # the thread ends
             # A thread that is inside torch while Python ends aborts the process, as the last one to hold the model.
             self._thread.join(LEAVE_SECONDS)
-            self._pipe = self._thread = self.outlook = None
+            self._pipe = self._thread = self.outlook = self._leave_at_once = None
 
     def _install(self) -> None:
         """Installs the handlers and starts the thread, once.
@@ -180,7 +190,7 @@ class StopRequest:
         """Runs in the main thread, as soon as that runs Python."""
         if self._leaving and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.signal is None and not self._starting:
+        if self.signal is None and self._leave_at_once is None:
             self.signal = signal.Signals(number).name
 
     def _react(self, pipe: int) -> None:
@@ -190,8 +200,9 @@ class StopRequest:
             if number[0] not in STOP_SIGNALS or self._leaving:
                 continue
             name, now = signal.Signals(number[0]).name, time.monotonic()
-            if self._starting:
-                self._tell(f"{name} during start-up: nothing is lost, and the same command continues")
+            if self._leave_at_once is not None:
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    self._leave_at_once(name)
                 os._exit(exit_code(stopped=True))
             outlook = self.outlook() if self.outlook is not None else None
             if not first:
@@ -204,6 +215,9 @@ class StopRequest:
                 else:
                     self._leave(outlook)
         os.close(pipe)
+
+    def _say_start(self, name: str) -> None:
+        self.say(f"{name} during start-up: nothing is lost, and the same command continues")
 
     def _leave(self, outlook: Outlook | None) -> None:
         """Leaves without another save: through the main thread, and without it if it hangs."""
