@@ -89,8 +89,15 @@ class Events:
         call(self.listeners["checkpoint_saved"], run=run, folder=folder)
 
     def run_finished(self, run: Run, error: BaseException | None) -> None:
-        """See `hookspecs.run_finished`."""
-        call(self.listeners["run_finished"], run=run, error=error)
+        """See `hookspecs.run_finished`. A listener that fails keeps none of the others from being called."""
+        failed: PluginError | None = None
+        for each in self.listeners["run_finished"]:
+            try:
+                call((each,), run=run, error=error)
+            except PluginError as raised:
+                failed = failed or raised
+        if failed is not None:
+            raise failed
 
 
 def _as_hook(method: Callable[..., Any], *, positional: bool = False) -> Callable[..., list[Any]]:

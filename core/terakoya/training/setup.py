@@ -26,7 +26,7 @@ from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import Stopped, UserError
 from terakoya.log import translated
-from terakoya.plugins import Registry, registry
+from terakoya.plugins import PluginError, Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention, attention_backends
@@ -222,7 +222,12 @@ def _train_until_rollback(
         if not frozen_before:
             gc.unfreeze()
         if trainer is not None:
-            trainer.events.run_finished(trainer.run, error)
+            try:
+                trainer.events.run_finished(trainer.run, error)
+            except PluginError as failed:
+                if error is None:
+                    raise
+                run_log.warn(str(failed))  # what ended the run decides its exit code
 
 
 def _cause(

@@ -3,13 +3,16 @@ told."""
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import toy
 
+import terakoya
 from terakoya.config.parameters import Parameters
+from terakoya.plugins import PluginError, registry
 from terakoya.runs import checkpoints
 from terakoya.store.token_store import TokenStore
 from terakoya.training.model.build import build_module
@@ -71,3 +74,36 @@ def test_a_warmup_that_does_not_end_is_told(
     train_in_this_process(Parameters.from_dict(toy.parameters(store, **changes), source="test"), tmp_path)
     said = capsys.readouterr().err.replace("\n", " ")
     assert said.count("the warm-up of") == (told is not None) and (told or "") in said
+
+
+@pytest.mark.slow
+def test_what_ended_a_run_is_its_error_also_where_a_plugin_fails_at_its_end(store: Path, tmp_path: Path) -> None:
+    """The exit code says whether a launcher starts the run again."""
+
+    def interrupt(run: Any, report: Any) -> None:
+        raise KeyboardInterrupt
+
+    def fail(run: Any, error: BaseException | None) -> None:
+        raise OSError("the diary is full")
+
+    parameters = Parameters.from_dict(toy.parameters(store, max_steps=2), source="test")
+    with pytest.raises(KeyboardInterrupt):
+        terakoya.train(parameters, tmp_path / "run", events={"step_finished": interrupt, "run_finished": fail})
+    assert "the diary is full" in (tmp_path / "run/metrics.jsonl").read_text()
+    with pytest.raises(PluginError, match="the diary is full"):
+        terakoya.train(parameters, tmp_path / "run", events={"run_finished": fail})
+
+
+def test_a_plugin_that_fails_at_the_end_of_a_run_keeps_no_other_from_it() -> None:
+    told: list[object] = []
+
+    def fail(run: Any, error: BaseException | None) -> None:
+        raise OSError("the diary is full")
+
+    def tell(run: Any, error: BaseException | None) -> None:
+        told.append(error)
+
+    events = registry().hook.with_functions({"run_finished": fail}).with_functions({"run_finished": tell})
+    with pytest.raises(PluginError, match="the diary is full"):
+        events.run_finished(SimpleNamespace(), None)  # type: ignore[arg-type]
+    assert told == [None]
