@@ -21,6 +21,7 @@ class StepLog:
 
     Attributes:
         throughput: turns tokens and seconds into rates.
+        metered_from: the first row of the order of whose losses `meter` has the sums.
         step_start: when the step under way began, by `time.perf_counter`.
         record_next: whether the next step gets a record, whatever its number.
         step_seconds: how long the last step took; 0.0 before the first has ended.
@@ -44,7 +45,7 @@ class StepLog:
         self.record_next = False
         self.step_seconds = 0.0
         self.step_start = self._start = time.perf_counter()
-        self._first_row = self._tokens = 0
+        self.metered_from = self._first_row = self._tokens = 0
 
     def begin(self) -> None:
         """Measures rates from now on: the first step begins, or rows were skipped."""
@@ -82,8 +83,9 @@ class StepLog:
         values = self.meter.take_means(run.context.sum_on_device(self.meter.local_sums()))
         if has_loss:
             values |= to_bits(
-                values, self.meter.terms, self.batches.loader.text_per_token(self._first_row, run.consumed_rows)
+                values, self.meter.terms, self.batches.loader.text_per_token(self.metered_from, run.consumed_rows)
             )
+        self.metered_from = run.consumed_rows
         values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
         values |= self.throughput.values(
             tokens=self._tokens,

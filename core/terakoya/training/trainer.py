@@ -464,6 +464,7 @@ class Trainer:
                 "validation_losses": self.run.validation_losses,
                 "positions": self.batches.loader.store_positions(self.run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),
+                "metered_from": self.step_log.metered_from,
                 "step_health": self.health.state(self._pending_losses()),
                 "events": {name: state for name, each in self.listeners.items() if (state := each.state()) is not None},
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
@@ -494,15 +495,18 @@ class Trainer:
             self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=paused)
             self._call_event("checkpoint_saved", self.run, saved.folder)
 
-    def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Continues averaging from the meters of a checkpoint, by rank.
+    def restore_meters(self, states: Sequence[Mapping[str, Any]], metered_from: int) -> None:
+        """Continues averaging from the meters of a checkpoint, by rank, which have the losses of the rows from
+        `metered_from` on.
 
         Each rank takes its own state; where the number of processes has changed, rank 0 takes all. Where the objective
         has other terms now, the averages begin anew.
         """
         if not all(self.meter.has_terms_of(state) for state in states):
             self.run_log.print("the loss has other terms than before: its averages begin anew")
+            self.step_log.metered_from = self.run.consumed_rows
             return
+        self.step_log.metered_from = metered_from
         rank, world_size = self.run.rank, self.run.world_size
         own_states = [states[rank]] if len(states) == world_size else list(states) * (rank == 0)
         for state in own_states:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.resuming import changes
+from terakoya.training.setup import train_in_this_process
 
 PLATEAU = {"type": "plateau", "patience": 1}
 STORES = {"train": "a1", "held": "b2"}
@@ -126,3 +129,47 @@ def test_a_run_that_is_rounded_in_another_way_says_so(
     manifest = {"world": world(before), "parameters": {"cuda_graphs": before.get("graphs", False)}}
     found = list(changes.other_rounding(manifest, world(now), parameters))
     assert [line[: len(start)] for line, start in zip(found, words, strict=True)] == words
+
+
+@pytest.mark.slow
+def test_a_resumed_run_logs_the_bits_of_all_text_since_the_last_record(
+    store: Path, line_store: Path, tmp_path: Path
+) -> None:
+    """Also of that before the checkpoint, which is of another mixture here."""
+    settings = toy.parameters(store, max_steps=6, logging_steps=6, checkpoint={"save_steps": 3})
+    settings["data"]["stages"] = [{"from_step": 4, "train": [str(line_store)]}]
+
+    def train(out: Path) -> float:
+        train_in_this_process(Parameters.from_dict(settings, source="test"), out)
+        return float(toy.records(out)[6]["masked_bits_per_character"])
+
+    straight = train(tmp_path / "straight")
+    middle = "checkpoints/step-00000003"
+    shutil.copytree(tmp_path / "straight" / middle, tmp_path / "resumed" / middle)
+    assert train(tmp_path / "resumed") == straight
+
+
+@pytest.mark.slow
+def test_a_store_that_another_mixture_moves_is_named(store: Path, line_store: Path, tmp_path: Path) -> None:
+    """A mixture that begins with a stage moves none, nor does a store in another folder."""
+    both = [{"store": str(store), "weight": 1.0}, {"store": str(line_store), "weight": 1.0}]
+    settings = toy.parameters(store, max_steps=3, checkpoint={"save_steps": 3})
+    settings["data"]["train"] = both
+
+    def warnings(name: str, data: dict[str, Any]) -> list[str]:
+        out = tmp_path / name
+        if name != "run":
+            shutil.copytree(tmp_path / "run/checkpoints", out / "checkpoints")
+        changed = {**settings, "data": {**settings["data"], **data}, "max_steps": 3 if name == "run" else 4}
+        parameters = Parameters.from_dict(changed, source="test")
+        train_in_this_process(parameters, out, allow_change=frozenset({"data"}))
+        return [json.loads(line)["text"] for line in (out / "metrics.jsonl").open() if '"kind": "warning"' in line]
+
+    assert warnings("run", {}) == []
+    more = [{**both[0], "weight": 3.0}, both[1]]
+    (text,) = warnings("changed", {"train": more})
+    assert f"the next row of some stores: {store} 24 -> 36, {line_store} 24 -> 12. To go on" in text
+    assert text.endswith("data.stages, or to a phase, from step 4 on")
+    assert warnings("stage", {"stages": [{"from_step": 4, "train": more}]}) == []
+    moved = shutil.copytree(store, tmp_path / "moved")
+    assert warnings("moved", {"train": [{"store": str(moved), "weight": 1.0}, both[1]]}) == []

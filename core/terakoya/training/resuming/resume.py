@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
+from terakoya.json_settings import value_at
 from terakoya.log import translated
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest, reading
@@ -93,7 +95,8 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run.consumed_tokens = manifest["consumed_tokens"]
     run.validation_losses = tuple((step, loss) for step, loss in manifest.get("validation_losses", ()))
     _restore_data_order(trainer, manifest, folder)
-    trainer.restore_meters(manifest["meters"])
+    _warn_of_moved_stores(trainer, manifest)
+    trainer.restore_meters(manifest["meters"], manifest.get("metered_from", run.consumed_rows))
     if "step_health" in manifest:
         trainer.health.load(manifest["step_health"])
     trainer.skipped.rollbacks = Rollback.of_manifest(manifest)
@@ -163,6 +166,33 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
             "it: the steps from here on differ from those of a run that was longer from the beginning"
         )
+
+
+def _warn_of_moved_stores(trainer: Trainer, manifest: Mapping[str, Any]) -> None:
+    """Says which stores the run does not read on where it was: the place in each follows from the mixture and the rows
+    of the run, as if the mixture had always been this one."""
+    before, now = manifest["parameters"], trainer.run.parameters.dump()
+    other_rows = any(value_at(before, key) != value_at(now, key) for key in ("seed", "data.sequence_length"))
+    if other_rows or "positions" not in manifest:
+        return
+    names = {fingerprint: name for name, fingerprint in (manifest["stores"] | trainer.facts["stores"]).items()}
+    old = _rows_of_stores(manifest["positions"], manifest["stores"])
+    new = _rows_of_stores(trainer.batches.loader.store_positions(trainer.run.consumed_rows), trainer.facts["stores"])
+    moved = [f"{names[each]} {old[each]:,} -> {new[each]:,}" for each in new if new[each] != old[each]]
+    if moved:
+        trainer.run_log.warn(
+            "data: the mixture counts as if it had been this one from the first row on, which changes the next row of "
+            f"some stores: {', '.join(moved)}. To go on where each store was, leave the mixture up to here as it was, "
+            f"and give the new one to data.stages, or to a phase, from step {trainer.run.step + 1:,} on"
+        )
+
+
+def _rows_of_stores(positions: Sequence[Mapping[str, Any]], stores: Mapping[str, str]) -> Counter[str]:
+    """Returns how many rows of each store were read, of all lengths, by its fingerprint in `stores`."""
+    rows: Counter[str] = Counter()
+    for each in positions:
+        rows[stores[each["store"]]] += each["rows"]
+    return rows
 
 
 def _check_borders(trainer: Trainer, saved: Sequence[Mapping[str, Any]]) -> None:
