@@ -163,7 +163,8 @@ def test_a_store_that_another_mixture_moves_is_named(store: Path, line_store: Pa
         changed = {**settings, "data": {**settings["data"], **data}, "max_steps": 3 if name == "run" else 4}
         parameters = Parameters.from_dict(changed, source="test")
         train_in_this_process(parameters, out, allow_change=frozenset({"data"}))
-        return [json.loads(line)["text"] for line in (out / "metrics.jsonl").open() if '"kind": "warning"' in line]
+        records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        return [record["text"] for record in records if record["kind"] == "warning"]
 
     assert warnings("run", {}) == []
     more = [{**both[0], "weight": 3.0}, both[1]]
