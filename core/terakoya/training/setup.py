@@ -208,6 +208,8 @@ def _train_until_rollback(
             gc.freeze()  # a collection during a step then does not look at all that the run was built of
             result = trainer.train(stop)
             context.barrier()  # here, not at the end: what events do when the run has finished may take hours
+            if context.heartbeat is not None:
+                context.heartbeat.leave()
             return result
     except DecidedRollback as going:
         error = going.with_traceback(None)  # which holds the trainer

@@ -40,7 +40,7 @@ from terakoya import hookimpl
 
 @hookimpl
 def run_finished(run, error):
-    time.sleep(30 * (run.rank == 0))
+    time.sleep(40 * (run.rank == 0))
 """
 
 
@@ -167,14 +167,16 @@ def test_adapters_of_a_later_phase_are_exported(store: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.nightly
+@pytest.mark.parametrize("mirrored", [False, True])
 def test_what_rank_0_does_at_the_end_may_take_longer_than_ranks_wait_for_each_other(
-    store: Path, tmp_path: Path
+    mirrored: bool, store: Path, tmp_path: Path
 ) -> None:
     plugin = tmp_path / "slow_end.py"
     plugin.write_text(PLUGIN)
     raw = settings(store, max_steps=2, parallel={"timeout_seconds": 15})
-    toy.train(raw, tmp_path / "run", nodes=(2,), plugins=[plugin])
-    assert toy.records(tmp_path / "run", "finished")
+    place = ["--out", f"file://{tmp_path}/shelf", "--work-folder", str(tmp_path / "run")] if mirrored else []
+    toy.train(raw, tmp_path / "run", *place, nodes=(2,), plugins=[plugin])
+    assert toy.records(tmp_path / "run", "finished") and not toy.records(tmp_path / "run", "warning")
 
 
 def plan(parameters: Parameters) -> Any:

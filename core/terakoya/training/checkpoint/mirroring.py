@@ -26,6 +26,8 @@ from terakoya.training.distributed.context import DistributedContext
 log = logging.getLogger("terakoya")
 ERROR_SECONDS = 10.0
 """How long a run that ends with an error waits for what is being sent."""
+END_SECONDS = 30 * 24 * 3600.0
+"""How long ranks wait for what rank 0 does at the end: events of a finished run, and what is still to be sent."""
 RECORD = "mirror.json"
 """The file in a work folder that names the address it is mirrored to."""
 
@@ -46,6 +48,7 @@ def mirroring(
     if address is None:
         yield None
         return
+    at_end = context.new_group(END_SECONDS)
     open_mirror = partial(_open, address, out, keep=keep, start_over=start_over)
     mirror = open_mirror() if context.world_size == 1 else _run_while_others_wait(context, address, open_mirror)
     try:
@@ -60,9 +63,9 @@ def mirroring(
     if mirror is not None:
         _write_report(out, mirror.say)
         mirror.finish()
-    while not context.broadcast(mirror is not None and mirror.has_ended(mirror_module.POLL_SECONDS)):
+    while not at_end.broadcast(mirror is not None and mirror.has_ended(mirror_module.POLL_SECONDS)):
         pass  # the others wait, as a launcher ends a process that stays alone
-    error = context.broadcast(None if mirror is None else mirror.outcome())
+    error = at_end.broadcast(None if mirror is None else mirror.outcome())
     if error is not None:
         raise error
     if mirror is not None:

@@ -273,6 +273,11 @@ class Heartbeat:
         their seconds without waiting for others."""
         self._step, self._work = step, work
 
+    def leave(self) -> None:
+        """Names no late rank from now on: what some do after the last step may take hours. One that is silent beyond
+        the timeout ends this process all the same."""
+        self._leaving = True
+
     def slowest(self) -> tuple[int, float] | None:
         """See `Ranks.slowest`; only rank 0 knows it."""
         return self._ranks.slowest()
