@@ -197,11 +197,17 @@ def test_what_a_page_for_users_of_another_trainer_names_exists(name: str) -> Non
 
 
 def anchors_of(page: str) -> set[str]:
-    """The anchors of the page's headings, as GitHub and the site make them."""
+    """The anchors of the page's headings, as GitHub and the site make them, and those that it names itself."""
     prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M)
     titles = re.findall(r"^#{1,6} (.+)$", prose, re.M)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
-    return {re.sub(r"[^\w\- ]", "", title.strip()).replace(" ", "-") for title in plain}
+    named = re.findall(r'<a id="([^"]+)"></a>', prose)
+    return {re.sub(r"[^\w\- ]", "", title.strip()).replace(" ", "-") for title in plain} | set(named)
+
+
+def in_japanese(page: str) -> str:
+    """The path that the page's Japanese version has, or would have."""
+    return page.removesuffix(".md") + ".ja.md"
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -215,6 +221,9 @@ def test_links_lead_somewhere(name: str) -> None:
         assert (ROOT / target).exists(), link
         target += "/README.md" if (ROOT / target).is_dir() else ""
         assert not anchor or anchor in anchors_of(target), link
+        # on the Japanese site a page without a version of its own leads to the Japanese ones
+        if anchor and not (ROOT / in_japanese(name)).exists() and (ROOT / in_japanese(target)).exists():
+            assert name.endswith(".ja.md") or anchor in anchors_of(in_japanese(target)), link
 
 
 def _navigation() -> list[str]:
