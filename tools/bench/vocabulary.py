@@ -29,6 +29,7 @@ from tokenizers import BertWordPieceTokenizer
 from terakoya.corpus.corpus import Block, Corpus, Document
 from terakoya.tokenization.count_words import save_word_counts
 from terakoya.toolkit.tokenizers.mecab import dictionary_folder, dictionary_options
+from terakoya.toolkit.tokenizers.wordpiece import ALPHABET
 from terakoya_plugins.tokenizers.mecab_wordpiece import SPECIAL_TOKENS, MecabWordPiece
 
 GOALS = {"in common": 0.997, "from nothing": 1.5, "from the kept table": 5.0}
@@ -61,7 +62,7 @@ def field_vocabulary(files: Sequence[Path], settings: MecabWordPiece) -> set[str
         [str(file) for file in files],
         vocab_size=settings.vocab_size,
         min_frequency=settings.min_frequency,
-        limit_alphabet=settings.limit_alphabet,
+        limit_alphabet=settings.limit_alphabet or ALPHABET,
         special_tokens=[*SPECIAL_TOKENS, *(f"[unused{number}]" for number in range(settings.num_unused_tokens))],
         show_progress=False,
     )

@@ -85,12 +85,9 @@ def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any
             "byte_fallback": True,
             "input_sentence_size": 5_000_000,
         }
-    alphabet = {"limit_alphabet": min(6129, vocabulary // 2)}
-    if family == "t5":
-        alphabet["num_unused_tokens"] = SENTINELS
-    if language == "ja":
-        return {"type": "mecab_wordpiece", "dictionary": "unidic_lite", "vocab_size": vocabulary, **alphabet}
-    return {"type": "mecab_wordpiece", "word_tokenizer": "basic", "vocab_size": vocabulary, **alphabet}
+    words = {"dictionary": "unidic_lite"} if language == "ja" else {"word_tokenizer": "basic"}
+    unused = {"num_unused_tokens": SENTINELS} if family == "t5" else {}
+    return {"type": "mecab_wordpiece", **words, "vocab_size": vocabulary, **unused}
 
 
 def _held_out_share(documents: int) -> float:

@@ -54,8 +54,9 @@ class MecabWordPiece(Tokenizer):
     """Number of pieces, including special tokens and unused slots."""
     min_frequency: int = Field(default=2, ge=1)
     """How often a pair of pieces must occur to be merged."""
-    limit_alphabet: int = Field(default=6129, ge=1)
-    """Number of characters with a piece of their own, the most frequent ones; others become [UNK]."""
+    limit_alphabet: int | None = Field(default=None, ge=1)
+    """Number of characters with a piece of their own, the most frequent ones; others become [UNK]. null is 6,129, or as
+    many as leave a quarter of the vocabulary for longer pieces."""
     num_unused_tokens: int = Field(default=10, ge=0)
     """Empty slots [unused0], [unused1], ... for tokens added later. Unit: tokens."""
     do_lower_case: bool = False
@@ -97,8 +98,9 @@ class MecabWordPiece(Tokenizer):
         counts: Counter[str] = Counter()
         for word, count in table.counts.items():
             counts[word.lower() if self.do_lower_case else word] += count
+        words = bert_words(counts)
         pieces = train_wordpiece(
-            bert_words(counts),
+            words,
             vocab_size=self.vocab_size,
             min_frequency=self.min_frequency,
             limit_alphabet=self.limit_alphabet,
@@ -118,7 +120,8 @@ class MecabWordPiece(Tokenizer):
                 f"{self.vocab_size:,}",
                 self.min_frequency,
             )
-        return {"pieces": len(pieces), **table.facts(self.max_words)}
+        left_out = set().union(*words).difference(pieces)
+        return {"pieces": len(pieces), "characters_left_out": len(left_out), **table.facts(self.max_words)}
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:

@@ -83,3 +83,17 @@ def test_alphabet_is_limited_to_the_most_frequent() -> None:
 def test_too_small_a_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="expected at least 6"):
         train_wordpiece({"abc": 2}, vocab_size=5, min_frequency=2, limit_alphabet=10, special_tokens=["[UNK]"])
+
+
+def test_without_a_limit_characters_leave_a_quarter_of_the_vocabulary() -> None:
+    # a is frequent and begins words alone; b to h are also inside them and take two pieces each
+    counts = {"a": 100, **{f"a{letter}": 90 - number for number, letter in enumerate("bcdefgh")}}
+    counts |= {letter: 50 - number for number, letter in enumerate("bcdefgh")}
+    options = {"min_frequency": 1000, "limit_alphabet": None, "special_tokens": ["[UNK]"]}
+    assert train_wordpiece(counts, vocab_size=16, **options) == [
+        "[UNK]", *"abcdef", *(f"##{letter}" for letter in "bcdef")
+    ]  # fmt: skip
+    whole = train_wordpiece(counts, vocab_size=22, **options)
+    assert len(whole) == 1 + 8 + 7 and train_wordpiece(counts, vocab_size=100, **options) == whole
+    with pytest.raises(UserError, match=r"expected at least 16 .* got 2"):
+        train_wordpiece(counts, vocab_size=2, **options)

@@ -197,8 +197,9 @@ def test_missing_dictionary_says_what_to_do(tmp_path: Path, dictionary: str, mes
 
 def test_vocabulary_too_small_for_the_alphabet(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="lower limit_alphabet"):
-        train(tmp_path / "out", vocab_size=100)
+        train(tmp_path / "out", vocab_size=100, limit_alphabet=6129)
     train(tmp_path / "in", vocab_size=100, limit_alphabet=30)
+    train(tmp_path / "default", vocab_size=100)
 
 
 def test_from_folder_recognises_its_own_folders(trained: Path, lower: Path, tmp_path: Path) -> None:

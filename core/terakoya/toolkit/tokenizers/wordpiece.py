@@ -18,7 +18,12 @@ from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers.bpe_merges import codes_of, merge_pairs
 from terakoya_tokenizer.wordpiece import PREFIX, WordPiece
 
-__all__ = ["PREFIX", "WordPiece", "bert_words", "train_wordpiece"]
+__all__ = ["ALPHABET", "PREFIX", "WordPiece", "bert_words", "train_wordpiece"]
+
+ALPHABET = 6129
+"""Characters with a piece of their own, at most: as many as Tohoku University's BERTs have."""
+ALPHABET_SHARE = 0.75
+"""Of the vocabulary: the rest, at least, is for longer pieces."""
 
 
 def bert_words(counts: Mapping[str, int]) -> Counter[str]:
@@ -43,14 +48,15 @@ def train_wordpiece(
     *,
     vocab_size: int,
     min_frequency: int,
-    limit_alphabet: int,
+    limit_alphabet: int | None,
     special_tokens: Sequence[str],
 ) -> list[str]:
     """Returns the vocabulary trained on `counts` (word -> count), by id: special tokens, single characters, the same
     inside words, then merges in the order of their creation.
 
-    At most `limit_alphabet` characters are kept, the most frequent ones; pieces are pairs that occur at least
-    `min_frequency` times. There are fewer than `vocab_size` pieces when no such pair remains.
+    At most `limit_alphabet` characters are kept, the most frequent ones; None is `ALPHABET`, or fewer where these would
+    take more than `ALPHABET_SHARE` of the vocabulary. Pieces are pairs that occur at least `min_frequency` times. There
+    are fewer than `vocab_size` pieces when no such pair remains.
 
     Raises UserError if special tokens and characters do not fit.
     """
@@ -60,9 +66,14 @@ def train_wordpiece(
     ends = np.cumsum(lengths)
     is_first = np.zeros(len(codes), bool)
     is_first[(ends - lengths)[lengths > 0]] = True
-    kept = _alphabet(codes, np.repeat(times, lengths), limit_alphabet)
-    pieces = list(dict.fromkeys([*special_tokens, *map(chr, kept)]))
-    inside = np.intersect1d(codes[~is_first], kept).tolist()
+    kept, rest = _by_frequency(codes, np.repeat(times, lengths)), np.unique(codes[~is_first])
+    if limit_alphabet is None:
+        room = int(ALPHABET_SHARE * vocab_size) - len(special_tokens)
+        fitting = np.searchsorted(np.cumsum(1 + np.isin(kept, rest)), room, side="right")
+        limit_alphabet = min(ALPHABET, int(fitting)) or ALPHABET
+    kept = np.sort(kept[:limit_alphabet])
+    pieces = list(dict.fromkeys([*special_tokens, *map(chr, kept.tolist())]))
+    inside = np.intersect1d(rest, kept).tolist()
     pieces += [piece for code in inside if (piece := PREFIX + chr(code)) not in set(special_tokens)]
     if len(pieces) > vocab_size:
         raise UserError(
@@ -71,7 +82,7 @@ def train_wordpiece(
         )
     ids = {piece: id for id, piece in enumerate(pieces)}
     first, other = np.full((2, sys.maxunicode + 1), -1, np.int32)
-    first[kept] = [ids[chr(code)] for code in kept]
+    first[kept] = [ids[chr(code)] for code in kept.tolist()]
     other[inside] = [ids[PREFIX + chr(code)] for code in inside]
     symbols = np.where(is_first, first[codes], other[codes])
     ahead = np.concatenate([[0], np.cumsum(symbols >= 0)])  # characters outside the alphabet are left out
@@ -87,10 +98,9 @@ def train_wordpiece(
     return pieces
 
 
-def _alphabet(codes: np.ndarray, times: np.ndarray, limit: int) -> list[int]:
-    """Returns the `limit` most frequent of `codes`, which occur `times` times, ascending; among equals the smaller
-    ones."""
+def _by_frequency(codes: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Returns the distinct `codes`, which occur `times` times, the most frequent first, of equal ones the smaller."""
     total = np.zeros(sys.maxunicode + 1, np.int64)
     np.add.at(total, codes, times)
     found = np.flatnonzero(total)
-    return sorted(found[np.argsort(-total[found], kind="stable")][:limit].tolist())
+    return found[np.argsort(-total[found], kind="stable")]
