@@ -82,8 +82,8 @@ TENSORS_OF_A_LAUNCH = 48
 
 
 def compile_guard(folder: Path) -> Path:
-    """Compiles fake_cuda.cpp into `folder` with torch's own headers; skips the test where there is no compiler, or where
-    torch has CUDA itself."""
+    """Compiles fake_cuda.cpp into `folder` with torch's own headers; skips the test without a compiler, and with a
+    torch that has CUDA."""
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         pytest.skip("needs Linux and g++")
