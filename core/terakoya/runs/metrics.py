@@ -114,27 +114,30 @@ def curves(metrics: Metrics, names: Collection[str] | None = None) -> Curves:
     counts."""
     result = Curves()
     stores = store_names(str(record["store"]) for record in metrics.of_kind("validation") if record.get("store"))
-    tokens_at, hours, hours_at = {0: 0}, 0.0, {0: 0.0}  # tokens and hours trained, by logged step
+    tokens_at, hours_at = {0: 0}, {0: 0.0}  # tokens and hours trained, by logged step
+    trained, hours = 0, 0.0  # the most of both; a run may have 100,000 logged steps
     for record in metrics.records:
         kind, step = record.get("kind"), int(record.get("step") or 0)
         if kind == "fork":
-            tokens_at, hours_at = {step: int(record.get("tokens") or 0)}, {step: 0.0}
+            trained, hours = int(record.get("tokens") or 0), 0.0
+            tokens_at, hours_at = {step: trained}, {step: hours}
         elif kind == "resume":
             _drop_after(result, step)
             tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
             hours_at = {logged: value for logged, value in hours_at.items() if logged <= step}
-            hours = max(hours_at.values())
+            trained, hours = max(tokens_at.values()), max(hours_at.values())
             result.restarts.append((step, hours))
         elif kind == "step":
             rate, tokens = record.get("tokens_per_second"), record.get("tokens")
             if rate and tokens is not None:
-                hours += (tokens - max(tokens_at.values())) / rate / 3600
+                hours += (tokens - trained) / rate / 3600
+                trained = max(trained, tokens)
                 tokens_at[step], hours_at[step] = tokens, hours
-            _add(result, record, step, hours, max(tokens_at.values()), names, prefix="")
+            _add(result, record, step, hours, trained, names, prefix="")
         elif kind == "validation":
             store = record.get("store")
             prefix = f"validation {stores[store]} " if store else "validation "
-            _add(result, record, step, hours, max(tokens_at.values()), names, prefix=prefix)
+            _add(result, record, step, hours, trained, names, prefix=prefix)
     return result
 
 

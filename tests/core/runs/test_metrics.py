@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ def test_curves_of_all_metrics(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert curves.points["validation wiki loss"] == [(2, pytest.approx(2 / 3600), 3.0, 7200)]
     assert [point.step for point in curves.points["loss"]] == [1], "a missing value is not a point"
+
+
+def test_the_curves_of_a_long_run_take_time_in_proportion_to_its_records() -> None:
+    records = tuple(step(number, loss=1.0) for number in range(1, 30_001))
+    began = time.process_time()
+    points = metrics.curves(metrics.Metrics(records)).points["loss"]
+    assert time.process_time() - began < 4, "every step compared with all before it takes far longer"
+    assert points[-1] == (30_000, pytest.approx(30_000 / 3600), 1.0, 3600 * 30_000)
 
 
 def test_of_a_repeated_step_the_last_record_counts(tmp_path: Path) -> None:
