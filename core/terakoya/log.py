@@ -26,6 +26,8 @@ _SECRET = re.compile(
     r"|sk-[A-Za-z0-9_-]{20,}"  # OpenAI and others
     r"|AIza[\w-]{35}"  # Google
     r"|xox[abprs]-[A-Za-z0-9-]{10,}"  # Slack
+    r"|(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+"
+    r"|(?<=/api/webhooks/)\d+/[\w-]+"  # Discord
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?)"  # JSON Web Tokens
     r"|-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*"
     r"|(?i:(?<=bearer )|(?<=basic ))(?=\S*(?:[\d=]|[a-z][A-Z]))[\w.~+/=-]{16,}"

@@ -23,6 +23,8 @@ SECRETS = {
     "AWS": "AKIA" + "Q7" * 8,
     "GitHub": "ghp_" + "b2" * 18,
     "OpenAI": "sk-proj-" + "c3" * 12,
+    "Slack's webhook": "https://hooks.slack.com/services/T0PLANTED/B0PLANTED/PLANTED",
+    "Discord's webhook": "https://discord.com/api/webhooks/123/PLANTED-x_y",
     "JWT": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJQTEFOVEVEIn0.cGxhbnRlZA",
     "bearer": "Bearer PLANTED0123456789abc",
     "URL": "https://user:PLANTED@host/x",
