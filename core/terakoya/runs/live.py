@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from terakoya.errors import UserError
+from terakoya.log import translated
 
 HOST = "127.0.0.1"
 OWN_NAMES = ("127.0.0.1", "localhost")
@@ -39,8 +40,9 @@ async function follow() {
       seen = answer.headers.get("ETag") || "";
       followPointers();
     }
-    note.textContent = words.live;
-    note.className = "good";
+    const isWrong = answer.status >= 400;  // such as a run whose folder is gone
+    note.textContent = isWrong ? await answer.text() : words.live;
+    note.className = isWrong ? "bad" : "good";
   } catch {
     note.textContent = words.gone;
     note.className = "bad";
@@ -102,7 +104,7 @@ def create_server(page: LivePage, *, port: int, scripts: str) -> ThreadingHTTPSe
                 try:
                     self._answer_page()
                 except UserError as error:  # a run's folder was moved away
-                    self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error), kind="text/plain")
+                    self._answer(HTTPStatus.SERVICE_UNAVAILABLE, translated(str(error)), kind="text/plain")
             else:
                 self._answer(HTTPStatus.NOT_FOUND, "there is nothing here but /", kind="text/plain")
 

@@ -181,9 +181,14 @@ def test_a_live_page_follows_and_keeps_what_was_chosen(browser: Any, runs: list[
     behind = browser.run(f"document.querySelectorAll('{LOSS} .measured').length")
     assert browser.run("smoothing.value") == "0.5" and behind == 2, "smoothed as before"
     assert browser.run("document.getElementById('live').textContent") == "live"
+    (runs[0] / "metrics.jsonl").rename(runs[0] / "moved")
+    (runs[0] / "parameters.json").unlink()
+    browser.wait_for("document.getElementById('live').textContent.includes('no such file')")
+    (runs[0] / "moved").rename(runs[0] / "metrics.jsonl")
+    browser.wait_for("document.getElementById('live').textContent === 'live'")
     server.shutdown()
     server.server_close()
     browser.wait_for("document.getElementById('live').textContent.includes('gone')")
-    lost = ("ERR_CONNECTION", "ERR_SOCKET_NOT_CONNECTED")  # the last requests, to the server that is gone
+    lost = ("ERR_CONNECTION", "ERR_SOCKET_NOT_CONNECTED", "503")  # requests for the run, or to the server, that is gone
     others = [error for error in browser.errors if not any(each in error for each in lost)]
     assert others == [], "the page's policy fits it"
