@@ -37,7 +37,9 @@ def command(
     if findings.problems:
         number = len(findings.problems)
         text = f"{folder}: {number} problem{plural(number)}, listed above"
-        raise UserError(text if is_address(folder) else f"{text}\n{next_command.after_damage(folder)}")
+        # of a run whose own checkpoints are whole, the copy of one that is damaged
+        where = findings.damaged[0] if kind_of(folder) == "run" and findings.has_copies_alone() else folder
+        raise UserError(text if is_address(folder) else f"{text}\n{next_command.after_damage(where)}")
     kind = kind_of(folder)
     if is_address(folder):
         return

@@ -24,17 +24,26 @@ MODEL_PARTS = ("generator", "discriminator")
 
 @dataclass
 class Findings:
-    """What was read, a line for each thing, and what is wrong with it, a line for each problem."""
+    """What was read, a line for each thing, and what is wrong with it, a line for each problem, in the folders
+    `damaged`."""
 
     checked: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    damaged: list[Path] = field(default_factory=list)
 
     def add(self, folder: Path, description: str, problems: Iterable[str]) -> None:
         """Adds the `problems` of `folder`, or its `description` if there are none."""
         shown = address_of(folder)
         lines = [f"{shown}: {problem}" for problem in problems]
         self.problems += lines
+        self.damaged += [folder] if lines else []
         self.checked += [] if lines else [f"{shown}: {description}"]
+
+    def has_copies_alone(self) -> bool:
+        """Returns whether all that is damaged is checkpoints that a run keeps outside of `checkpoints/`."""
+        return bool(self.damaged) and all(
+            (folder / MANIFEST).exists() and folder.parent.name != "checkpoints" for folder in self.damaged
+        )
 
 
 def verify(folder: Path) -> Findings:

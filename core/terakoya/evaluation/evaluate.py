@@ -178,7 +178,7 @@ def evaluate(
     from terakoya.evaluation import harness, models
 
     if tasks:
-        harness.check_installed()
+        harness.check_installed(tasks)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     results: Mapping[str, Mapping[str, float]] = {}
     settings: Mapping[str, Any] = {}

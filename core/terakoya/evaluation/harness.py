@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from terakoya.errors import UserError
+from terakoya.finetuning.suites import suggest_suites
 
 
-def check_installed() -> None:
-    """Raises UserError if the harness is not installed."""
+def check_installed(tasks: Sequence[str]) -> None:
+    """Raises UserError if the harness, which is to have `tasks`, is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
+        if near := suggest_suites(tasks):
+            raise UserError(
+                f"--tasks {','.join(tasks)}: no such suite or task{near} A task of lm-eval needs the extra "
+                '"evaluate": pip install "terakoya[evaluate]"'
+            )
         raise UserError(
             '--tasks: lm-eval is not installed; expected the extra "evaluate": pip install "terakoya[evaluate]"'
         )
@@ -34,7 +40,7 @@ def evaluate(
     Raises:
         UserError: the harness is not installed, or does not have a task.
     """
-    check_installed()
+    check_installed(tasks)
     import lm_eval
 
     arguments = {
@@ -45,7 +51,7 @@ def evaluate(
             model="hf", model_args=arguments, tasks=list(tasks), limit=limit, device=device, log_samples=False
         )
     except (KeyError, ValueError) as error:
-        raise UserError(f"--tasks {','.join(tasks)}: lm-eval refuses: {error}") from error
+        raise UserError(f"--tasks {','.join(tasks)}: lm-eval refuses: {error}{suggest_suites(tasks)}") from error
     results = (output or {}).get("results", {})
     return {
         task: {name: value for name, value in numbers.items() if isinstance(value, int | float)}

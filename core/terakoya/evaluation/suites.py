@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from terakoya.errors import UserError
 from terakoya.finetuning.benchmark import BenchmarkResult, Watch, benchmark
 from terakoya.finetuning.scores import versions, write_scores
-from terakoya.finetuning.suites import is_suite_task
+from terakoya.finetuning.suites import is_suite_task, suggest_suites
 from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
 
@@ -47,6 +47,7 @@ def measure_suites(
     if others:
         raise UserError(
             f"--tasks {','.join(others)}: not together with suites; give tasks of lm-eval in a second command"
+            f"{suggest_suites(others)}"
         )
     if corpora or len(data) != 1:
         raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -168,6 +168,13 @@ def is_suite_task(name: str) -> bool:
     """Returns whether `name` is a suite, a task of a bundled suite, or a suite file, and not a task of lm-eval."""
     suites = bundled_suites()
     return name.endswith(ENDINGS) or name in suites or any(name in suite.tasks for suite in suites.values())
+
+
+def suggest_suites(names: Iterable[str]) -> str:
+    """Returns `; did you mean "jglue"?` if one of `names` is nearly a suite or a task of a bundled suite, else ""."""
+    suites = bundled_suites()
+    known = {*suites, *(task for suite in suites.values() for task in suite.tasks)}
+    return next((near for name in names if "did you mean" in (near := nearest(name, known))), "")
 
 
 def find_tasks(names: Sequence[str]) -> list[ChosenTask]:

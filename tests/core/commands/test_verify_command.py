@@ -92,10 +92,16 @@ def test_checkpoints_that_plugins_keep_are_read_too(work: Path, capsys: pytest.C
     for folder in kept:
         shutil.copytree(run / "checkpoints/step-00000001", folder)
         flip(folder / "model/model.safetensors")
-    code, lines, _ = verify(run, capsys)
+    code, lines, err = verify(run, capsys)
     assert code == 2 and [line for line in lines if "changed" in line] == [
         f"{folder}: model/model.safetensors: content changed" for folder in (kept[1], kept[0])
     ]
+    advice = "next: restore {} from a copy, or remove it and take another checkpoint; its run does not need it"
+    assert err.splitlines()[-1] == advice.format(kept[1]), "a run sets none of them aside"
+    assert verify(kept[0], capsys)[2].splitlines()[-1] == advice.format(kept[0])
+    flip(run / "checkpoints/step-00000002/model/model.safetensors")
+    for damaged in (run, run / "checkpoints/step-00000002"):
+        assert "which sets damaged checkpoints aside" in verify(damaged, capsys)[2]
 
 
 @pytest.mark.slow

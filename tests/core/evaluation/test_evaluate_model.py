@@ -429,3 +429,5 @@ def test_tasks_without_the_harness_are_refused_before_anything_is_loaded(
     (tmp_path / "config.json").write_text("{}")  # no model: loading it would be another error
     with pytest.raises(UserError, match="lm-eval is not installed"):
         evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["lambada"])
+    with pytest.raises(UserError, match='--tasks jglu: no such suite or task; did you mean "jglue"'):
+        evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["jglu"])

@@ -351,6 +351,7 @@ def test_mistakes_in_a_suite_file_are_named(suite: Path, old: str, new: str, mes
     [
         ({"tasks": ["jsts"]}, "expected one --data FOLDER"),
         ({"tasks": ["jsts", "lambada"], "stores": [Path()]}, "--tasks lambada: not together with suites"),
+        ({"tasks": ["jglue", "snli"], "stores": [Path()]}, 'second command; did you mean "wnli" or "qnli"'),
         ({"tasks": ["jsts"], "stores": [Path("nowhere")]}, "--data nowhere: expected the folder with the tasks' files"),
         ({"tasks": ["jsts"], "stores": [Path()], "stride": 8}, "--stride: is for perplexity"),
         ({"tasks": ["jsts"], "stores": [Path()], "length": 5}, "--length 5: expected 8 or more"),

@@ -207,7 +207,8 @@ def train_words(run: Path) -> tuple[str | Path, ...]:
 
 
 def after_damage(folder: Path) -> str:
-    """Returns the line that says what to do with a run, checkpoint, store or model in which faults were found."""
+    """Returns the line that says what to do with a run, checkpoint, store or model in which faults were found. A
+    checkpoint that is not in `checkpoints/`, such as `model-best`, is a copy, from which no run continues."""
     from terakoya.folder_kinds import kind_of
     from terakoya.runs import status
 
@@ -215,6 +216,8 @@ def after_damage(folder: Path) -> str:
     run = folder.parent.parent if kind == "checkpoint" else folder
     if kind == "run" and status.read(folder).checkpoints_gone:
         return f"next: bring the checkpoints of {folder} back from a copy, or train again in another --out"
+    if kind == "checkpoint" and folder.absolute().parent.name != "checkpoints":
+        return f"next: restore {folder} from a copy, or remove it and take another checkpoint; its run does not need it"
     if kind in ("run", "checkpoint"):
         words = train_words(run)
         again = line(*words) if words else "next: the command that started the run"

@@ -41,7 +41,9 @@ class Contrastive(Objective):
     """The row layout. An example is a document, or a part of one that is longer than a row; with `lines` a line."""
     views: Literal["halves", "dropout"] = "halves"
     """What the two views of a document are: `halves`, its two parts, cut at a random place between a third and two
-    thirds; `dropout`, the document twice with other dropout (SimCSE), which costs two passes."""
+    thirds; `dropout`, the document twice with other dropout (SimCSE), which costs two passes. In validation dropout is
+    off: both views of `dropout` are equal, the accuracy is 1, and the loss says only how far apart documents are, so
+    `best_checkpoint` and `early_stopping` should follow neither; score the embeddings with `evaluate --tasks`."""
     pooling: Literal["mean", "cls"] = "mean"
     """The embedding of a view: the mean of its last hidden states, or the first of them, that of [CLS]."""
     temperature: PositiveFloat = 0.05
