@@ -18,9 +18,9 @@ WIDTH_STEP = 8
 class Conversations:
     """How a store of conversations is used. Each conversation stays whole in one row.
 
-    `loss_on`: the tokens that are labels: those of all answers, of the last answer in the row, or all tokens.
+    `loss_on`: the tokens that are labels: those of all answers, of a conversation's last answer, or all tokens.
     `too_long`: how a conversation with more tokens than a row is handled: `truncate` cuts its end off (and drops it if
-    no answer remains), `drop` drops it.
+    no label remains), `drop` drops it.
     """
 
     loss_on: Literal["answers", "last_answer", "all"] = "answers"

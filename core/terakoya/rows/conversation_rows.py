@@ -41,6 +41,10 @@ def check_store(store: TokenStore, settings: Conversations | None) -> None:
         )
 
 
+_KINDS = {"answers": "", "last_answer": "-last", "all": "-all"}
+"""What the name of a plan says of `loss_on`, which decides which truncated conversations are left out."""
+
+
 @dataclass(frozen=True)
 class ConversationPlan:
     """The conversations of each row, and where they are truncated."""
@@ -56,7 +60,7 @@ class ConversationPlan:
         return load_or_build_plan(
             self.store.local_folder,
             self.store.fingerprint,
-            kind=f"conversations-{self.settings.too_long}{'-all' * (self.settings.loss_on == 'all')}",
+            kind=f"conversations-{self.settings.too_long}{_KINDS[self.settings.loss_on]}",
             sequence_length=self.sequence_length,
             special_tokens=0,
             count=self.store.facts.documents,
@@ -71,15 +75,18 @@ class ConversationPlan:
 
     def _truncated_spans(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """`spans` truncated to a row; length 0 for conversations that are left out."""
-        starts, lengths = self.spans(first, stop)
-        too_long = np.flatnonzero(lengths > self.sequence_length)
-        lengths = np.minimum(lengths, self.sequence_length)
+        starts, whole = self.spans(first, stop)
+        too_long = np.flatnonzero(whole > self.sequence_length)
+        lengths = np.minimum(whole, self.sequence_length)
         if self.settings.too_long == "drop":
             lengths[too_long] = 0
         elif self.settings.loss_on != "all":
             for number in too_long.tolist():
                 begin = int(starts[number]) + 1  # the first token is not a label
-                if not self.store.answers(begin, begin + self.sequence_length).any():
+                learnt = self.store.answers(begin, begin + whole[number])
+                if self.settings.loss_on == "last_answer":
+                    learnt = keep_last_runs(learnt[None], np.zeros((1, len(learnt)), np.int32))[0]
+                if not learnt[: self.sequence_length].any():
                     lengths[number] = 0
         return starts, lengths
 
@@ -95,7 +102,8 @@ class ConversationPlan:
         consequence = "they are left out"
         if self.settings.too_long == "truncate":
             consequence = f"{long - left_out:,} are truncated"
-            consequence += f", {left_out:,} are left out because no answer begins within the row" if left_out else ""
+            which = "their last answer does not begin" if self.settings.loss_on == "last_answer" else "no answer begins"
+            consequence += f", {left_out:,} are left out because {which} within the row" if left_out else ""
         logger.warning(
             "%s: %s of %s conversations are longer than a row of %d tokens: %s",
             self.store.folder,

@@ -35,7 +35,8 @@ class Instruction(Objective):
     template."""
     too_long: Literal["truncate", "drop"] = "truncate"
     """Whether conversations longer than a row are truncated or left out. None continues in another row, where the model
-    would not see its question."""
+    would not see its question; one whose answers, or whose last answer with `last_answer`, lie beyond the row is left
+    out."""
     z_loss: NonNegativeFloat = 0.0
     """The weight of log^2 Z, where Z is the sum of a position's exponentiated logits (PaLM used 1e-4)."""
     head_positions: PositiveInt | None = None

@@ -55,10 +55,10 @@ def expected(conversations: list[list[int]], loss_on: str, too_long: str) -> lis
             following += size
         if len(tokens) > LENGTH + 1 and too_long == "drop":
             continue
-        tokens, marks = tokens[: LENGTH + 1], marks[: LENGTH + 1]
         wanted = {mark for mark in marks[1:] if mark}
         if loss_on == "last_answer":
             wanted = {max(wanted, default=-1)}
+        tokens, marks = tokens[: LENGTH + 1], marks[: LENGTH + 1]
         labels = [
             token if mark in wanted or loss_on == "all" else IGNORED
             for token, mark in zip(tokens[1:], marks[1:], strict=True)
@@ -112,12 +112,14 @@ def test_conversations_longer_than_a_row_are_counted_and_logged(
         rows_of(store)
         rows_of(store, too_long="drop")
         rows_of(store, loss_on="all")
+        rows_of(store, loss_on="last_answer")
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         f"3 of 4 conversations are longer than a row of 16 tokens: {consequence}"
         for consequence in (
             "2 are truncated, 1 are left out because no answer begins within the row",
             "they are left out",
             "3 are truncated",
+            "1 are truncated, 2 are left out because their last answer does not begin within the row",
         )
     ]
 
