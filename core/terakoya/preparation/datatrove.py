@@ -92,7 +92,7 @@ def _refuse_passwords(job: PrepareJob) -> None:
             raise UserError(
                 f"{source}: expected an address without a password with --engine datatrove, whose job files would hold "
                 "it; give it as the environment variables or the configuration file of that kind of storage, or use "
-                "--engine local"
+                "--engine processes"
             )
 
 

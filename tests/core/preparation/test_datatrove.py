@@ -317,7 +317,9 @@ def test_a_password_in_an_address_is_refused_as_jobs_are_written_to_disk(folder:
     try:
         corpus = Corpus(find_files(["memory://user:PLANTED@corpus/a.jsonl"]))
         options = PrepareOptions(sources=corpus.sources, tokenizer=Path("tokenizer"), out=Path("out"))
-        with pytest.raises(UserError, match="address without a password with --engine datatrove") as refused:
+        with pytest.raises(
+            UserError, match=r"without a password with --engine datatrove.* --engine processes$"
+        ) as refused:
             prepare_with_datatrove(
                 PrepareJob.create(options, corpus, WordTokenizer()), executor="slurm", settings=SLURM
             )
