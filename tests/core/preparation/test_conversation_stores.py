@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from chat_tokenizer import CHATML, MESSAGES, WITH_INPUT, make_chat_tokenizer, write_lines
@@ -224,3 +225,27 @@ def test_a_sample_shows_template_and_answers(store: TokenStore) -> None:
     assert "(は青い)" in rows and "の|空→</s>" in rows
     count = int(np.count_nonzero(store.answers(0, store.facts.tokens)))
     assert f"tokens of answers {count}" in " ".join(typed("store", "info", store.folder).split())
+
+
+def test_a_store_at_an_address_is_shown_as_the_one_on_disk(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    there = fsspec.filesystem("memory")
+    there.put(str(store.folder), "/chats", recursive=True)
+    try:
+        for words in (("sample", "--rows", "1"), ("sample", "--rows", "1", "--causal"), ("info",)):
+            here, far = (
+                CliRunner().invoke(app, ["store", words[0], place, *words[1:]], catch_exceptions=False)
+                for place in (str(store.folder), "memory://chats")
+            )
+            assert far.exit_code == 0
+            names = str(tmp_path / "cache/terakoya/stores"), str(store.folder), "memory://chats"
+            shown = [
+                [line for line in each.stdout.splitlines() if not any(name in line for name in names)]
+                for each in (here, far)
+            ]
+            assert shown[0] == shown[1] and len(shown[0]) > 1
+            assert words[0] == "sample" or "memory://chats" in far.stdout
+    finally:
+        there.rm("/chats", recursive=True)

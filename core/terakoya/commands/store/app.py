@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from terakoya.commands.store import blocks as store_blocks
 from terakoya.commands.store import import_tokens as store_import
 from terakoya.commands.store import merge as store_merge
 from terakoya.commands.store import sample as store_sample
-
-if TYPE_CHECKING:
-    from terakoya.store.token_store import StoreFacts
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, check, import, merge, split and export token stores.")
 
@@ -39,7 +36,7 @@ def info_command(store: Store, json: Json = False) -> None:
     unknown = facts.notes.get(UNKNOWN)
     table = Table(show_header=False, box=None)
     rows: dict[str, object] = {
-        "store": store,
+        "store": opened.name,
         "documents": f"{facts.documents:,}",
         "sequences": f"{facts.sequences:,} (a {facts.unit} each)",
         "tokens": f"{facts.tokens:,} {facts.dtype}",
@@ -48,7 +45,7 @@ def info_command(store: Store, json: Json = False) -> None:
         "vocabulary": f"{facts.vocabulary.size:,}",
         "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
         "word starts": "stored" if facts.word_starts else "not known",
-        **_answers(store, facts),
+        **({"tokens of answers": f"{opened.answer_tokens:,}"} if facts.answers else {}),
         **{f"  {note}": f"{number:,}" for note, number in facts.notes.items() if note != UNKNOWN},
         "rejected": f"{facts.rejected:,}",
         **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},
@@ -62,16 +59,6 @@ def info_command(store: Store, json: Json = False) -> None:
         table.add_row(translated(name).replace("[", "\\["), shown.replace("[", "\\["))
     console().print(table)
     next_command.after_store(store, facts)
-
-
-def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
-    """Returns the tokens of answers of a store of conversations; nothing for a store of plain text."""
-    from terakoya.store.token_store import TokenStore
-
-    if not facts.answers:
-        return {}
-    count = TokenStore.open(folder, headers_only=True).answer_tokens
-    return {"tokens of answers": f"{count:,}"}
 
 
 @app.command("count")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from terakoya.components import Objective
     from terakoya.rows.sample import SampledToken
+    from terakoya.store.token_store import TokenStore
 
 _MASKED, _CAUSAL, _ANSWERS = "masked_lm", "causal_lm", "instruction"
 _BACKGROUNDS = (("black on bright_cyan", "black on cyan"), ("black on bright_yellow", "black on yellow"))
@@ -33,7 +34,7 @@ _BEGIN = "‖"
 
 
 def sample(
-    folder: Path,
+    store: TokenStore,
     *,
     rows: int = 3,
     start: int = 0,
@@ -44,26 +45,24 @@ def sample(
     sequence_length: int = 128,
     seed: int = 42,
 ) -> list[list[SampledToken]]:
-    """Returns rows of the store `folder`, decoded with the store's own tokenizer.
+    """Returns rows of `store`, decoded with the store's own tokenizer.
 
     Without `masks` and `causal` these are `rows` sequences from `start` on, cut after `tokens` tokens. With `masks`
     they are the first rows of `sequence_length` tokens of the running text, masked as in the first epoch of a run with
     `seed`: whole words if the store has word starts. With `causal` they are the first rows that `causal_lm` learns
     from, or `instruction` for a store of conversations. `settings` are the objective's.
 
-    Raises UserError for a damaged store, for a store without a tokenizer, and for settings that the objective does not
+    Raises UserError for a damaged store, for one without a tokenizer, and for settings that the objective does not
     have.
     """
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
-    from terakoya.store.remote_store import open_store
     from terakoya.tokenization.recognise import load_decoder
 
     if masks and causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")
     if settings and not (masks or causal):
         raise UserError("--set: these are settings of the objective: give --masks or --causal too")
-    store = open_store(folder)
     tokenizer = load_decoder(store.tokenizer_folder)
     if causal:
         objective = _objective(_ANSWERS if store.facts.answers else _CAUSAL, settings or {})
@@ -172,10 +171,11 @@ def command(
     from terakoya.commands.component_settings import gather
     from terakoya.log import console
     from terakoya.store.assembly import CHAT_TEMPLATE
-    from terakoya.store.token_store import read_facts
+    from terakoya.store.remote_store import open_store
 
+    opened = open_store(store)
     shown = sample(
-        store,
+        opened,
         rows=rows,
         start=start,
         tokens=tokens,
@@ -186,8 +186,8 @@ def command(
         seed=seed,
     )
     out = console()
-    template = store / "tokenizer" / CHAT_TEMPLATE
-    if read_facts(store).answers and template.is_file():
+    template = opened.tokenizer_folder / CHAT_TEMPLATE
+    if opened.facts.answers and template.is_file():
         out.print(Text(f"{template}:\n{template.read_text(encoding='utf-8').rstrip()}\n", "dim"), soft_wrap=True)
     for row in shown:
         if out.is_terminal:
@@ -198,4 +198,4 @@ def command(
     seen = {token.marking for row in shown for token in row}
     if out.is_terminal and (seen & _MARKINGS.keys()):
         out.print(*(Text(f" {marking} ", style) for marking, style in _MARKINGS.items() if marking in seen))
-    next_command.after_store(store, read_facts(store))
+    next_command.after_store(store, opened.facts)
