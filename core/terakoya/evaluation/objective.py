@@ -59,12 +59,12 @@ class RunObjective:
         self.module, self.flash = module, backend == "flash"
 
     def validation_stores(self) -> dict[str, TokenStore]:
-        """The run's validation stores by name, with `data.split` the parts of the training stores.
+        """The run's validation stores by name, with `data.split` the parts of the training stores of all phases.
 
         Raises:
             UserError: a store is missing or damaged.
         """
-        return open_validation(self.parameters.data)
+        return open_validation(self.parameters.data, [phase.data for phase in self.parameters.of_phases])
 
     def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Mapping[str, float]:
         """Evaluates the objective on the rows of `store`.

@@ -159,14 +159,14 @@ class Stores:
         }
 
 
-def open_validation(data: Data) -> dict[str, TokenStore]:
-    """Opens the validation stores that `data` names, or splits them off the training stores.
+def open_validation(data: Data, phases: Sequence[Data]) -> dict[str, TokenStore]:
+    """Opens the validation stores that `data` names, or splits them off the training stores of `data` and `phases`.
 
     Raises:
         UserError: a store is missing, damaged or too small to be split.
     """
     if data.split is not None:
-        return _split(_open_train(data), data.split)[1]
+        return _split(_open_train(data, phases), data.split)[1]
     return {address_of(path): open_store(path) for path in data.validation}
 
 
@@ -178,7 +178,7 @@ def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, 
     )
 
 
-def _open_train(data: Data, phases: Sequence[Data] = ()) -> list[TokenStore]:
+def _open_train(data: Data, phases: Sequence[Data]) -> list[TokenStore]:
     """Opens the stores of `data.train`, then those that only later stages or `phases` use."""
     paths = [entry.store for entry in data.train]
     for mixture in (*(stage.train for stage in data.stages), *(phase.train for phase in phases)):

@@ -260,24 +260,29 @@ def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["stages", "split"])
+@pytest.mark.parametrize("kind", ["stages", "split", "phases"])
 def test_a_run_is_evaluated_on_the_rows_and_masks_of_its_validation(
     run: Path, stores: tuple[Path, Path], tmp_path: Path, kind: str
 ) -> None:
-    """Where a later stage adds a training store, and where validation is a part of the training store, too."""
+    """Where a later stage adds a training store, and where validation is a part of the training stores, also of those
+    that only a later phase has, too."""
     settings = json.loads((run / "parameters.json").read_text())
     changes: dict[str, Any] = {"stages": [{"from_step": 2, "train": [str(stores[1])]}]}
-    if kind == "split":
+    if kind != "stages":
         changes = {"split": [80, 20], "validation": []}
-    settings = {**settings, "data": {**settings["data"], **changes}, "max_steps": 2}
+    phases = [{"steps": 1}, {"data": {"train": [str(stores[1])]}}] if kind == "phases" else []
+    settings = {**settings, "data": {**settings["data"], **changes}, "phases": phases, "max_steps": 2}
     train(Parameters.from_dict({**settings, "evaluation": {"steps": 2}}, source="test"), tmp_path / "run")
     lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
-    logged = next(line for line in lines if line["kind"] == "validation" and line["step"] == 2)
-    name = str(stores[1]) if kind == "stages" else f"{stores[0]} (validation)"
+    logged = {line["store"]: line for line in lines if line["kind"] == "validation" and line["step"] == 2}
+    names = (
+        [str(stores[1])] if kind == "stages" else [f"{store} (validation)" for store in stores[: 1 + len(phases[1:])]]
+    )
     results = evaluate(tmp_path / "run").results
-    assert list(results) == [logged["store"]] == [name]
-    for each in ("loss", "masked_accuracy"):
-        assert results[name][each] == pytest.approx(logged[each], rel=1e-5), each
+    assert list(results) == list(logged) == names
+    for name in names:
+        for each in ("loss", "masked_accuracy"):
+            assert results[name][each] == pytest.approx(logged[name][each], rel=1e-5), each
 
 
 def test_lines_of_a_corpus_are_those_of_a_store(tmp_path: Path) -> None:
