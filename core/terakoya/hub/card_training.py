@@ -57,14 +57,16 @@ def describe(manifest: Mapping[str, Any], written: Metrics) -> str:
 
 
 def _shares(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the weight of each store that was read from the beginning on; with phases, the rows that were read of
-    each store."""
-    if "phases" not in manifest:
-        return {store["store"]: store["weight"] for store in manifest["parameters"]["data"]["train"]}
-    rows: Counter[str] = Counter()
-    for position in manifest["positions"]:
+    """Returns the rows that were read of each store of `data.train`, and of each store that was read; the weights
+    before the first row."""
+    train = manifest["parameters"]["data"]["train"]
+    named = dict.fromkeys((each["store"] for each in train), 0)
+    rows: Counter[str] = Counter(named)
+    for position in manifest.get("positions", ()):
         rows[position["store"]] += position["rows"]
-    return {store: count for store, count in rows.items() if count}
+    if not rows.total():
+        return {each["store"]: each["weight"] for each in train}
+    return {store: count for store, count in rows.items() if count or store in named}
 
 
 def describe_rows(manifest: Mapping[str, Any]) -> list[str]:

@@ -311,9 +311,15 @@ def test_a_card_tells_later_stages_from_validation_and_says_how_long_inputs_may_
         "parameter_count": 9, "vocabulary": {"size": 64}, "step": 4, "max_steps": 4, "consumed_rows": 64,
         "consumed_tokens": 100, "stores": {str(store): "f" for store in stores},
     }  # fmt: skip
-    card = card_training.describe(manifest, Metrics(()))
-    assert "| general | 100.00% | `f` |" in card
-    assert "| math | in a later stage | `f` |" in card
+    numbers = ((0, 0), (32, 0), (48, 16))
+    read = [[{"store": "general", "rows": rows}, {"store": "math", "rows": later}] for rows, later in numbers]
+    cards = [card_training.describe({**manifest, "positions": positions}, Metrics(())) for positions in read]
+    for card in cards[:2]:
+        assert "| general | 100.00% | `f` |" in card
+        assert "| math | in a later stage | `f` |" in card
+    card = cards[2]
+    assert "| general | 75.00% | `f` |" in card
+    assert "| math | 25.00% | `f` |" in card
     assert "| held | validation | `f` |" in card
     assert "| longest input | 32 tokens |" in card
 
