@@ -40,6 +40,6 @@ def command(
         raise UserError(f"--weights: expected numbers with commas between them, got {weights}") from None
     for each in average(models, out, weights=numbers, last=last):
         step = "" if each.step is None else f" (step {each.step:,})"
-        console().print(f"{each.share:.4f} of {each.folder}{step}", markup=False, soft_wrap=True)
+        console().print(f"weight {each.share:.4f}: {each.folder}{step}", markup=False, soft_wrap=True)
     console().print(f"averaged to {out}", markup=False, soft_wrap=True)
     next_command.after_model(out)

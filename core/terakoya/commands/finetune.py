@@ -70,6 +70,8 @@ def command(
     The folder has the model with its head, the tokenizer, and its scores in terakoya_scores.json. The same seed gives
     the same model.
     """
+    from rich.text import Text
+
     from terakoya.commands.guidance.training_scores import TuningProgress, score_table
     from terakoya.finetuning.finetune import finetune
     from terakoya.finetuning.settings import TuningSettings
@@ -99,14 +101,14 @@ def command(
         counts = ", ".join(f"{name} {count:,}" for name, count in result.cut.items())
         length = result.settings.max_length
         console().print(f"longer than {length} tokens, and cut: {counts}", markup=False, soft_wrap=True)
+    code = []
     if task in PIPELINES:
-        console().print("  from transformers import pipeline", markup=False, soft_wrap=True)
-        console().print(f'  model = pipeline("{PIPELINES[task]}", model="{out}")', markup=False, soft_wrap=True)
+        code = ["from transformers import pipeline", f'model = pipeline("{PIPELINES[task]}", model="{out}")']
     elif task == "qa":
-        console().print("  from transformers import AutoModelForQuestionAnswering", markup=False, soft_wrap=True)
-        console().print(
-            f'  model = AutoModelForQuestionAnswering.from_pretrained("{out}")', markup=False, soft_wrap=True
-        )
+        name = "AutoModelForQuestionAnswering"
+        code = [f"from transformers import {name}", f'model = {name}.from_pretrained("{out}")']
+    for line in code:
+        console().print(Text(f"  {line}"), soft_wrap=True)
     next_command.show(*next_command.upload_words(out))
 
 

@@ -32,6 +32,8 @@ def command(
     ] = None,
 ) -> None:
     """Convert another program's checkpoint to a folder that Transformers loads."""
+    from rich.text import Text
+
     from terakoya.conversion.import_checkpoint import import_checkpoint
     from terakoya.log import console
     from terakoya.plugins import registry
@@ -51,10 +53,10 @@ def command(
     print_line(
         f"{rest[0]}: {done.parameter_count:,} parameters, {done.vocabulary_size:,} pieces{pieces}", soft_wrap=True
     )
-    print_line(f"  from transformers import AutoTokenizer, {done.model_class}", markup=False, soft_wrap=True)
-    print_line(f'  model = {done.model_class}.from_pretrained("{done.out}")', markup=False, soft_wrap=True)
+    print_line(Text(f"  from transformers import AutoTokenizer, {done.model_class}"), soft_wrap=True)
+    print_line(Text(f'  model = {done.model_class}.from_pretrained("{done.out}")'), soft_wrap=True)
     if done.tokenizer_size is not None:
-        print_line(f'  tokenizer = AutoTokenizer.from_pretrained("{done.out}")', markup=False, soft_wrap=True)
+        print_line(Text(f'  tokenizer = AutoTokenizer.from_pretrained("{done.out}")'), soft_wrap=True)
         next_command.after_model(done.out)
     else:
         print_line("  without a tokenizer: --tokenizer DIR adds one", markup=False, soft_wrap=True)

@@ -169,7 +169,8 @@ class PrepareJob:
         _check_rejects(self.out, totals, self.options.max_rejects, self.shard)
         template = self.task.template
         if count := totals.notes[UNLIKE_PROMPT]:
-            logger.warning("%s of %s: %s", UNLIKE_PROMPT, f"{totals.documents:,}", f"{count:,}")
+            shown = (f"{count:,}", f"{totals.documents:,}")
+            logger.warning("%s of %s conversations begin with other ids than their prompts", *shown)
         warn_of_unread(totals.notes)
         _tell_unknown(totals)
         if self.task.words is not None:

@@ -168,7 +168,7 @@ class _Listener(EventListener):
             return
         log.unlink()
         run.write("task_scores", scored_step=step, scores=scores)
-        run.print(f"step {step:,}  " + "  ".join(f"{name} {score:.4f}" for name, score in scores.items()))
+        run.print(f"scores of step {step:,}: " + "  ".join(f"{name} {score:.4f}" for name, score in scores.items()))
 
 
 def _step(checkpoint: Path) -> int:
