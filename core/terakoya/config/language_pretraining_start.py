@@ -68,12 +68,12 @@ def read_start_folders(raw: Mapping[str, Any], where: str, family: str) -> Start
     if unexpected:
         raise UserError(
             f"{where}: {', '.join(sorted(unexpected))}: has no effect in an entry of {family}; expected "
-            + " and ".join(expected.values())
+            + ", ".join(expected.values())
         )
     given = [key for key in expected.values() if key in raw]
     if not given:
         if FROZEN in raw:
-            raise UserError(f"{where}.{FROZEN}: there is nothing to freeze without {' and '.join(expected.values())}")
+            raise UserError(f"{where}.{FROZEN}: there is nothing to freeze without {', '.join(expected.values())}")
         return None
     missing = [key for key in expected.values() if key not in raw]
     if missing:

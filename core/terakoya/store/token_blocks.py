@@ -180,7 +180,7 @@ def _parse_block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
     except orjson.JSONDecodeError as error:
         raise UserError(f"{place}: expected JSON, got something else ({error}); make the file again") from None
     if not isinstance(value, dict) or "input_ids" not in value:
-        got = f"keys {', '.join(value)}" if isinstance(value, dict) else type(value).__name__
+        got = f"only the keys {', '.join(value)}" if isinstance(value, dict) else type(value).__name__
         raise UserError(f'{place}: expected an object with "input_ids", got {got}')
     ids, mask = (_parse_integers(place, name, value.get(name)) for name in ("input_ids", "attention_mask"))
     assert ids is not None, "input_ids is in the object"

@@ -125,7 +125,7 @@ def test_an_exported_store_can_be_imported(tmp_path: Path) -> None:
     [
         ("{", "line 2: expected JSON"),
         ("[1]", 'line 2: expected an object with "input_ids", got list'),
-        ('{"text": "a"}', 'line 2: expected an object with "input_ids", got keys text'),
+        ('{"text": "a"}', 'line 2: expected an object with "input_ids", got only the keys text'),
         ('{"input_ids": 1}', "line 2: input_ids: expected a list of integers, got int"),
         ('{"input_ids": [1.5]}', "line 2: input_ids: expected a list of integers"),
         ('{"input_ids": [[1], [1, 2]]}', "line 2: input_ids: expected a list of integers"),

@@ -60,7 +60,7 @@ class Options:
         try:
             value = parse(text)
         except ValueError:
-            raise UserError(f"--{name}: expected {_describe(parse)}, got {text or 'nothing'}") from None
+            raise UserError(f"--{name}: expected {_describe(parse)}, got {text or 'no value'}") from None
         self.mapped[name] = key
         return value
 
