@@ -1,8 +1,8 @@
 """Compares the Japanese catalogue with the texts in the code: `python tools/catalogue.py` lists what it lacks.
 
 `--check` fails where an entry has no text in the code any more, where its placeholders differ from the translation's,
-or where a help text or the meaning of a key has no entry; `--update` removes the entries without a text, adds an empty
-one for each help text and meaning that lacks its own, and writes the names of files again.
+or where a help text, the meaning of a key or a message has no entry; `--update` removes the entries without a text,
+adds an empty one for each text that lacks its own, and writes the names of files again.
 `docs/design/languages.md` says what a text, a placeholder and an entry are.
 """
 
@@ -31,7 +31,11 @@ SHOWN = (
     "UserError", "FileError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "print", "warn", "warning",
     "info", "error", "announce", "add_column", "progress_bar", "translated",
 )  # fmt: skip
-"""The functions whose texts a user sees; of a function that builds a text, and of a constant, nothing is known."""
+"""The functions whose texts a user sees; of a function that builds a text, and of a constant, nothing is known.
+Python's own `print` is not one of them: only consoles translate. What needs no Japanese, such as code to copy, is
+printed as rich's `Text`."""
+KINDS = {"help": "of help", "meaning": "of keys", "shown": "other messages"}
+"""The kinds of texts of which each needs a translation, and what they are called."""
 LOGGED = ("warning", "info", "error")
 """Those that fill in the values of `%s` themselves."""
 
@@ -89,7 +93,7 @@ def texts_of(code: str, file: str) -> Iterator[Text]:
             parts.add(id(node.value))  # a docstring
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in SHOWN:
+            if name in SHOWN and ast.unparse(node.func) != "print":
                 kinds.update({id(each): "shown" for each in node.args[:1]})
             if name in LOGGED:
                 values.update({id(each): node.args[1:] for each in node.args[:1]})
@@ -202,13 +206,12 @@ def files_by_shape(code: Iterable[Text]) -> dict[str, tuple[str, ...]]:
 def update(entries: list[Entry], code: list[Text]) -> list[Entry]:
     """Returns `entries` in their order, with the files of today and without those that have no text any more.
 
-    Help and meanings without an entry are added without a translation, each after the last entry of its file, or at the
-    end.
+    Texts without an entry are added without a translation, each after the last entry of its file, or at the end.
     """
     files = files_by_shape(code)
     updated = [replace(each, files=files[shape_of(each.source)]) for each in entries if shape_of(each.source) in files]
     lacking = missing(entries, code)
-    for text in (*lacking["help"], *lacking["meaning"]):
+    for text in (each for kind in lacking.values() for each in kind):
         neighbours = [number for number, each in enumerate(updated, 1) if text.file in each.files[:1]]
         updated.insert(max(neighbours, default=len(updated)), Entry(text.text, "", files[text.shape]))
     return updated
@@ -235,7 +238,7 @@ def faults(entries: list[Entry], code: list[Text]) -> list[str]:
 def missing(entries: list[Entry], code: list[Text]) -> dict[str, list[Text]]:
     """Returns the texts without an entry, by kind, each once; of the kind "other" none are known to be shown."""
     known = {shape_of(entry.source) for entry in entries}
-    lacking: dict[str, dict[str, Text]] = {"help": {}, "meaning": {}, "shown": {}}
+    lacking: dict[str, dict[str, Text]] = {kind: {} for kind in KINDS}
     for text in code:
         if text.kind in lacking and re.search("[a-z]{2}", text.shape.replace("{}", "")) and text.shape not in known:
             lacking[text.kind].setdefault(text.shape, text)
@@ -245,10 +248,8 @@ def missing(entries: list[Entry], code: list[Text]) -> dict[str, list[Text]]:
 def main() -> None:
     """Prints what the catalogue lacks and exits with 1 where `--check` fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="print what is wrong only, and fail if anything is")
-    parser.add_argument(
-        "--update", action="store_true", help="remove old entries, add empty ones for new help and meanings"
-    )
+    parser.add_argument("--check", action="store_true", help="fail if anything is wrong")
+    parser.add_argument("--update", action="store_true", help="remove old entries, add empty ones for new texts")
     options = parser.parse_args()
     code, entries = list(texts()), read_catalogue(CATALOGUE)
     if options.update:
@@ -259,15 +260,12 @@ def main() -> None:
         print(f"{CATALOGUE}: {len(updated)} entries, {added} added without a translation, {removed} removed")
         return
     wrong, lacking = faults(entries, code), missing(entries, code)
-    for kind in ("help", "meaning"):
-        wrong += [f"{kind} without a translation, {each.file}: {each.text!r}" for each in lacking[kind]]
+    for kind, found in lacking.items():
+        wrong += [f"{kind} without a translation, {each.file}: {each.text!r}" for each in found]
     for line in wrong:
         print(line)
-    if not options.check:
-        for each in lacking["shown"]:
-            print(f"{each.file}: {each.text!r}")
-    counts = [f"{len(lacking[kind])} of {name}" for kind, name in (("help", "help"), ("meaning", "keys"))]
-    print(f"{len(entries)} entries; missing: {', '.join(counts)}, {len(lacking['shown'])} other messages")
+    counts = [f"{len(lacking[kind])} {name}" for kind, name in KINDS.items()]
+    print(f"{len(entries)} entries; missing: {', '.join(counts)}")
     sys.exit(bool(options.check and wrong))
 
 

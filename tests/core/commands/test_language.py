@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str,
 
 @pytest.mark.slow
 def test_the_catalogue_fits_the_code() -> None:
-    """No entry whose English is gone, equal placeholders, no pattern that fits everything; help has no gaps."""
+    """No entry whose English is gone, equal placeholders, no pattern that fits everything, no text without Japanese."""
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         import catalogue
@@ -67,11 +68,10 @@ def test_the_catalogue_fits_the_code() -> None:
         sys.path.pop(0)
     entries, code = read_catalogue(catalogue.CATALOGUE), list(catalogue.texts())
     assert catalogue.faults(entries, code) == [], "python tools/catalogue.py --update removes what is gone"
-    lacking = catalogue.missing(entries, code)
-    helps = sum(text.kind == "help" for text in code)
-    assert len(lacking["help"]) < 0.03 * helps and helps > 200 and len(entries) > 1000
-    assert lacking["meaning"] == [], "python tools/catalogue.py --update adds entries for new keys, to be translated"
-    assert sum(text.kind == "meaning" for text in code) > 500
+    counts = Counter(text.kind for text in code)
+    assert counts["help"] > 200 and counts["meaning"] > 500 and counts["shown"] > 1000
+    for kind, texts in catalogue.missing(entries, code).items():
+        assert texts == [], f"{kind}: python tools/catalogue.py --update adds entries for new texts, to be translated"
     stale, wrong = Entry("no such text here", "ない"), Entry("{out}: is not empty", "空")
     told = "\n".join(catalogue.faults([stale, wrong], code))
     assert "not in the code any more: 'no such text here'" in told and "other placeholders" in told
@@ -92,12 +92,39 @@ def command(out: Annotated[Path, Option(help="The folder.")]) -> None:
     """
     raise UserError(f"{out}: expected {len(names):,} names" + nearest(name, known))
     log.warning("%s of %.1f %% is lost", self.store, share)
+    print("for programs")
+    console().print(Text("import terakoya"))
 '''
     found = {(text.kind, text.text) for text in catalogue.texts_of(code, "core/terakoya/commands/x.py")}
+    assert {("other", "for programs"), ("other", "import terakoya")} <= found, "never translated"
     assert {
         ("help", "The folder."), ("help", "Do it."), ("help", "And more of it."),
         ("shown", "{out}: expected {names} names{nearest}"), ("shown", "{store} of {share} % is lost"),
     } <= found  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("help", "1 of help"), ("meaning", "1 of keys"), ("shown", "1 other message")]
+)
+def test_a_text_without_japanese_fails_the_check(
+    kind: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import catalogue
+
+    code = [catalogue.Text("{out}: is not empty", "a.py", "shown"), catalogue.Text("{out}: is new", "b.py", kind)]
+    known = Entry("{out}: is not empty", "{out}: 空ではありません", ("a.py",))
+    monkeypatch.setattr(catalogue, "texts", lambda: iter(code))
+    monkeypatch.setattr(catalogue, "read_catalogue", lambda file: [known])
+    monkeypatch.setattr(sys, "argv", ["catalogue.py", "--check"])
+    with pytest.raises(SystemExit) as done:
+        catalogue.main()
+    out = capsys.readouterr().out
+    assert done.value.code == 1 and f"{kind} without a translation, b.py: '{{out}}: is new'" in out and told in out
+    code.pop()
+    with pytest.raises(SystemExit) as done:
+        catalogue.main()
+    assert done.value.code == 0
 
 
 def test_an_update_moves_no_entry() -> None:
@@ -109,7 +136,7 @@ def test_an_update_moves_no_entry() -> None:
     code = [
         catalogue.Text("second", "b.py", "shown"), catalogue.Text("first {x}", "a.py", "shown"),
         catalogue.Text("a new option", "b.py", "help"), catalogue.Text("a new key", "keys.md", "meaning"),
-        catalogue.Text("learning_rate", "c.py", "other"),
+        catalogue.Text("learning_rate", "c.py", "other"), catalogue.Text("a new message", "a.py", "shown"),
     ]  # fmt: skip
     entries = [
         Entry("second", "二", ("b.py",)), Entry("gone", "無", ("a.py",)), Entry("first {n}", "一 {n}", ("z.py",)),
@@ -118,7 +145,8 @@ def test_an_update_moves_no_entry() -> None:
     updated = catalogue.update(entries, code)
     assert updated == [
         Entry("second", "二", ("b.py",)), Entry("a new option", "", ("b.py",)), Entry("first {n}", "一 {n}", ("a.py",)),
-        Entry("learning rate", "学習率", ("c.py",)), Entry("a new key", "", ("keys.md",)),
+        Entry("a new message", "", ("a.py",)), Entry("learning rate", "学習率", ("c.py",)),
+        Entry("a new key", "", ("keys.md",)),
     ]  # fmt: skip
     assert catalogue.update(updated, code) == updated
     assert "no translation: 'a new key'" in catalogue.faults(updated, code)
