@@ -144,7 +144,7 @@ class Architecture(Component):
                 whole = [f"1/{part}" for part in range(2, 17) if not any(each % part for each in sizes)]
                 raise UserError(
                     f"architecture {name}: {fraction} of {key} {width} is not a whole number; use "
-                    + (f"one of {', '.join(whole)}, or describe" if whole else "1, or describe")
+                    + (f"one of {', '.join(whole)}, or describe" if whole else "1 alone, or describe")
                     + " the smaller model in full"
                 )
             changed[key] = int(width * fraction)

@@ -50,7 +50,7 @@ def check(folder: Path) -> None:
     parts = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
     patterns = tuple(dict.fromkeys(pattern for part in parts for pattern in _patterns(part)))
     if patterns and (problem := _try(patterns)):
-        raise UserError(f"{file}: {problem}; use a tokenizer with another pattern")
+        raise UserError(f"{file}: {problem}")
 
 
 def _patterns(part: Any) -> Iterator[str]:
@@ -80,4 +80,8 @@ def _try(patterns: tuple[str, ...]) -> str:
     if not trouble:
         return ""
     pattern = json.loads(printed.splitlines()[-1]) if printed else patterns[0]
-    return f"the regular expression {json.dumps(pattern[:80])} is not one to split text with: {trouble[:200]}"
+    shown = json.dumps(pattern[:80])
+    return (
+        f"the regular expression {shown} is not one to split text with: {trouble[:200]}; use a tokenizer with another "
+        "pattern"
+    )

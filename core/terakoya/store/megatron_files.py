@@ -63,7 +63,7 @@ class MegatronFiles:
         size = bin_file.stat().st_size
         extra = size - tokens * index.dtype.itemsize
         if extra and extra != documents * index.dtype.itemsize:
-            what = "truncated" if extra < 0 else "not the file of this index"
+            what = "it is truncated" if extra < 0 else "not the file of this index"
             raise UserError(
                 f"{bin_file}: expected {tokens * index.dtype.itemsize:,} bytes for {tokens:,} ids of type "
                 f"{index.dtype} as {idx.name} says, got {size:,}: {what}; {REMEDY}"
