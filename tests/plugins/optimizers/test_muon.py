@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from terakoya_plugins.optimizers.muon import Muon, batched
 
@@ -70,6 +71,32 @@ def test_follows_both_published_updates(adjust: str) -> None:
         error = np.abs(parameter.detach().numpy() - values[name])
         assert error.max() < (0.03 if name.endswith(("0.weight", "1.weight")) else 2e-5) * moved[name].max(), name
     assert {group["lr"] for group in optimizer.param_groups} == {0.01}, "as the training loop set it"
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_updates_of_gpt2s_matrices_are_those_of_linear_ones_transposed(adjust: str) -> None:
+    """GPT-2's weights are (inputs, outputs). Two layers that compute the same stay so, and follow float64's update."""
+    draw = torch.Generator().manual_seed(0)
+    linear = nn.ModuleList([nn.Linear(4, 16), nn.Linear(16, 4)])
+    gpt2 = nn.ModuleList([Conv1D(16, 4), Conv1D(4, 16)])
+    optimizers = [
+        Muon(learning_rate=0.02, adjust_lr_fn=adjust).build(each, fused=False)  # type: ignore[arg-type]
+        for each in (linear, gpt2)
+    ]
+    for one, other in zip(linear, gpt2, strict=True):
+        one.weight.grad = torch.randn(one.weight.shape, generator=draw)
+        other.weight.data, other.weight.grad = one.weight.detach().T.clone(), one.weight.grad.T.clone()
+    before = [each.weight.detach().double().numpy() for each in linear]
+    for optimizer in optimizers:
+        optimizer.step()
+    for one, other, start in zip(linear, gpt2, before, strict=True):
+        gradient = one.weight.grad.double().numpy()
+        outputs, inputs = gradient.shape
+        size = max(1, outputs / inputs) ** 0.5 if adjust == "original" else 0.2 * 16**0.5
+        update = 0.02 * size * orthogonal((0.95 * 0.05 + 0.05) * gradient)
+        for weight in (one.weight, other.weight.T):
+            error = np.abs(weight.detach().double().numpy() - (start * (1 - 0.02 * 0.1) - update)).max()
+            assert error < 0.03 * np.abs(update).max()
 
 
 def names_of_muon_weights(module: nn.Module) -> set[str]:

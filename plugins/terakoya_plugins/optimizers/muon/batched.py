@@ -1,5 +1,5 @@
 """torch's Muon with all matrices of one shape at once, on a GPU, where one matrix after another is too little work for
-a kernel; and without waiting for the device where a step must be skipped."""
+a kernel; without waiting for the device where a step must be skipped; and for matrices of either orientation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from terakoya.toolkit.parameter_groups import of_one_shape
 
 MOST_AT_ONCE = 1 << 26
 """Elements of the matrices that are stacked: a stack is copied several times."""
+TRANSPOSED = "transposed"
+"""The key of a group whose matrices are (inputs, outputs), where those of `nn.Linear` are (outputs, inputs)."""
 
 
 class BatchedMuon(torch.optim.Muon):
@@ -29,7 +31,8 @@ class BatchedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every matrix that has a gradient."""
-        if all(each.device.type == "cpu" for group in self.param_groups for each in group["params"]):
+        on_cpu = all(each.device.type == "cpu" for group in self.param_groups for each in group["params"])
+        if on_cpu and not any(group.get(TRANSPOSED) for group in self.param_groups):
             return super().step(closure)
         assert closure is None, "terakoya computes gradients before"
         for group in self.param_groups:
@@ -65,10 +68,10 @@ def _step_stack(
     torch._foreach_copy_(buffers, list(momentum.unbind()))
     update = gradients.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
     direction = orthogonalize(update, group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"])
-    rows, columns = matrices[0].shape
-    size = math.sqrt(max(1, rows / columns))
+    outputs, inputs = reversed(matrices[0].shape) if group.get(TRANSPOSED) else matrices[0].shape
+    size = math.sqrt(max(1, outputs / inputs))
     if group["adjust_lr_fn"] == "match_rms_adamw":
-        size = 0.2 * math.sqrt(max(rows, columns))
+        size = 0.2 * math.sqrt(max(outputs, inputs))
     weights = torch.stack(list(matrices)).mul_(1 - group["lr"] * group["weight_decay"] * taken)
     weights.sub_(direction * (group["lr"] * size * taken))
     torch._foreach_copy_(list(matrices), list(weights.unbind()))

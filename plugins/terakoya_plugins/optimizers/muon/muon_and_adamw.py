@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable_parameters
-from terakoya_plugins.optimizers.muon.batched import BatchedMuon
+from terakoya_plugins.optimizers.muon.batched import TRANSPOSED, BatchedMuon
 
 WIDTH_POWERS = {"original": 0.0, "match_rms_adamw": 0.5}
 """By which power of the width learning rates of matrices go down with the key `mup`, by `adjust_lr_fn`: the largest
@@ -79,8 +80,11 @@ def build(
     rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
     muon = adamw = None
     if matrices:
+        transposed = transposed_weights(module) if adjust_lr_fn == "original" else set()  # else the size is the same
+        sides = [(side, [each for each in matrices if (id(each) in transposed) == side]) for side in (False, True)]
         muon = BatchedMuon(
-            matrices, lr=learning_rate, weight_decay=weight_decay, momentum=momentum,
+            [{"params": params, TRANSPOSED: side} for side, params in sides if params],
+            lr=learning_rate, weight_decay=weight_decay, momentum=momentum,
             nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn,
         )  # fmt: skip
         for group in muon.param_groups:
@@ -106,3 +110,8 @@ def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
             if dimensions(parameter) == 2 and not is_head and id(parameter) not in known | seen:
                 seen.add(id(parameter))
                 yield parameter
+
+
+def transposed_weights(module: nn.Module) -> set[int]:
+    """Returns the ids of the weights of `module` that are (inputs, outputs): GPT-2's."""
+    return {id(each.weight) for each in module.modules() if isinstance(each, Conv1D)}
