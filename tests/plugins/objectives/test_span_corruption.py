@@ -21,6 +21,8 @@ from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.t5 import T5
 from terakoya_plugins.objectives.span_corruption import SpanCorruption
 from terakoya_plugins.objectives.span_corruption.rows import noise_and_spans
+from terakoya_plugins.tokenizers.byte_bpe import ByteBpe
+from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 
 PAD, CLS, SEP = 0, 2, 3
 SENTINELS = tuple(range(5, 45))
@@ -151,10 +153,20 @@ def test_too_few_sentinels_are_refused_with_the_remedy() -> None:
     few = VOCABULARY.model_copy(update={"special": tuple(range(15))})
     SpanCorruption().check(few, sequence_length=200)
     with pytest.raises(
-        UserError, match=r"a row of 512 tokens needs up to 26 sentinel tokens.*there are 10.*num_unused"
+        UserError,
+        match=r"a row of 512 tokens needs up to 26 sentinel tokens.*there are 10.*num_unused.*control_symbols",
     ):
         SpanCorruption().check(few, sequence_length=512)
     SpanCorruption().check(VOCABULARY, sequence_length=512)
+
+
+def test_what_the_remedy_names_gives_sentencepiece_and_byte_bpe_sentinels() -> None:
+    names = tuple(f"<extra_id_{number}>" for number in range(26))
+    for tokenizer in (
+        SentencePiece(vocab_size=99, control_symbols=names, pad_id=3),
+        ByteBpe(vocab_size=400, additional_special_tokens=names),
+    ):
+        SpanCorruption().check(tokenizer.planned_vocabulary(), sequence_length=512)
 
 
 def test_given_sentinels_are_used_in_their_order() -> None:

@@ -77,24 +77,18 @@ def test_follows_both_published_updates(adjust: str) -> None:
 def test_updates_of_gpt2s_matrices_are_those_of_linear_ones_transposed(adjust: str) -> None:
     """GPT-2's weights are (inputs, outputs). Two layers that compute the same stay so, and follow float64's update."""
     draw = torch.Generator().manual_seed(0)
-    linear = nn.ModuleList([nn.Linear(4, 16), nn.Linear(16, 4)])
-    gpt2 = nn.ModuleList([Conv1D(16, 4), Conv1D(4, 16)])
-    optimizers = [
-        Muon(learning_rate=0.02, adjust_lr_fn=adjust).build(each, fused=False)  # type: ignore[arg-type]
-        for each in (linear, gpt2)
-    ]
-    for one, other in zip(linear, gpt2, strict=True):
-        one.weight.grad = torch.randn(one.weight.shape, generator=draw)
-        other.weight.data, other.weight.grad = one.weight.detach().T.clone(), one.weight.grad.T.clone()
-    before = [each.weight.detach().double().numpy() for each in linear]
-    for optimizer in optimizers:
-        optimizer.step()
-    for one, other, start in zip(linear, gpt2, before, strict=True):
-        gradient = one.weight.grad.double().numpy()
+    for linear, gpt2 in ((nn.Linear(4, 16), Conv1D(16, 4)), (nn.Linear(16, 4), Conv1D(4, 16))):
+        gradient = torch.randn(linear.weight.shape, generator=draw)
+        start = linear.weight.detach().double().numpy().copy()
+        gpt2.weight.data.copy_(linear.weight.T)
+        linear.weight.grad, gpt2.weight.grad = gradient, gradient.T.clone()
+        settings = Muon(learning_rate=0.02, weight_decay=0.1, adjust_lr_fn=adjust)  # type: ignore[arg-type]
+        for each in (linear, gpt2):
+            settings.build(nn.ModuleList([each]), fused=False).step()
         outputs, inputs = gradient.shape
         size = max(1, outputs / inputs) ** 0.5 if adjust == "original" else 0.2 * 16**0.5
-        update = 0.02 * size * orthogonal((0.95 * 0.05 + 0.05) * gradient)
-        for weight in (one.weight, other.weight.T):
+        update = 0.02 * size * orthogonal((0.95 * 0.05 + 0.05) * gradient.double().numpy())
+        for weight in (linear.weight, gpt2.weight.T):
             error = np.abs(weight.detach().double().numpy() - (start * (1 - 0.02 * 0.1) - update)).max()
             assert error < 0.03 * np.abs(update).max()
 

@@ -65,8 +65,9 @@ class SpanCorruption(Objective):
             raise UserError(
                 f"objective span_corruption: a row of {sequence_length} tokens needs up to {needed[0]} sentinel "
                 f"tokens, one for each span, but there are {available}. Train the tokenizer with num_unused_tokens "
-                f"{needed[0]} or more (or use one with <extra_id_0>, <extra_id_1>, ...), name special tokens that "
-                "never occur in text by objective.sentinels, reduce data.sequence_length, or increase "
+                f"{needed[0]} or more (mecab_wordpiece, mecab_character), or with as many of <extra_id_0>, "
+                "<extra_id_1>, ... as control_symbols (sentencepiece) or additional_special_tokens (byte_bpe), name "
+                "special tokens that never occur in text by objective.sentinels, reduce data.sequence_length, or raise "
                 "objective.mean_noise_span_length"
             )
 
