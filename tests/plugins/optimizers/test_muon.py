@@ -82,7 +82,7 @@ def test_updates_of_gpt2s_matrices_are_those_of_linear_ones_transposed(adjust: s
         start = linear.weight.detach().double().numpy().copy()
         gpt2.weight.data.copy_(linear.weight.T)
         linear.weight.grad, gpt2.weight.grad = gradient, gradient.T.clone()
-        settings = Muon(learning_rate=0.02, weight_decay=0.1, adjust_lr_fn=adjust)  # type: ignore[arg-type]
+        settings = Muon(learning_rate=0.02, weight_decay=0.1, adjust_lr_fn=adjust)
         for each in (linear, gpt2):
             settings.build(nn.ModuleList([each]), fused=False).step()
         outputs, inputs = gradient.shape
