@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Mapping
@@ -25,10 +24,10 @@ def kill_and_replace(
 ) -> None:
     """Trains to `address` in processes that get SIGKILL once a checkpoint is there, and then on another machine, with
     nothing but the address. Fails unless weights, optimizer and losses are those of a run that nobody disturbs."""
-    file = folder / "run.json"
-    file.write_text(json.dumps(settings))
     bucket = ObjectFolder(address)
-    started = toy.start(file, address, "--work-folder", str(folder / "spot"), nodes=nodes, environment=environment)
+    started = toy.start(
+        settings, address, "--work-folder", str(folder / "spot"), folder=folder, nodes=nodes, environment=environment
+    )
     deadline = time.monotonic() + 60
     try:
         while not whole_steps(bucket):
@@ -44,7 +43,9 @@ def kill_and_replace(
     assert steps and steps[-1] < last
     (folder / "spot").rename(folder / "gone")
 
-    bare = toy.start(file, address, "--work-folder", str(folder / "bare"), nodes=nodes, environment=environment)
+    bare = toy.start(
+        settings, address, "--work-folder", str(folder / "bare"), folder=folder, nodes=nodes, environment=environment
+    )
     printed = toy.finish(bare)
     assert f"fetched step-{steps[-1]:08d}, from which the run continues" in " ".join(printed.split())
     toy.train(settings, folder / "alone", nodes=nodes)

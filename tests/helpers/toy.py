@@ -90,21 +90,26 @@ class Process:
 
 
 def start(
-    file: Path,
+    settings: Mapping[str, Any],
     out: Path,
     *arguments: str,
+    folder: Path | None = None,
     nodes: Sequence[int] = (1,),
     environment: Mapping[str, str] | None = None,
     environment_of_rank: Sequence[Mapping[str, str]] = (),
     plugins: Sequence[Path] = (),
 ) -> list[Process]:
     """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i, each with the
-    variables of `environment` and its own of `environment_of_rank`."""
+    variables of `environment` and its own of `environment_of_rank`. FILE, which holds `settings`, and what they print
+    are in `folder`, by default beside `out`."""
+    folder = folder or out.parent
+    file = folder / f"{out.name}.json"
+    file.write_text(json.dumps(settings))
     options = [text for plugin in plugins for text in ("--plugin", str(plugin))]
     command = [*options, "train", str(file), "--out", str(out), *arguments]
     started = []
     for rank, variables in enumerate(launched(nodes)):
-        output = file.parent / f"{out.name}.{rank}.{os.urandom(4).hex()}.txt"
+        output = folder / f"{out.name}.{rank}.{os.urandom(4).hex()}.txt"
         own = environment_of_rank[rank] if environment_of_rank else {}
         process = fork(_command_line, command, {**(environment or {}), **own, **variables}, output)
         started.append(Process(process, output))
@@ -179,14 +184,12 @@ def train(
     out: Path,
     *arguments: str,
     nodes: Sequence[int] = (1,),
-    code: int = 0,
+    code: int | None = 0,
     plugins: Sequence[Path] = (),
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs to the end and returns what rank 0 printed."""
-    file = out.parent / f"{out.name}.json"
-    file.write_text(json.dumps(settings))
-    return finish(start(file, out, *arguments, nodes=nodes, plugins=plugins, environment=environment), code=code)
+    """Runs to the end and returns what rank 0 printed. Fails if an exit code is not `code` (None: any)."""
+    return finish(start(settings, out, *arguments, nodes=nodes, plugins=plugins, environment=environment), code=code)
 
 
 def records(out: Path, kind: str = "step") -> dict[int, dict[str, Any]]:

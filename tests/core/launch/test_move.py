@@ -68,9 +68,7 @@ def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     """From a process of this machine to a host, and into another folder."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = toy.parameters(store, max_steps=80, checkpoint={"save_steps": 1000}, evaluation=None)
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(settings))
-    started = toy.start(file, tmp_path / "run", environment={"TERAKOYA_HOST": "old"})
+    started = toy.start(settings, tmp_path / "run", environment={"TERAKOYA_HOST": "old"})
     deadline = time.monotonic() + 60
     while not (tmp_path / "run/metrics.jsonl").exists() or not toy.records(tmp_path / "run"):
         assert started[0].running() and time.monotonic() < deadline

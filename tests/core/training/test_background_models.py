@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -83,10 +82,8 @@ def test_killed_before_the_second_checkpoint_has_its_name(store: Path, tmp_path:
     """The first one stays, with its adapter, and the run goes on from there."""
     raw = make("gpt2", store, tmp_path / "base", max_steps=6, checkpoint={**EVERY, "async_save": True})
     toy.train(raw, tmp_path / "straight", plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(raw))
     environment = {"FAULT": "save:manifest@2", "FAULT_RANK": "0"}
-    started = toy.start(file, tmp_path / "cut", nodes=(1,), plugins=FAULTS, environment=environment)
+    started = toy.start(raw, tmp_path / "cut", nodes=(1,), plugins=FAULTS, environment=environment)
     toy.finish(started, code=None)
     assert [each.process.exitcode for each in started] == [-signal.SIGKILL]
     ((step, folder),) = checkpoints.list_checkpoints(tmp_path / "cut/checkpoints")

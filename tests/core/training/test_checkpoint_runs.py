@@ -91,15 +91,14 @@ SLOW = [
 def test_a_run_killed_inside_its_second_save_resumes_from_the_first(
     background: bool, rank: int, instant: str, store: Path, straight: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(settings(store, background=background)))
+    raw = settings(store, background=background)
     environment = {"FAULT": f"save:{instant}", "FAULT_RANK": str(rank)}
-    started = toy.start(file, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment)
+    started = toy.start(raw, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment)
     toy.finish(started, code=None)
     codes = [each.process.exitcode for each in started]
     assert codes[rank] == -signal.SIGKILL and codes[1 - rank] not in (0, -signal.SIGKILL)
     assert not folder(tmp_path / "run", 4).exists()
-    output = toy.train(settings(store, background=background), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    output = toy.train(raw, tmp_path / "run", nodes=TWO, plugins=FAULTS)
     assert "at step 2" in output and "removed .staging-step-00000004, left by an interrupted save" in output
     assert_same(tmp_path / "run", straight)
     assert not list((tmp_path / "run/checkpoints").glob(".*"))

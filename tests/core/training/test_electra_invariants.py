@@ -1,6 +1,5 @@
 """The main guarantees for two models in one: neither topology nor stopping changes it. Real processes, real kills."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +73,8 @@ def test_killed_and_resumed_is_bit_identical(
     settings = parameters(store, validation_store, batch_size=table, logging_steps=3)
     nodes = (1,) * processes
     toy.train(settings, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
-    toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+    toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
     output = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
     assert "resumed from" in output and "at step 5" in output

@@ -144,10 +144,8 @@ def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_pa
     raw = toy.parameters(store, start_from=str(tmp_path / "m"), frozen_layers=1, batch_size=table)
     nodes = (1,) * processes
     toy.train(raw, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(raw))
     environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
-    toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+    toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
     (tmp_path / "m").rename(tmp_path / "gone")
     said = toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
     assert "at step 5" in said and "of them trained" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,8 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3)
     said = toy.train(raw, tmp_path / "straight", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
     assert "2 processes on 2 nodes" in said and "on cpu, fsdp, fp32" in said and "Warning" not in said
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(raw))
     environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
-    cut = toy.start(file, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS, environment=environment)
-    toy.finish(cut, code=None)
+    toy.train(raw, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
     said = toy.train(raw, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
     assert "resumed from" in said and "at step 5" in said

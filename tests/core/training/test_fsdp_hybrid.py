@@ -107,11 +107,8 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3, precision="bf16")
     said = toy.train(raw, tmp_path / "straight", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS)
     assert "4 processes on 2 nodes" in said and "on cpu, fsdp, dp_shard_size 2, bf16" in said
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(raw))
     environment = {"FAULT": "kill:8", "FAULT_RANK": "3"}
-    cut = toy.start(file, tmp_path / "cut", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS, environment=environment)
-    toy.finish(cut, code=None)
+    toy.train(raw, tmp_path / "cut", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
     said = toy.train(raw, tmp_path / "cut", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS)
     assert "resumed from" in said and "at step 5" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -25,9 +24,7 @@ def running(store: Path, out: Path) -> Iterator[list[toy.Process]]:
         store, batch_size={"0": 9, "1": 7}, max_steps=1_000_000, logging_steps=20, checkpoint={"save_steps": 10**6},
         parallel={"timeout_seconds": TIMEOUT},
     )  # fmt: skip
-    file = out.parent / "run.json"
-    file.write_text(json.dumps(settings))
-    started = toy.start(file, out, nodes=(1, 1))
+    started = toy.start(settings, out, nodes=(1, 1))
     try:
         wait_for(lambda: (out / "metrics.jsonl").exists() and len(toy.records(out)) >= 2, started)
         yield started

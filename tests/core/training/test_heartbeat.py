@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -177,10 +176,9 @@ def test_a_rank_does_not_wait_for_news_of_one_that_left_at_once(monkeypatch: pyt
 @pytest.mark.slow
 def test_ranks_whose_agents_count_restarts_differently_hear_each_other(store: Path, tmp_path: Path) -> None:
     """An agent of torchrun counts a restart that its own process caused, and not one that another host's did."""
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(toy.parameters(store, batch_size={"0": 9, "1": 7}, max_steps=100_000, checkpoint={})))
+    settings = toy.parameters(store, batch_size={"0": 9, "1": 7}, max_steps=100_000, checkpoint={})
     environments = [{"TORCHELASTIC_RESTART_COUNT": str(count)} for count in (1, 0)]
-    started = toy.start(file, tmp_path / "run", nodes=(1, 1), environment_of_rank=environments)
+    started = toy.start(settings, tmp_path / "run", nodes=(1, 1), environment_of_rank=environments)
     deadline = time.monotonic() + 90
     metrics = tmp_path / "run/metrics.jsonl"
     while not metrics.exists() or "slowest_rank" not in metrics.read_text():  # rank 0 knows the steps of both

@@ -1,6 +1,5 @@
 """The main guarantees: neither topology nor stopping changes the training. Real processes, real kills."""
 
-import json
 import os
 import random
 import signal
@@ -55,10 +54,8 @@ def test_killed_and_resumed_is_bit_identical(
     settings = toy.parameters(store, validation_store, batch_size=table, logging_steps=3)
     nodes = (1,) * processes
     toy.train(settings, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
-    toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+    toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
     output = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
     assert "resumed from" in output and "at step 5" in output
@@ -86,12 +83,8 @@ def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     instant: str, saved_twice: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     straight, settings = saved_twice
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
-    toy.finish(
-        toy.start(file, tmp_path / "cut", plugins=FAULTS, environment={"FAULT": f"save:{instant}"}),
-        code=-signal.SIGKILL,
-    )
+    environment = {"FAULT": f"save:{instant}"}
+    toy.train(settings, tmp_path / "cut", plugins=FAULTS, environment=environment, code=-signal.SIGKILL)
     output = toy.train(settings, tmp_path / "cut", plugins=FAULTS)
     assert "resumed from" in output
     assert toy.losses(tmp_path / "cut") == toy.losses(straight)
@@ -103,10 +96,8 @@ def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
 def test_a_stop_request_saves_exits_and_resumes(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"0": 9, "1": 7})
     toy.train(settings, tmp_path / "straight", nodes=(1, 1))
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     environment = {"FAULT": "term:6", "FAULT_RANK": "1"}  # rank 0 receives the request in step 7
-    toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1), environment=environment), code=75)
+    toy.train(settings, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1), environment=environment, code=75)
     assert (tmp_path / "cut/checkpoints/step-00000007/manifest.json").is_file()
     toy.train(settings, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1))
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
@@ -140,12 +131,10 @@ def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
         store, max_steps=1_000_000, schedule={"type": "constant"}, checkpoint={"save_steps": 1, "keep": 2},
         logging_steps=1,
     )  # fmt: skip
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     metrics = tmp_path / "cut/metrics.jsonl"
     draw = random.Random(0)
     for kill in range(200):
-        (process,) = toy.start(file, tmp_path / "cut")
+        (process,) = toy.start(settings, tmp_path / "cut")
         began = time.monotonic()
         size = metrics.stat().st_size if metrics.exists() else 0
         while not metrics.exists() or metrics.stat().st_size == size:

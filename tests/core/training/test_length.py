@@ -85,10 +85,8 @@ def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_pat
     """With an optimizer that combines two, in two processes."""
     settings = in_tokens(line_store, batch_size={"0": 9, "1": 7}, optimizer={"type": "muon", "learning_rate": 0.005})
     toy.train(settings, tmp_path / "straight", nodes=(1, 1), plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
-    toy.finish(toy.start(file, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS, environment=environment), code=None)
+    toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(tmp_path / "cut")) < max(toy.records(tmp_path / "straight"))
     output = toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS)
     assert "resumed from" in output and "at step 5" in output
@@ -104,9 +102,7 @@ def test_validation_losses_survive_a_kill(store: Path, validation_store: Path, t
         schedule={"type": "plateau", "patience": 1, "threshold": 100.0, "threshold_mode": "abs", "decay_factor": 0.5},
     )  # fmt: skip
     toy.train(settings, tmp_path / "straight", plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
-    toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS, environment={"FAULT": "kill:6"}), code=-signal.SIGKILL)
+    toy.train(settings, tmp_path / "cut", plugins=FAULTS, environment={"FAULT": "kill:6"}, code=-signal.SIGKILL)
     assert "at step 4" in toy.train(settings, tmp_path / "cut", plugins=FAULTS)
     rates = learning_rates(tmp_path / "straight")
     assert learning_rates(tmp_path / "cut") == rates

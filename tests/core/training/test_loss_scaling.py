@@ -183,10 +183,8 @@ def test_killed_and_resumed_is_bit_identical_on_two_processes(store: Path, tmp_p
     nodes = (1, 1)
     said = toy.train(settings, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
     assert "skipped, as gradients overflowed fp16; loss scale 67,108,864" in said
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
-    toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+    toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
     toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
     names = ("loss", "grad_norm", "loss_scale", "skipped_steps")
 

@@ -34,10 +34,9 @@ def parameters(store: Path, **nccl: Any) -> dict[str, Any]:
 def test_every_process_has_the_variables_and_its_environment_comes_first(store: Path, tmp_path: Path) -> None:
     plugin = tmp_path / "show.py"
     plugin.write_text(SHOW.format(folder=tmp_path))
-    file, out = tmp_path / "run.json", tmp_path / "run"
-    file.write_text(json.dumps(parameters(store, debug="INFO", flight_recorder=2000)))
+    settings, out = parameters(store, debug="INFO", flight_recorder=2000), tmp_path / "run"
     own = [{}, {"NCCL_DEBUG": "WARN"}]
-    toy.finish(toy.start(file, out, nodes=(2,), plugins=[plugin], environment_of_rank=own))
+    toy.finish(toy.start(settings, out, nodes=(2,), plugins=[plugin], environment_of_rank=own))
     for rank, debug in enumerate(("INFO", "WARN")):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         assert seen == [debug, "2000", f"{out}/flight_recorder/rank_", "1"]

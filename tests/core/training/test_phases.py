@@ -77,11 +77,9 @@ def split(rows: int, nodes: int) -> dict[str, int]:
 def check_kills(settings: Mapping[str, Any], nodes: Sequence[int], steps: Sequence[int], folder: Path) -> None:
     """Kills the run after each of `steps`, starts it again each time, and compares it with one that ran through."""
     toy.train(dict(settings), folder / "straight", nodes=nodes, plugins=FAULTS)
-    file = folder / "cut.json"
-    file.write_text(json.dumps(settings))
     for step in steps:
         environment = {"FAULT": f"kill:{step}", "FAULT_RANK": str(len(nodes) - 1)}
-        toy.finish(toy.start(file, folder / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+        toy.train(settings, folder / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
         assert step - 1 <= max(toy.records(folder / "cut")) <= step + 1
     toy.train(dict(settings), folder / "cut", nodes=nodes, plugins=FAULTS)
     assert toy.losses(folder / "cut") == toy.losses(folder / "straight")

@@ -49,12 +49,10 @@ def test_a_run_preempted_again_and_again_loses_no_step(
     """The signal comes at random instants, also while a start loads its checkpoint."""
     table = {"0": 9, "1": 7} if len(nodes) > 1 else {"-1": 16}
     settings = toy.parameters(store, batch_size=table, max_steps=20 * times, checkpoint={"save_steps": 10_000})
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     draw, saved, seen = random.Random(4), 0, set()
     environment = {"STEP_SECONDS": "0.05"}
     for number in range(times):
-        started = toy.start(file, tmp_path / "cut", nodes=nodes, plugins=SURROUNDINGS, environment=environment)
+        started = toy.start(settings, tmp_path / "cut", nodes=nodes, plugins=SURROUNDINGS, environment=environment)
         while not all(map(handles_sigterm, started)):
             time.sleep(0.01)
         time.sleep(0.0 if number == 0 else draw.uniform(0.0, 3.0))
@@ -80,9 +78,7 @@ def test_a_run_preempted_again_and_again_loses_no_step(
 @pytest.mark.slow
 def test_two_presses_of_ctrl_c_say_what_happens(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1000, checkpoint={"save_steps": 1000})
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(settings))
-    (run,) = toy.start(file, tmp_path / "run", plugins=SURROUNDINGS, environment={"STEP_SECONDS": "4"})
+    (run,) = toy.start(settings, tmp_path / "run", plugins=SURROUNDINGS, environment={"STEP_SECONDS": "4"})
     try:
         await_output(run, "step 1/1,000")
         os.kill(run.pid, signal.SIGINT)
@@ -109,9 +105,8 @@ def await_output(run: toy.Process, text: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_one_process_saves_on_other_signals_too(number: signal.Signals, store: Path, tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(toy.parameters(store, max_steps=100_000, checkpoint={"save_steps": 100_000})))
-    (run,) = toy.start(file, tmp_path / "run")
+    settings = toy.parameters(store, max_steps=100_000, checkpoint={"save_steps": 100_000})
+    (run,) = toy.start(settings, tmp_path / "run")
     await_output(run, "step 1/100,000")
     os.kill(run.pid, number)
     text = toy.finish([run], code=75)

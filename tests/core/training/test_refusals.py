@@ -216,9 +216,8 @@ def test_a_folder_that_cannot_be_written_fails_at_once(store: Path, tmp_path: Pa
 
 def test_a_dry_run_takes_a_step_and_writes_nothing(store: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
-    file = tmp_path.parent / "dry.json"
-    file.write_text(json.dumps(toy.parameters(store, events={"permanent_checkpoints": {"every": 5}})))
-    output = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
+    settings = toy.parameters(store, events={"permanent_checkpoints": {"every": 5}})
+    output = toy.finish(toy.start(settings, tmp_path / "run", "--dry-run", folder=tmp_path.parent))
     assert "one step: loss 5." in output and "GB are free" in output
     assert "disk: 5 checkpoints and one being written need" in output  # checkpoint.keep, and those of steps 5 and 10
     assert sorted(tmp_path.iterdir()) == before

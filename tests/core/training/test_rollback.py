@@ -224,11 +224,10 @@ def go_back_on_two_ranks(
         toy.train(by_hand, tmp_path / "by_hand", nodes=(2,), plugins=FAULTS, environment=spoiled)
         assert same_weights(out, tmp_path / "by_hand", LAST)
         assert end(out)[0] == end(tmp_path / "by_hand")[0]
-    cut, file = tmp_path / "cut", tmp_path / "cut.json"
-    file.write_text(json.dumps(chosen))
+    cut = tmp_path / "cut"
     for kill in kills:
         killed = {**spoiled, "FAULT_KILL": kill}
-        toy.finish(toy.start(file, cut, plugins=FAULTS, nodes=(2,), environment=killed), code=None)
+        toy.train(chosen, cut, plugins=FAULTS, nodes=(2,), environment=killed, code=None)
         assert not (cut / f"checkpoints/step-{LAST:08d}").exists()
     toy.train(chosen, cut, nodes=(2,), plugins=FAULTS, environment=spoiled)
     assert end(cut) == end(out)

@@ -1,6 +1,5 @@
 """Runs whose processes divide positions: killed, resumed, continued by one process and back, exported."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,8 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     given = settings(store, validation_store, architecture=GPT2, **SHARED)
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     toy.train(given, straight, nodes=(2,))
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(given))
     environment = {"FAULT": "kill:5", "FAULT_RANK": "1"}
-    toy.finish(toy.start(file, cut, nodes=(2,), plugins=FAULTS, environment=environment), code=None)
+    toy.train(given, cut, nodes=(2,), plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(cut)) < 6
     said = toy.train(given, cut, nodes=(2,), plugins=FAULTS)
     assert "resumed from" in said and "at step 3" in said

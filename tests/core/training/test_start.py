@@ -416,10 +416,8 @@ def test_a_resumed_run_and_an_export_do_not_need_the_folder(store: Path, tmp_pat
 @pytest.mark.slow
 def test_a_dry_run_reads_the_folder(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m", num_hidden_layers=3)
-    file = tmp_path / "dry.json"
-    file.write_text(json.dumps(settings(store, str(tmp_path / "m"))))
-    said = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"), code=2)
+    said = toy.train(settings(store, str(tmp_path / "m")), tmp_path / "run", "--dry-run", code=2)
     assert "error: start_from:" in said and "num_hidden_layers is 3 there and 2" in said
-    file.write_text(json.dumps(settings(store, str(tmp_path / "m"), architecture={"num_hidden_layers": 3})))
-    assert "one step: loss" in toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
+    fitting = settings(store, str(tmp_path / "m"), architecture={"num_hidden_layers": 3})
+    assert "one step: loss" in toy.train(fitting, tmp_path / "run", "--dry-run")
     assert not (tmp_path / "run").exists()

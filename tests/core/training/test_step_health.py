@@ -229,13 +229,12 @@ def test_one_rank_decides_for_all_and_a_kill_changes_nothing(store: Path, tmp_pa
     settings = toy.parameters(
         store, batch_size={"0": 9, "1": 7}, logging_steps=3, checkpoint={"save_steps": 7}, max_steps=14
     )
-    nodes, file = (1, 1), tmp_path / "cut.json"
+    nodes = (1, 1)
     environment = {"FAULT": "spoil:7-8", "ADDED": "inf", "FAULT_RANK": "1"}
     output = toy.train(settings, tmp_path / "straight", nodes=nodes, plugins=FAULTS, environment=environment)
     assert "warning: step 7: loss or gradients are not finite, and no weight has changed; it took rows 96 to" in output
-    file.write_text(json.dumps(settings))
     killed = {**environment, "FAULT_KILL": "10"}
-    toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS, nodes=nodes, environment=killed), code=None)
+    toy.train(settings, tmp_path / "cut", plugins=FAULTS, nodes=nodes, environment=killed, code=None)
     assert max(toy.records(tmp_path / "cut")) < 14
     toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment)
     assert skipped(tmp_path / "straight") == [7, 8] and "resume" in (tmp_path / "cut/metrics.jsonl").read_text()
@@ -270,7 +269,7 @@ def test_every_engine_skips_alike(engine: str, precision: str, store: Path, tmp_
         loss_scaling={"init_scale": 2.0**10} if precision == "fp16" else None,
         **(GPT2 if engine == "pipeline" else {}),
     )  # fmt: skip
-    nodes, file = (2,), tmp_path / "cut.json"
+    nodes = (2,)
     environment = {"FAULT": "spoil:6-7", "FACTOR": "nan", "FAULT_RANK": "1"}
     every = {**settings, "checkpoint": {"save_steps": 1, "keep": 12}}
     toy.train(every, tmp_path / "straight", nodes=nodes, plugins=FAULTS, environment=environment)
@@ -280,10 +279,9 @@ def test_every_engine_skips_alike(engine: str, precision: str, store: Path, tmp_
     assert any(not torch.equal(before[name], after[name]) for name in before)
     for save_steps, kill in ((6, "8"), (5, "7")):
         settings = {**settings, "checkpoint": {"save_steps": save_steps}}
-        file.write_text(json.dumps(settings))
         out = tmp_path / f"cut{save_steps}"
         killed = {**environment, "FAULT_KILL": kill}
-        toy.finish(toy.start(file, out, plugins=FAULTS, nodes=nodes, environment=killed), code=None)
+        toy.train(settings, out, plugins=FAULTS, nodes=nodes, environment=killed, code=None)
         toy.train(settings, out, nodes=nodes, plugins=FAULTS, environment=environment)
         assert "resume" in (out / "metrics.jsonl").read_text()
         assert events(out) == events(tmp_path / "straight")

@@ -3,7 +3,6 @@ and a killed run resumes."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,12 +138,8 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     settings = toy.parameters(store, validation_store, logging_steps=3)
     asked = ("--set", "parallel.tp_size=2", "--set", "parallel.sequence_parallel=true")
     toy.train(settings, tmp_path / "straight", *asked, nodes=(2,), plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
     environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
-    toy.finish(
-        toy.start(file, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS, environment=environment), code=None
-    )
+    toy.train(settings, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS, environment=environment, code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
     said = toy.train(settings, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS)
     assert "resumed from" in said and "at step 5" in said and "ddp, tp_size 2, sequence_parallel, fp32" in said

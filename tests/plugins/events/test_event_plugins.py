@@ -65,11 +65,9 @@ def test_a_killed_run_with_them_goes_on_as_one_that_was_not(stores: tuple[Path, 
     """Killed after step 9: its best validation is saved between two regular checkpoints."""
     settings = toy.parameters(*stores, evaluation={"steps": 2, "batches": 1}, events=ALL)
     toy.train(settings, tmp_path / "straight", plugins=FAULTS)
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(settings))
-    started = toy.start(file, tmp_path / "cut", plugins=FAULTS, environment={"FAULT": "kill:9", "FAULT_RANK": "0"})
-    toy.finish(started, code=None)
-    toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS))
+    environment = {"FAULT": "kill:9", "FAULT_RANK": "0"}
+    toy.train(settings, tmp_path / "cut", plugins=FAULTS, environment=environment, code=None)
+    toy.train(settings, tmp_path / "cut", plugins=FAULTS)
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
     best = [json.loads((tmp_path / run / "model-best" / "best.json").read_text()) for run in ("straight", "cut")]
     assert best[0] == best[1]
@@ -164,9 +162,8 @@ def test_a_save_is_requested_from_outside(stores: tuple[Path, Path], tmp_path: P
     """Two processes: rank 0 finds the request, both save."""
     settings = toy.parameters(*stores, max_steps=100_000, checkpoint={"save_steps": 100_000}, evaluation=None)
     settings["batch_size"] = {"0": 2, "1": 2}
-    run, file = tmp_path / "run", tmp_path / "run.json"
-    file.write_text(json.dumps(settings))
-    started = toy.start(file, run, nodes=(1, 1))
+    run = tmp_path / "run"
+    started = toy.start(settings, run, nodes=(1, 1))
     try:
         deadline = time.monotonic() + 100
         while not ((run / "metrics.jsonl").is_file() and lines(run, "step")):
