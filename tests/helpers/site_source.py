@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+from tool_modules import load_tool
 
-from documented_commands import ROOT
-
-_spec = importlib.util.spec_from_file_location("assemble", ROOT / "tools" / "site" / "assemble.py")
-assert _spec is not None and _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
+_module = load_tool("site/assemble")
 
 assemble = _module.assemble
 join_lines = _module.join_lines

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
+from tool_modules import load_tool
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "choosing.py"
-SPEC = importlib.util.spec_from_file_location("choosing_tool", TOOL)
-assert SPEC is not None and SPEC.loader is not None
-choosing = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(choosing)
+choosing = load_tool("choosing")
 ROWS = re.findall(r"^\| \d.*$", choosing.PAGE.read_text(encoding="utf-8"), re.M)
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
-from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
-
-TOOL = Path(__file__).resolve().parents[2] / "tools/bench/mup.py"
+from tool_modules import load_tool
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mup_bench", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench() -> Any:
+    return load_tool("bench/mup")
 
 
-def test_the_search_ends_between_two_worse_neighbours(bench: ModuleType) -> None:
+def test_the_search_ends_between_two_worse_neighbours(bench: Any) -> None:
     tried: list[int] = []
 
     def loss(rate: int) -> float:
@@ -35,7 +28,7 @@ def test_the_search_ends_between_two_worse_neighbours(bench: ModuleType) -> None
     assert len(bench.search(loss, -9, 3)) == 3
 
 
-def test_the_base_width_is_the_wide_one(bench: ModuleType) -> None:
+def test_the_base_width_is_the_wide_one(bench: Any) -> None:
     options = bench._options(["--store", "S", "--work", "W"])
     wide, narrow = (bench.settings("electra", width, 1e-3, mup, options) for width, mup in ((512, False), (128, True)))
     assert wide["mup"] is None and narrow["mup"] == {"base_width": 512}
@@ -45,7 +38,7 @@ def test_the_base_width_is_the_wide_one(bench: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_it_compares_two_widths(
-    bench: ModuleType, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    bench: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "terakoya")  # the tool sets it, too; the test sets it back
     assert bench.main(["--tiny", "--architectures", "bert"]) == 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import fsspec
 import pytest
+from tool_modules import load_tool
 
 from terakoya.store import remote_blocks, remote_store
 
@@ -17,20 +16,12 @@ SHARE = 0.03
 
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    file = Path(__file__).resolve().parents[2] / "tools/bench/object_store.py"
-    spec = importlib.util.spec_from_file_location("bench_object_store", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def bench() -> Any:
+    return load_tool("bench/object_store")
 
 
 @pytest.mark.slow
-def test_steps_do_not_wait_for_a_store_far_away(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_do_not_wait_for_a_store_far_away(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with a cache of a quarter of the store, in which most rows find nothing: each step fetches again."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "LEAST_BLOCKS", 1)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tool_modules import load_tool
 
 import terakoya
 
@@ -31,18 +31,8 @@ SPEECH = {"姓": "人名-姓", "名": "人名-名", "地": "地名-一般"}
 
 
 @pytest.fixture(scope="module")
-def entities() -> ModuleType:
-    return load("entities")
-
-
-def load(name: str) -> ModuleType:
-    """A file of the tool as a module."""
-    spec = importlib.util.spec_from_file_location(f"real_programs_{name}", TOOL / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def entities() -> Any:
+    return load_tool("real_input/programs/entities")
 
 
 def write_names(folder: Path) -> Path:
@@ -61,7 +51,7 @@ def write_names(folder: Path) -> Path:
     return folder
 
 
-def test_neighbouring_proper_nouns_of_a_kind_are_one_name(entities: ModuleType, tmp_path: Path) -> None:
+def test_neighbouring_proper_nouns_of_a_kind_are_one_name(entities: Any, tmp_path: Path) -> None:
     sentences = list(entities.read(write_names(tmp_path / "names") / "toy-dev.conllu"))
     assert [each.text for each in sentences] == [text for text, _ in SENTENCES]
     assert [list(each.spans) for each in sentences] == [
@@ -69,7 +59,7 @@ def test_neighbouring_proper_nouns_of_a_kind_are_one_name(entities: ModuleType, 
     ]  # fmt: skip
 
 
-def test_a_token_gets_the_label_of_the_name_that_it_overlaps(entities: ModuleType) -> None:
+def test_a_token_gets_the_label_of_the_name_that_it_overlaps(entities: Any) -> None:
     text, offsets = "山田花子は京都", [(0, 0), (0, 2), (2, 5), (4, 5), (5, 7), (0, 0)]
 
     def tokenizer(text: str, **_: bool) -> dict[str, Any]:
@@ -80,7 +70,7 @@ def test_a_token_gets_the_label_of_the_name_that_it_overlaps(entities: ModuleTyp
     assert names == [None, "B-PER", "I-PER", "O", "B-LOC", None] and set(encoded) == {"input_ids"}
 
 
-def test_a_span_counts_with_its_bounds_and_kind(entities: ModuleType) -> None:
+def test_a_span_counts_with_its_bounds_and_kind(entities: Any) -> None:
     wanted = [[(0, 4, "PER"), (5, 7, "LOC")], [(2, 5, "LOC")]]
     found = [[(0, 4, "PER"), (5, 6, "LOC")], [(2, 5, "PER")]]
     assert entities.score(found, wanted) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
@@ -95,9 +85,7 @@ def test_a_span_counts_with_its_bounds_and_kind(entities: ModuleType) -> None:
         ("[UNK]", "", False), ("京都", "東京", False), ("##京 都", "京都", True),
     ],
 )  # fmt: skip
-def test_a_word_of_the_pipeline_is_compared_with_its_text(
-    entities: ModuleType, word: str, text: str, is_same: bool
-) -> None:
+def test_a_word_of_the_pipeline_is_compared_with_its_text(entities: Any, word: str, text: str, is_same: bool) -> None:
     assert entities.is_text_of(word, text) is is_same
 
 
@@ -106,7 +94,7 @@ def test_a_word_of_the_pipeline_is_compared_with_its_text(
 def test_a_toy_serves_in_the_programs_that_are_installed(
     tmp_path: Path, forks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = load("run")
+    run = load_tool("real_input/programs/run")
 
     def run_in_this_process(command: list[Any], **_: Any) -> Any:
         """Runs a script as `python SCRIPT` does, without another interpreter."""
@@ -156,7 +144,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(7200)
 def test_exporters_are_tested_where_the_programs_are(out: Path) -> None:
     """What is skipped elsewhere runs here: every family, and the tokenizers that llama.cpp has."""
-    python = load("run").make_programs(out)
+    python = load_tool("real_input/programs/run").make_programs(out)
     command = [python, "-m", "pytest", "-q", "-rs", "-m", "", "-p", "no:cacheprovider", EXPORTERS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

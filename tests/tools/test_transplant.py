@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from tool_modules import load_tool
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = importlib.util.spec_from_file_location("transplant_bench", ROOT / "tools" / "bench" / "transplant.py")
-assert SPEC is not None and SPEC.loader is not None
-transplant = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(transplant)
+transplant = load_tool("bench/transplant")
 
 
 def test_tokens_are_counted_to_the_line_between_two_validations() -> None:

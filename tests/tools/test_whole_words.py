@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from small_vocabularies import train_tokenizers
+from tool_modules import load_tool
 
 import terakoya
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("whole_words", ROOT / "tools" / "bench" / "whole_words.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bench() -> Any:
+    return load_tool("bench/whole_words")
 
 
-def test_an_interval_is_that_of_student(bench: ModuleType) -> None:
+def test_an_interval_is_that_of_student(bench: Any) -> None:
     mean, half = bench.interval([1.0, 2.0, 4.5])  # deviation 1.80278, times 4.30265 / sqrt(3)
     assert mean == pytest.approx(2.5) and half == pytest.approx(4.47834, rel=1e-4)
 
 
-def test_a_word_is_right_if_all_its_predicted_tokens_are(bench: ModuleType) -> None:
+def test_a_word_is_right_if_all_its_predicted_tokens_are(bench: Any) -> None:
     starts = np.array([[False, True, False, True, False], [False, False, True, True, False]])
     positions = np.array([1, 2, 3, 5, 6, 8, 9])  # words 1 2, 3, and in the second row 5 6 and 8 9
     right = np.array([True, False, True, True, True, False, False])
@@ -38,9 +32,7 @@ def test_a_word_is_right_if_all_its_predicted_tokens_are(bench: ModuleType) -> N
 
 
 @pytest.mark.nightly
-def test_both_ways_of_masking_are_compared(
-    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_ways_of_masking_are_compared(bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:12_000]
     (tmp_path / "corpus.txt").write_text(text, encoding="utf-8")
     (tmp_path / "bytes").mkdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 from small_store import rewrite_store_json
+from tool_modules import load_tool
 from toy import make_store
 
 from terakoya import log
@@ -61,11 +61,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str,
 @pytest.mark.slow
 def test_the_catalogue_fits_the_code() -> None:
     """No entry whose English is gone, equal placeholders, no pattern that fits everything, no text without Japanese."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import catalogue
-    finally:
-        sys.path.pop(0)
+    catalogue = load_tool("catalogue")
     entries, code = read_catalogue(catalogue.CATALOGUE), list(catalogue.texts())
     assert catalogue.faults(entries, code) == [], "python tools/catalogue.py --update removes what is gone"
     counts = Counter(text.kind for text in code)
@@ -78,11 +74,7 @@ def test_the_catalogue_fits_the_code() -> None:
 
 
 def test_the_tool_reads_texts_as_the_translator_does() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import catalogue
-    finally:
-        sys.path.pop(0)
+    catalogue = load_tool("catalogue")
     code = '''
 def command(out: Annotated[Path, Option(help="The folder.")]) -> None:
     """Do it.
@@ -128,11 +120,7 @@ def test_a_text_without_japanese_fails_the_check(
 
 
 def test_an_update_moves_no_entry() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
-    try:
-        import catalogue
-    finally:
-        sys.path.pop(0)
+    catalogue = load_tool("catalogue")
     code = [
         catalogue.Text("second", "b.py", "shown"), catalogue.Text("first {x}", "a.py", "shown"),
         catalogue.Text("a new option", "b.py", "help"), catalogue.Text("a new key", "keys.md", "meaning"),

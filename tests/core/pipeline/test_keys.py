@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from tool_modules import load_tool
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
@@ -165,10 +165,7 @@ def test_every_property_of_every_schema_has_a_description(schemas: dict[str, dic
 
 @pytest.mark.slow
 def test_the_reference_page_is_what_its_tool_writes() -> None:
-    spec = importlib.util.spec_from_file_location("write_keys", ROOT / "tools" / "write_keys.py")
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_tool("write_keys")
     written = tool.page(registry())
     message = "docs/reference/keys.md is not up to date; write it again: .venv/bin/python tools/write_keys.py"
     assert written == tool.PAGE.read_text(encoding="utf-8"), message

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_browser import load_tool, needs_browser
+from real_browser import needs_browser
 from test_run_report import NOW, make_run
+from tool_modules import load_tool
 
 from terakoya.runs.live import LivePage, create_server
 from terakoya.runs.report import read_reports
