@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import CleanFolderOption, CleanOption
 from terakoya.errors import UserError
-from terakoya.preparation.options import Documents, PrepareOptions, Specials, Unit, parse_max_rejects, parse_words
+from terakoya.preparation.options import PrepareOptions, Specials, Unit, parse_max_rejects, parse_words
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
@@ -31,14 +31,9 @@ def command(
     ],
     tokenizer: Annotated[Path, typer.Option(help="The tokenizer's folder.")],
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
-    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[
-        str,
-        typer.Option(
-            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
-        ),
-    ] = "text",
+    processes: shared.ProcessesOption = None,
+    documents: shared.DocumentsOption = "blank",
+    field: shared.FieldOption = "text",
     unit: Annotated[
         Unit, typer.Option(help="What one sequence is; the layouts lines and pairs need line.")
     ] = "document",
@@ -52,8 +47,8 @@ def command(
         typer.Option(help="What happens to [MASK] and the like in the text. Default: parse.", show_default=False),
     ] = None,
     max_document_bytes: Annotated[int, typer.Option(min=1, help="Reject larger documents.")] = 100_000_000,
-    clean: CleanOption = None,
-    clean_folder: CleanFolderOption = None,
+    clean: shared.CleanOption = None,
+    clean_folder: shared.CleanFolderOption = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Encode the documents that the step hold_out sets aside, not the others.")
     ] = False,

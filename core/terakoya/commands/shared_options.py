@@ -1,5 +1,5 @@
-"""Options that several commands share: those of terakoya itself, --set, with what a shell completes after it, --clean
-and --clean-folder."""
+"""Options that several commands share: those of terakoya itself, --set, with what a shell completes after it, and how
+a corpus is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -82,6 +82,14 @@ NodesOption = Annotated[
     typer.Option("--nodes", min=1, help='The number of nodes, for a batch_size of {"*": ROWS}: the rows of each.'),
 ]
 
+ProcessesOption = Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)]
+DocumentsOption = Annotated[Literal["blank", "line"], typer.Option(help="What separates documents in txt files.")]
+FieldOption = Annotated[
+    str,
+    typer.Option(
+        "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
+    ),
+]
 CleanOption = Annotated[
     Path | None, typer.Option(help="A list of cleaning steps, as JSON or YAML.", show_default=False)
 ]

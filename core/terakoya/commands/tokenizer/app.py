@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import CleanFolderOption, CleanOption, complete_tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import extend as tokenizer_extend
 from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
-
-Documents = Literal["blank", "line"]
 
 app = typer.Typer(help="Train, import and inspect tokenizers.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -41,7 +39,7 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any setting of the kind; overrides --settings; repeatable.",
-        autocompletion=complete_tokenizer,
+        autocompletion=shared.complete_tokenizer,
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
@@ -55,16 +53,11 @@ def command(
     ] = None,
     out: Out = None,
     type: Kind = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
-    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[
-        str,
-        typer.Option(
-            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
-        ),
-    ] = "text",
-    clean: CleanOption = None,
-    clean_folder: CleanFolderOption = None,
+    processes: shared.ProcessesOption = None,
+    documents: shared.DocumentsOption = "blank",
+    field: shared.FieldOption = "text",
+    clean: shared.CleanOption = None,
+    clean_folder: shared.CleanFolderOption = None,
     settings: Settings = None,
     set_: Set = None,
 ) -> None:

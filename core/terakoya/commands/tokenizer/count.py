@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import CleanFolderOption, CleanOption
-
-Documents = Literal["blank", "line"]
 
 
 def command(
     corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `train`.")],
     out: Annotated[Path, typer.Option(help="The new file for the table.")],
     type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
-    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[
-        str,
-        typer.Option(
-            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
-        ),
-    ] = "text",
-    clean: CleanOption = None,
-    clean_folder: CleanFolderOption = None,
+    processes: shared.ProcessesOption = None,
+    documents: shared.DocumentsOption = "blank",
+    field: shared.FieldOption = "text",
+    clean: shared.CleanOption = None,
+    clean_folder: shared.CleanFolderOption = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
     ] = None,

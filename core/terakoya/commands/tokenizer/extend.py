@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from terakoya.commands.guidance import next_command
-
-Documents = Literal["blank", "line"]
+from terakoya.commands.shared_options import DocumentsOption, ProcessesOption
 
 
 def command(
@@ -18,8 +17,8 @@ def command(
     out: Annotated[Path, typer.Option(help="The new tokenizer's folder.", show_default=False)],
     add: Annotated[int, typer.Option(min=1, help="How many pieces to add at most.")] = 1000,
     min_frequency: Annotated[int, typer.Option(min=1, help="How often a new piece occurs at least.")] = 2,
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
-    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
+    processes: ProcessesOption = None,
+    documents: DocumentsOption = "blank",
     field: Annotated[str, typer.Option("--field", "--text-key", help="The key of the text in jsonl files.")] = "text",
 ) -> None:
     """Add the new words of a text that save the most tokens to a tokenizer. Old ids stay.

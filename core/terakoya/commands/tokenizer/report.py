@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.commands.shared_options import DocumentsOption
 from terakoya.errors import UserError
-
-Documents = Literal["blank", "line"]
 
 
 def command(
     folders: Annotated[list[Path], typer.Argument(help="One tokenizer's folder, or several.", metavar="TOKENIZER...")],
     corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
     html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None,
-    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
+    documents: DocumentsOption = "blank",
     field: Annotated[str, typer.Option("--field", "--text-key", help="The key of the text in jsonl files.")] = "text",
     sample_bytes: Annotated[
         int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")
