@@ -20,6 +20,7 @@ from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import RankLostError, UserError
 from terakoya.toolkit.launchers.job_checks import check_in_job
 from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, limit_threads, quote, script_head
+from terakoya.toolkit.launchers.submitted_batch import JobNumbers
 
 JOB = Template("""\
 #!/bin/bash
@@ -151,7 +152,7 @@ class BatchLauncher(Launcher):
     """The network interface between the hosts, such as ib0. Default: the one with the route to the other hosts."""
     offline: bool = False
     """Whether the hosts have no internet access: trackers then write only to files. The Hub is never used."""
-    after: str | None = None
+    after: JobNumbers | None = None
     """Numbers of jobs that must end first, such as the job that makes a store: 120, or 120,121."""
     signal_seconds: PositiveInt = 300
     """How long before its time limit the job saves: longer than a step and a checkpoint take. Unit: seconds."""
@@ -166,13 +167,6 @@ class BatchLauncher(Launcher):
         if TIME.fullmatch(value):
             return value
         raise ValueError(f'expected hours, minutes and seconds, such as 24:00:00, got "{value}"')
-
-    @field_validator("after")
-    @classmethod
-    def _are_jobs(cls, value: str | None) -> str | None:
-        if value is None or re.fullmatch(r"\d+(,\d+)*", value):
-            return value
-        raise ValueError(f'expected job numbers, such as 120 or 120,121, got "{value}"')
 
     def directives(self, job: Job, folder: Path) -> list[str]:
         """Returns the lines of the script that the scheduler reads."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator
 
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
@@ -110,12 +112,8 @@ class SubmittedBatchJob:
         file = self._file("out")
         if file is None or not file.exists():
             return  # the job has not started
-        with file.open("rb") as stream:
-            stream.seek(self._read)
-            new = stream.read()
-        lines = new[: new.rfind(b"\n") + 1]
-        self._read += len(lines)
-        yield from lines.decode(errors="replace").splitlines()
+        lines, self._read = read_lines(file, self._read)
+        yield from lines
 
     def _follow(self) -> bool:
         """Goes on to the job that continues this one; returns whether there is one."""
@@ -126,6 +124,24 @@ class SubmittedBatchJob:
 
     def _file(self, kind: str) -> Path | None:
         return None if self.folder is None else self.folder / f"{self.number}.{kind}"
+
+
+def read_lines(file: Path, start: int) -> tuple[list[str], int]:
+    """Returns the whole lines of `file` from the byte `start` on, and the byte after them."""
+    with file.open("rb") as stream:
+        stream.seek(start)
+        new = stream.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    return whole.decode(errors="replace").splitlines(), start + len(whole)
+
+
+def _are_jobs(value: str) -> str:
+    if re.fullmatch(r"\d+(,\d+)*", value):
+        return value
+    raise ValueError(f'expected job numbers, such as 120 or 120,121, got "{value}"')
+
+
+JobNumbers = Annotated[str, AfterValidator(_are_jobs)]
 
 
 def check_number(number: str, where: str) -> None:

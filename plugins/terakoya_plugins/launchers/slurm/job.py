@@ -10,7 +10,7 @@ from pathlib import Path
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
 from terakoya.toolkit.launchers.scheduler_programs import run_program
-from terakoya.toolkit.launchers.submitted_batch import check_number
+from terakoya.toolkit.launchers.submitted_batch import check_number, read_lines
 
 WHERE = "launch slurm"
 END_STATES = frozenset(
@@ -104,12 +104,8 @@ class SlurmJob:
             if facts["JobState"] in END_STATES:
                 raise UserError(f"launch slurm logs: {file}: no such file on this machine")
             return  # the job has not started
-        with file.open("rb") as stream:
-            stream.seek(self._read)
-            new = stream.read()
-        lines = new[: new.rfind(b"\n") + 1]
-        self._read += len(lines)
-        yield from lines.decode(errors="replace").splitlines()
+        lines, self._read = read_lines(file, self._read)
+        yield from lines
 
     def fetch(self, out: Path) -> str:
         """Raises UserError: the run's folder is on a shared file system."""

@@ -20,6 +20,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.launchers.job_checks import check_in_job
 from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, files_of, quote, script_head
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
+from terakoya.toolkit.launchers.submitted_batch import JobNumbers
 from terakoya_plugins.launchers.slurm import job as slurm_job
 
 SCRIPT = Template("""\
@@ -123,19 +124,12 @@ class Slurm(Launcher):
     """The network interface between the processes, such as ib0. Default: NCCL and gloo choose."""
     offline: bool = False
     """Whether the nodes have no internet access: trackers then write only to files. The Hub is never used."""
-    after: str | None = None
+    after: JobNumbers | None = None
     """Numbers of jobs that must succeed first, such as the job that joins a store: 120, or 120,121."""
     signal_seconds: PositiveInt = 300
     """How long before its time limit the job saves: longer than a step and a checkpoint take. Unit: seconds."""
     max_restarts: NonNegativeInt = 3
     """How often a crashed job is requeued; Slurm itself requeues a job that lost its node."""
-
-    @field_validator("after")
-    @classmethod
-    def _are_jobs(cls, value: str | None) -> str | None:
-        if value is None or re.fullmatch(r"\d+(,\d+)*", value):
-            return value
-        raise ValueError(f'expected job numbers, such as 120 or 120,121, got "{value}"')
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
