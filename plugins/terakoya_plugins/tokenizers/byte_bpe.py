@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,6 +17,7 @@ from terakoya.components import Tokenizer
 from terakoya.components.vocabulary import Vocabulary, planned_vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import byte_level_bpe
+from terakoya.toolkit.tokenizers.bpe_merges import warn_of_few_pieces
 from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 NAME = "byte_bpe"
 _SPECIAL_FIELDS = ("eos_token", "bos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-
-logger = logging.getLogger("terakoya")
 
 
 class ByteBpe(Tokenizer):
@@ -101,13 +99,7 @@ class ByteBpe(Tokenizer):
             special_tokens=self._special_tokens(),
         )
         self._save(folder, pieces, merges)
-        if len(pieces) < self.vocab_size:
-            logger.warning(
-                "vocabulary: %s pieces instead of %s: no other pair of pieces occurs %s times in this corpus",
-                f"{len(pieces):,}",
-                f"{self.vocab_size:,}",
-                self.min_frequency,
-            )
+        warn_of_few_pieces(len(pieces), vocab_size=self.vocab_size, min_frequency=self.min_frequency)
         return {"pieces": len(pieces), **table.facts(self.max_words)}
 
     @classmethod

@@ -8,9 +8,6 @@ With `continuation_marks` off it is Transformers' character mode, as in Tohoku U
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +21,6 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
 from terakoya.toolkit.tokenizers import word_splitters
 from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder, read_config
-from terakoya.toolkit.tokenizers.bert_japanese_folder import SPECIAL_TOKENS
 from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX, WordPiece, bert_words, train_wordpiece
@@ -59,14 +55,7 @@ class MecabCharacter(Tokenizer):
     def splitting(self) -> Splitting:
         """Implements `WordCountTokenizer`: MeCab's words, the same as for `mecab_wordpiece`. Raises UserError for a
         wrong dictionary or option."""
-        config = self._config()
-        word_splitters.build_splitter(config)  # finds a wrong dictionary here and not in a worker
-        return Splitting(
-            functools.partial(word_splitters.document_splitter, config, SPECIAL_TOKENS),
-            word_splitters.splitter_identity(config),
-            max_words=self.max_words,
-            sample_bytes=self.sample_bytes,
-        )
+        return japanese_folder.splitting(self._config(), max_words=self.max_words, sample_bytes=self.sample_bytes)
 
     def planned_vocabulary(self) -> Vocabulary:
         """Implements `Tokenizer.planned_vocabulary`."""
@@ -83,11 +72,8 @@ class MecabCharacter(Tokenizer):
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
-        counts: Counter[str] = Counter()
-        for word, count in table.counts.items():
-            counts[word.lower() if self.do_lower_case else word] += count
         special = japanese_folder.special_tokens(self.num_unused_tokens)
-        pieces = self._pieces(counts, special)
+        pieces = self._pieces(table.counts, special)
         record = {
             "type": NAME,
             "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
@@ -136,13 +122,7 @@ class MecabCharacter(Tokenizer):
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
         """Implements `Tokenizer.fingerprint`."""
-        config = read_config(folder) or {}
-        tokens = {name: value for name, value in config.items() if name not in ("name_or_path", "model_max_length")}
-        return {
-            "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
-            "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
-            **word_splitters.splitter_identity(config),
-        }
+        return japanese_folder.fingerprint(folder)
 
     def _config(self) -> dict[str, Any]:
         return japanese_folder.japanese_config(
@@ -154,7 +134,7 @@ class MecabCharacter(Tokenizer):
     def _pieces(self, counts: Mapping[str, int], special: list[str]) -> list[str]:
         """Returns special tokens, characters and, with marks, each character with `##`, whether it occurred or not."""
         pieces = train_wordpiece(
-            bert_words(counts),
+            bert_words(counts, lower=self.do_lower_case),
             vocab_size=len(special) + 2 * self.limit_alphabet,
             min_frequency=1 << 62,  # no pair is that frequent, so the pieces are characters
             limit_alphabet=self.limit_alphabet,

@@ -7,10 +7,6 @@ then BERT's WordPiece, with the same special tokens and unused slots. Other anal
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,15 +21,13 @@ from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
 from terakoya.toolkit.tokenizers import word_splitters
 from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder, read_config, read_vocabulary
-from terakoya.toolkit.tokenizers.bert_japanese_folder import SPECIAL_TOKENS
+from terakoya.toolkit.tokenizers.bpe_merges import warn_of_few_pieces
 from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya.toolkit.tokenizers.wordpiece import WordPiece, bert_words, train_wordpiece
 
 NAME = "mecab_wordpiece"
 _TRANSFORMERS_NAMES = {"mecab": "mecab", "sudachi": "sudachi", "juman": "jumanpp", "basic": "basic"}
-
-logger = logging.getLogger("terakoya")
 
 
 class MecabWordPiece(Tokenizer):
@@ -70,16 +64,7 @@ class MecabWordPiece(Tokenizer):
 
     def splitting(self) -> Splitting:
         """Implements `WordCountTokenizer`: the analyser splits words. Raises UserError if it is not installed."""
-        config = self._config()
-        word_splitters.build_splitter(
-            config, special=SPECIAL_TOKENS
-        )  # finds a wrong dictionary here and not in a worker
-        return Splitting(
-            functools.partial(word_splitters.document_splitter, config, SPECIAL_TOKENS),
-            word_splitters.splitter_identity(config),
-            max_words=self.max_words,
-            sample_bytes=self.sample_bytes,
-        )
+        return japanese_folder.splitting(self._config(), max_words=self.max_words, sample_bytes=self.sample_bytes)
 
     def planned_vocabulary(self) -> Vocabulary:
         """Implements `Tokenizer.planned_vocabulary`."""
@@ -95,10 +80,7 @@ class MecabWordPiece(Tokenizer):
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
-        counts: Counter[str] = Counter()
-        for word, count in table.counts.items():
-            counts[word.lower() if self.do_lower_case else word] += count
-        words = bert_words(counts)
+        words = bert_words(table.counts, lower=self.do_lower_case)
         pieces = train_wordpiece(
             words,
             vocab_size=self.vocab_size,
@@ -113,13 +95,7 @@ class MecabWordPiece(Tokenizer):
             "words": word_splitters.splitter_identity(config),
         }
         japanese_folder.save_folder(folder, pieces, config, record)
-        if len(pieces) < self.vocab_size:
-            logger.warning(
-                "vocabulary: %s pieces instead of %s: no other pair of pieces occurs %s times in this corpus",
-                f"{len(pieces):,}",
-                f"{self.vocab_size:,}",
-                self.min_frequency,
-            )
+        warn_of_few_pieces(len(pieces), vocab_size=self.vocab_size, min_frequency=self.min_frequency)
         left_out = set().union(*words).difference(pieces)
         return {"pieces": len(pieces), "characters_left_out": len(left_out), **table.facts(self.max_words)}
 
@@ -163,13 +139,7 @@ class MecabWordPiece(Tokenizer):
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
         """Implements `Tokenizer.fingerprint`."""
-        config = read_config(folder) or {}
-        tokens = {name: value for name, value in config.items() if name not in ("name_or_path", "model_max_length")}
-        return {
-            "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
-            "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
-            **word_splitters.splitter_identity(config),
-        }
+        return japanese_folder.fingerprint(folder)
 
     def _config(self) -> dict[str, Any]:
         """Returns the tokenizer_config.json. UserError if no folder that AutoTokenizer loads gives the same ids."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +12,9 @@ from typing import Any
 from terakoya.components import vocabulary
 from terakoya.components.tokenizer import RECORD
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.tokenizers import mecab
-from terakoya.toolkit.tokenizers.word_splitters import mecab_arguments
+from terakoya.toolkit.tokenizers import mecab, word_splitters
+from terakoya.toolkit.tokenizers.bert_folder import read_config
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -52,6 +55,29 @@ def mecab_words(dictionary: str, mecab_option: str) -> dict[str, Any]:
     return {"word_tokenizer_type": "mecab", "mecab_kwargs": arguments}
 
 
+def splitting(config: Mapping[str, Any], *, max_words: int, sample_bytes: int | None) -> Splitting:
+    """Returns how words are counted for a tokenizer with this config. Raises UserError for a wrong dictionary or
+    option, or if what splits words is not installed."""
+    word_splitters.build_splitter(config, special=SPECIAL_TOKENS)  # finds a wrong dictionary here and not in a worker
+    return Splitting(
+        functools.partial(word_splitters.document_splitter, config, SPECIAL_TOKENS),
+        word_splitters.splitter_identity(config),
+        max_words=max_words,
+        sample_bytes=sample_bytes,
+    )
+
+
+def fingerprint(folder: Path) -> Mapping[str, str]:
+    """Returns what determines the ids that the tokenizer in `folder` gives, by name."""
+    config = read_config(folder) or {}
+    tokens = {name: value for name, value in config.items() if name not in ("name_or_path", "model_max_length")}
+    return {
+        "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
+        "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
+        **word_splitters.splitter_identity(config),
+    }
+
+
 def save_folder(folder: Path, pieces: Sequence[str], config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """Writes the folder; the same arguments give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +99,7 @@ def read_record(folder: Path) -> tuple[str | None, dict[str, Any]]:
 def mecab_settings(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns `dictionary` and `mecab_option` from `config`, or from `recorded` where `config` does not have them; None
     if the dictionary is unknown."""
-    arguments = mecab_arguments(config)
+    arguments = word_splitters.mecab_arguments(config)
     dictionary = arguments.get("mecab_dic", "unidic_lite")
     option = arguments.get("mecab_option") or ""
     if dictionary is not None:

@@ -11,6 +11,7 @@ Letters: N symbols of all words, W words, P positions of a pair.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,6 +21,20 @@ _MASK = (1 << _SHIFT) - 1
 _DEAD = -2  # a symbol that a merge has removed
 _FEW = 100
 """Up to this number of positions, a loop is faster than array operations."""
+
+
+logger = logging.getLogger("terakoya")
+
+
+def warn_of_few_pieces(pieces: int, *, vocab_size: int, min_frequency: int) -> None:
+    """Warns if training ended with fewer pieces than `vocab_size`, for want of frequent pairs."""
+    if pieces < vocab_size:
+        logger.warning(
+            "vocabulary: %s pieces instead of %s: no other pair of pieces occurs %s times in this corpus",
+            f"{pieces:,}",
+            f"{vocab_size:,}",
+            min_frequency,
+        )
 
 
 def merge_pairs(

@@ -26,9 +26,9 @@ ALPHABET_SHARE = 0.75
 """Of the vocabulary: the rest, at least, is for longer pieces."""
 
 
-def bert_words(counts: Mapping[str, int]) -> Counter[str]:
+def bert_words(counts: Mapping[str, int], *, lower: bool = False) -> Counter[str]:
     """Returns word counts as `BertWordPieceTokenizer` uses them in training: without control characters, with
-    punctuation as separate words; accents (dakuten) and case are unchanged."""
+    punctuation as separate words; accents (dakuten) are unchanged, and case unless `lower`."""
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -38,7 +38,7 @@ def bert_words(counts: Mapping[str, int]) -> Counter[str]:
     split = BertPreTokenizer().pre_tokenize_str
     words: Counter[str] = Counter()
     for text, count in counts.items():
-        for word, _ in split(normalize(text)):
+        for word, _ in split(normalize(text.lower() if lower else text)):
             words[word] += count
     return words
 
