@@ -80,7 +80,7 @@ def same_rows(store: TokenStore, length: int, accumulation: int, arguments: argp
         OURS: partial(ours.train, raw=raw, steps=steps),
     }
     print(f"\nsame rows of {length}, {raw['batch_size']['-1']} a step, accumulation {accumulation}")
-    results = race(contestants, arguments.rounds)
+    results = turns.race(contestants, arguments.rounds)
     apart = max(
         abs(mine.facts[name] - theirs.facts[name])
         for mine, theirs in zip(results[OURS], results["Trainer"], strict=True)
@@ -108,7 +108,7 @@ def short_documents(store: TokenStore, arguments: argparse.Namespace) -> bool:
         f"at {length}; ours {raw['batch_size']['-1']} packed rows of {length} a step, the peer's {at_once} documents"
     )
     apart = packed_apart(raw, store)
-    results = race(contestants, arguments.rounds)
+    results = turns.race(contestants, arguments.rounds)
     return verdict(results, {PADDED: PADDED_GOAL}) and apart <= LOSS_GOAL
 
 
@@ -149,19 +149,6 @@ def packed_apart(raw: Mapping[str, Any], store: TokenStore) -> float:
         f"at most {apart:.1e} of their norm"
     )
     return difference
-
-
-def race(contestants: Mapping[str, turns.Contestant], rounds: int) -> dict[str, list[turns.Turn]]:
-    """All turns of all contestants, each printed as it ends."""
-    results: dict[str, list[turns.Turn]] = {name: [] for name in contestants}
-    for number, name, turn in turns.interleave(contestants, rounds):
-        results[name].append(turn)
-        print(
-            f"round {number + 1}  {name:35} {len(turn.steps)} steps, {sum(step.tokens for step in turn.steps):6,} "
-            f"tokens: {turn.rate('cpu'):6,.0f} per CPU second, {turn.rate('wall'):6,.0f} per second of wall time",
-            flush=True,
-        )
-    return results
 
 
 def verdict(results: Mapping[str, list[turns.Turn]], goals: Mapping[str, float]) -> bool:

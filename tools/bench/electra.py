@@ -32,7 +32,7 @@ import turns
 from step_clock import Clock
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from training import unpacked
+from training import OURS, unpacked, verdict
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya.components.vocabulary import Vocabulary
@@ -42,9 +42,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
 
-OURS = "terakoya, packed rows"
 GOALS = {"plain, padded lines": 2.5}
-LOSS_GOAL = 1e-5
 GENERATOR_WEIGHT, DISCRIMINATOR_WEIGHT = 1.0, 50.0
 
 
@@ -155,15 +153,8 @@ def main() -> int:
             "plain, joined blocks": partial(theirs, sequences=peer.blocks(framed, arguments.sequence_length)),
             OURS: partial(ours.train, raw=raw, steps=arguments.steps),
         }
-        results: dict[str, list[turns.Turn]] = {name: [] for name in contestants}
-        for number, name, turn in turns.interleave(contestants, arguments.rounds):
-            results[name].append(turn)
-            print(
-                f"round {number + 1}  {name:22} {len(turn.steps)} steps, {sum(step.tokens for step in turn.steps):6,} "
-                f"tokens: {turn.rate('cpu'):7,.0f} per CPU second, {turn.rate('wall'):7,.0f} per second of wall time",
-                flush=True,
-            )
-    return verdict(results, max(differences))
+        results = turns.race(contestants, arguments.rounds)
+    return verdict(results, max(differences), GOALS)
 
 
 def parameters(store: TokenStore, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -220,26 +211,6 @@ def same_losses(raw: Mapping[str, Any], store: TokenStore) -> tuple[float, float
         f"{float(other[1].detach()):.7f}; gradients apart by at most {apart:.1e} of their norm"
     )
     return differences[0], differences[1]
-
-
-def verdict(results: Mapping[str, list[turns.Turn]], difference: float) -> int:
-    """Prints the ratios of medians over rounds. Returns 1 if a goal was missed, else 0."""
-    rate = turns.median(results[OURS], "cpu")
-    print(f"\n{OURS}: {rate:,.0f} tokens per CPU second")
-    failed = difference > LOSS_GOAL
-    for name, each in results.items():
-        if name == OURS:
-            continue
-        theirs, goal = turns.median(each, "cpu"), GOALS.get(name)
-        failed |= goal is not None and rate / theirs < goal
-        wall = turns.median(results[OURS], "wall") / turns.median(each, "wall")
-        print(
-            f"{name}: {theirs:,.0f}; ours {rate / theirs:.2f} x"
-            + (f" (goal {goal} x)" if goal else "")
-            + f", by wall time {wall:.2f} x"
-        )
-    print(f"losses differ by at most {difference:.1e} (goal {LOSS_GOAL})")
-    return int(failed)
 
 
 def _arguments() -> argparse.Namespace:

@@ -47,6 +47,20 @@ def interleave(contestants: Mapping[str, Contestant], rounds: int) -> Iterator[t
                 yield number, name, answer
 
 
+def race(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, list[Turn]]:
+    """All turns of all contestants by name, each printed as it ends."""
+    width = max(map(len, contestants))
+    results: dict[str, list[Turn]] = {name: [] for name in contestants}
+    for number, name, turn in interleave(contestants, rounds):
+        results[name].append(turn)
+        print(
+            f"round {number + 1}  {name:{width}} {len(turn.steps)} steps, {sum(step.tokens for step in turn.steps):6,} "
+            f"tokens: {turn.rate('cpu'):7,.0f} per CPU second, {turn.rate('wall'):7,.0f} per second of wall time",
+            flush=True,
+        )
+    return results
+
+
 def median(turns: list[Turn], clock: str) -> float:
     """The median over rounds of the tokens a second of `clock`."""
     return statistics.median(turn.rate(clock) for turn in turns)
