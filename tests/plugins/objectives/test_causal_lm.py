@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from packed_rows import tensors
 from pydantic import ValidationError
 
-from terakoya.components import Batch
 from terakoya.components.rows import Rows
 from terakoya.contract.toy import VOCABULARY, make_store
 from terakoya.errors import UserError
@@ -38,10 +38,6 @@ def module_of(objective: CausalLM) -> Any:
     module = objective.build(MODEL, VOCABULARY)
     attention.use(module, "sdpa")
     return module
-
-
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
 def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path) -> None:

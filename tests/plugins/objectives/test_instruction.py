@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from chat_tokenizer import MESSAGES, WITH_INPUT, make_chat_tokenizer, write_lines
+from packed_rows import tensors
 
 from terakoya.commands.main import main
 from terakoya.components import Architecture, Batch
@@ -66,10 +67,6 @@ def module_of(objective: Instruction, architecture: Architecture, store: TokenSt
     module = objective.build(architecture, store.facts.vocabulary)
     attention.use(module, "sdpa")
     return module
-
-
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
 def labelled(loss_on: str) -> list[tuple[list[dict[str, str]], set[int]]]:

@@ -3,46 +3,20 @@
 import numpy as np
 import pytest
 import torch
+from packed_rows import VOCABULARY, rows, tensors
 from pydantic import ValidationError
 from transformers import BertForMaskedLM
 
-from terakoya.components import Batch
 from terakoya.components.rows import Rows
-from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.objectives.masked_lm import MaskedLM
 
-VOCABULARY = Vocabulary(size=60, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 BERT = Bert(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, max_position_embeddings=32,
     hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
-
-
-def rows(lengths: list[list[int]], width: int = 24) -> Rows:
-    """Packed rows: each inner list holds the lengths of a row's documents, including [CLS] and [SEP]."""
-    generator = np.random.default_rng(3)
-    tokens = np.zeros((len(lengths), width), np.int32)
-    documents = np.full((len(lengths), width), -1, np.int32)
-    positions = np.zeros((len(lengths), width), np.int32)
-    for row, documents_of_row in enumerate(lengths):
-        at = 0
-        for number, length in enumerate(documents_of_row):
-            tokens[row, at : at + length] = [2, *generator.integers(5, 60, length - 2), 3]
-            documents[row, at : at + length] = number
-            positions[row, at : at + length] = np.arange(length)
-            at += length
-    starts = np.random.default_rng(4).random(tokens.shape) < 0.6
-    return Rows(
-        tokens=tokens, document_ids=documents, position_ids=positions, word_starts=starts,
-        keys=np.arange(1, len(lengths) + 1, dtype=np.uint64), token_type_ids=None, next_sentence=None,
-    )  # fmt: skip
-
-
-def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
 def test_loss_and_gradients_equal_those_of_transformers_on_separate_documents() -> None:

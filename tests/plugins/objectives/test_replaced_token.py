@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from packed_rows import VOCABULARY, rows, tensors
 from pydantic import ValidationError
 from torch import Tensor
 from torch.func import functional_call
@@ -14,7 +15,6 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya.components import Batch
 from terakoya.components.rows import Rows
-from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.random_keys import hash_u64, row_keys
@@ -24,31 +24,12 @@ from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.objectives.replaced_token import ReplacedToken
 from terakoya_plugins.objectives.replaced_token.module import BINS, corrupt, discriminator_metrics, score_histogram
 
-VOCABULARY = Vocabulary(size=60, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 ELECTRA = Electra(
     embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
     max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
 DOCUMENTS = [[9, 12], [20], [5, 6, 7], [24], [3, 18], [11]]
 WORD = "electra.embeddings.word_embeddings.weight"
-
-
-def rows(lengths: list[list[int]], width: int = 24, *, first_key: int = 1) -> Rows:
-    """Packed rows: each inner list holds the lengths of a row's documents, including [CLS] and [SEP]."""
-    generator = np.random.default_rng(3)
-    tokens = np.zeros((len(lengths), width), np.int32)
-    documents = np.full((len(lengths), width), -1, np.int32)
-    positions = np.zeros((len(lengths), width), np.int32)
-    for row, documents_of_row in enumerate(lengths):
-        at = 0
-        for number, length in enumerate(documents_of_row):
-            tokens[row, at : at + length] = [2, *generator.integers(5, 60, length - 2), 3]
-            documents[row, at : at + length] = number
-            positions[row, at : at + length] = np.arange(length)
-            at += length
-    starts = np.random.default_rng(4).random(tokens.shape) < 0.6
-    keys = np.arange(first_key, first_key + len(lengths), dtype=np.uint64)
-    return Rows(tokens=tokens, document_ids=documents, position_ids=positions, word_starts=starts, keys=keys)
 
 
 def select_rows(all_rows: Rows, chosen: list[int]) -> Rows:
@@ -59,10 +40,6 @@ def select_rows(all_rows: Rows, chosen: list[int]) -> Rows:
         position_ids=all_rows.position_ids[chosen], word_starts=all_rows.word_starts[chosen],
         keys=all_rows.keys[chosen],
     )  # fmt: skip
-
-
-def tensors(batch: Batch) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
 def build(objective: ReplacedToken, architecture: Electra = ELECTRA) -> Any:
