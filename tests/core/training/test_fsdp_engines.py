@@ -12,7 +12,7 @@ import pytest
 import toy
 import worlds
 from engine_runs import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
-from saved_weights import FAULTS, same_weights
+from killed_runs import kill_and_resume
 
 AS_FSDP = ("--set", "parallel.engine=fsdp")
 
@@ -21,17 +21,8 @@ AS_FSDP = ("--set", "parallel.engine=fsdp")
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout; the checkpoint is saved within an interval of logging."""
     raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3)
-    said = toy.train(raw, tmp_path / "straight", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
+    said, _ = kill_and_resume(raw, tmp_path, *AS_FSDP, nodes=(1, 1))
     assert "2 processes on 2 nodes" in said and "on cpu, fsdp, fp32" in said and "Warning" not in said
-    environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
-    toy.train(raw, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS, environment=environment, code=None)
-    assert max(toy.records(tmp_path / "cut")) < 12
-    said = toy.train(raw, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    validation = [toy.records(tmp_path / name, "validation")[12]["loss"] for name in ("cut", "straight")]
-    assert validation[0] == validation[1]
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
 @pytest.mark.nightly

@@ -26,8 +26,8 @@ from engine_runs import (
     settings,
     state,
 )
+from killed_runs import kill_and_resume
 from safetensors.torch import load_file
-from saved_weights import FAULTS, same_weights
 
 pytestmark = pytest.mark.nightly
 HYBRID = {"parallel": {"engine": "fsdp", "dp_shard_size": 2}}
@@ -105,12 +105,5 @@ def test_bf16_trains_as_one_process_does(runs: Path) -> None:
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout, in bf16."""
     raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3, precision="bf16")
-    said = toy.train(raw, tmp_path / "straight", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS)
+    said, _ = kill_and_resume(raw, tmp_path, *AS_HYBRID, nodes=(2, 2))
     assert "4 processes on 2 nodes" in said and "on cpu, fsdp, dp_shard_size 2, bf16" in said
-    environment = {"FAULT": "kill:8", "FAULT_RANK": "3"}
-    toy.train(raw, tmp_path / "cut", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS, environment=environment, code=None)
-    assert max(toy.records(tmp_path / "cut")) < 12
-    said = toy.train(raw, tmp_path / "cut", *AS_HYBRID, nodes=(2, 2), plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)

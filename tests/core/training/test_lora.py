@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
+from killed_runs import kill_and_resume
 from safetensors import safe_open
 from safetensors.torch import load_file
-from saved_weights import FAULTS, relative_error, same_weights, weights
+from saved_weights import relative_error, weights
 from start_folders import electra, save_bert, save_electra, settings, spread, trainer
 from torch import Tensor
 from transformers import (
@@ -284,14 +285,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
 def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
     raw = make("gpt2", store, tmp_path / "base", batch_size=table, max_steps=12, lora={"lora_dropout": 0.2})
-    nodes = (1,) * processes
-    toy.train(raw, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
-    environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
-    toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
-    said = toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
-    assert "at step 5" in said
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+    kill_and_resume(raw, tmp_path, nodes=(1,) * processes)
     adapters = [
         (tmp_path / name / "checkpoints/step-00000012/adapter/adapter_model.safetensors").read_bytes()
         for name in ("cut", "straight")

@@ -13,8 +13,8 @@ import pipeline_worker
 import pytest
 import torch
 import toy
+from killed_runs import kill_and_resume
 from safetensors.torch import load_file
-from saved_weights import FAULTS
 from transformers import AutoModelForCausalLM
 
 from terakoya.contract.toy import make_store, values
@@ -266,15 +266,6 @@ def test_with_stages_between_the_first_and_the_last(runs: Path, name: str, tmp_p
 @pytest.mark.slow
 def test_killed_and_resumed_on_the_command_line(runs: Path, tmp_path: Path) -> None:
     given = {**settings(runs, "gpt2", dropout=0.1), "max_steps": 4}
-    option = ("--set", "parallel.pp_size=2")
-    toy.train(given, tmp_path / "straight", *option, nodes=(2,), plugins=FAULTS)
-    environment = {"FAULT": "kill:3", "FAULT_RANK": "1"}
-    toy.train(given, tmp_path / "cut", *option, nodes=(2,), plugins=FAULTS, environment=environment, code=None)
-    assert max(toy.records(tmp_path / "cut")) < 4
-    said = toy.train(given, tmp_path / "cut", *option, nodes=(2,), plugins=FAULTS)
-    assert f"at step {MIDDLE}" in said
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    validated = [toy.records(tmp_path / name, "validation")[4]["loss"] for name in ("cut", "straight")]
-    assert validated[0] == validated[1]
+    kill_and_resume(given, tmp_path, "--set", "parallel.pp_size=2", nodes=(2,), after=3, resumed_at=MIDDLE)
     one, other = model(tmp_path / "cut", 4), model(tmp_path / "straight", 4)
     assert all(torch.equal(one[key], other[key]) for key in one)

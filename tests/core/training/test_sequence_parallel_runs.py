@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import toy
-from saved_weights import FAULTS
+from killed_runs import kill_and_resume
 from transformers import AutoModelForCausalLM
 
 LLAMA = {
@@ -29,32 +29,15 @@ def settings(store: Path, validation: Path, **changes: Any) -> dict[str, Any]:
     return toy.parameters(store, validation, **{**base, **changes})
 
 
-def weights(out: Path, step: int = 6) -> dict[str, torch.Tensor]:
-    return toy.saved(out / f"checkpoints/step-{step:08d}")
-
-
 def validation(out: Path) -> dict[int, float]:
     return {step: line["loss"] for step, line in toy.records(out, "validation").items()}
-
-
-def same(first: Path, second: Path) -> bool:
-    one, two = weights(first), weights(second)
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout, which each process draws for its own positions and heads."""
     given = settings(store, validation_store, architecture=GPT2, **SHARED)
-    straight, cut = tmp_path / "straight", tmp_path / "cut"
-    toy.train(given, straight, nodes=(2,))
-    environment = {"FAULT": "kill:5", "FAULT_RANK": "1"}
-    toy.train(given, cut, nodes=(2,), plugins=FAULTS, environment=environment, code=None)
-    assert max(toy.records(cut)) < 6
-    said = toy.train(given, cut, nodes=(2,), plugins=FAULTS)
-    assert "resumed from" in said and "at step 3" in said
-    assert toy.losses(cut) == toy.losses(straight) and validation(cut) == validation(straight)
-    assert same(cut, straight)
+    kill_and_resume(given, tmp_path, nodes=(2,), after=5, resumed_at=3)
 
 
 @pytest.fixture(scope="module")
