@@ -92,9 +92,9 @@ class Browser:
         os.close(self._read)
         self._profile.cleanup()
 
-    def resize(self, width: int, height: int, *, scale: float = 1.0, phone: bool = False) -> None:
+    def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """Gives the window another size."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone}
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", metrics)
 
     def open(self, address: str | Path, *, timeout: float = ANSWER_SECONDS) -> None:

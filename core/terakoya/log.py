@@ -303,10 +303,10 @@ class ConsoleHandler(logging.Handler):
             print_labelled(label, self.format(record), style=style)
 
 
-def configure(level: int = logging.INFO) -> None:
+def configure() -> None:
     """Prints the messages of the logger `terakoya` on standard error. The command line calls this; importing terakoya
     as a library does not."""
     logger = logging.getLogger("terakoya")
     if not any(isinstance(handler, ConsoleHandler) for handler in logger.handlers):
         logger.addHandler(ConsoleHandler())
-    logger.setLevel(level)
+    logger.setLevel(logging.INFO)

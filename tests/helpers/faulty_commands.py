@@ -265,7 +265,7 @@ EVERY = [
 """Commands and the rank whose calls go wrong."""
 
 
-def instants(world: World, name: str, action: str, rank: int = 0) -> list[int]:
+def instants(world: World, name: str, action: str) -> list[int]:
     """The calls that can go wrong in this way, from 1."""
-    kinds = world.calls(name, rank)
+    kinds = world.calls(name)
     return [number for number, kind in enumerate(kinds, 1) if action != "torn write" or kind == "write"]

@@ -68,11 +68,11 @@ def same(folder: Path, model: PreTrainedModel) -> None:
     assert torch.equal(logits(loaded.eval()), logits(model))
 
 
-def gptj(*, vocab_size: int = 150) -> GPTJForCausalLM:
+def gptj() -> GPTJForCausalLM:
     """A small GPT-J."""
     torch.manual_seed(3)
     config = GPTJConfig(
-        vocab_size=vocab_size, n_embd=32, n_layer=3, n_head=4, n_positions=40, rotary_dim=4, **NO_TOKENS
+        vocab_size=150, n_embd=32, n_layer=3, n_head=4, n_positions=40, rotary_dim=4, **NO_TOKENS
     )  # fmt: skip
     return perturbed(GPTJForCausalLM(config))
 

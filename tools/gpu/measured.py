@@ -26,9 +26,6 @@ CASE = (
 """What a measurement says of itself; everything else is what was seen. The last one of equal ones counts."""
 HIDDEN = {"part", "stage", "time", "said", *WHERE, *CASE}
 
-RATIO_GOAL = 2.0
-"""How often our rate is to be that of Transformers' compiled `Trainer` on the same rows."""
-
 
 @dataclass(frozen=True)
 class Goal:

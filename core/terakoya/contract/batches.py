@@ -26,7 +26,7 @@ def make_row(*lengths: int, padding: int = 0, seed: int = 1) -> dict[str, Tensor
     }
 
 
-def add_target(batch: Mapping[str, Tensor], *, seed: int = 2) -> dict[str, Tensor]:
+def add_target(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`batch` (1, T) with the decoder's inputs, `decoder_input_ids` and `decoder_document_ids` (1, S): for n tokens of
     a document n // 2 + 1 random ids, and half as much padding as the batch has."""
     documents = batch["document_ids"][0]
@@ -34,7 +34,7 @@ def add_target(batch: Mapping[str, Tensor], *, seed: int = 2) -> dict[str, Tenso
     padding = (int((documents < 0).sum()) + 1) // 2
     return {
         **batch,
-        "decoder_input_ids": _ids(sum(lengths) + padding, seed),
+        "decoder_input_ids": _ids(sum(lengths) + padding, seed=2),
         "decoder_document_ids": _document_ids(lengths, padding),
     }
 

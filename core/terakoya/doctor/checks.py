@@ -204,7 +204,7 @@ def check_network(environment: Mapping[str, str], interfaces: Sequence[str]) -> 
     return findings
 
 
-def check_build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[Finding]:
+def check_build_locks(folder: Path) -> list[Finding]:
     """Checks for locks of unfinished kernel builds below `folder`.
 
     A build waits for a lock forever, even if the process that took the lock is dead.
@@ -217,7 +217,7 @@ def check_build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[
         return [Finding("build locks", "warning", f"{folder} belongs to another user; kernels cannot be built", remedy)]
     for lock in locks:
         age = time.time() - lock.stat().st_mtime
-        holders = _holders(lock, processes)
+        holders = _holders(lock)
         text = f"{lock}, {age / 60:.0f} minutes old"
         command = f"rm {lock}"
         if not holders:
@@ -231,10 +231,10 @@ def check_build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[
     return findings or [Finding("build locks", "ok", "no kernel build is waiting")]
 
 
-def _holders(file: Path, processes: Path) -> list[int]:
+def _holders(file: Path) -> list[int]:
     """Returns the ids of the processes that have `file` open, among those that this user may inspect."""
     holders = []
-    for folder in processes.glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
             if any(link.readlink() == file for link in (folder / "fd").iterdir()):
                 holders.append(int(folder.name))

@@ -127,11 +127,11 @@ def _opening_tag(title: str, *, height: int = HEIGHT) -> str:
     return f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}"'
 
 
-def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Returns about `limit` of `points` at most: all, or of each of equal segments the first, last, lowest, highest."""
-    if len(points) <= limit:
+def thin_points(points: Sequence[Point]) -> list[Point]:
+    """Returns all of `points`, or about `MAX_POINTS`: of each of equal segments the first, last, lowest and highest."""
+    if len(points) <= MAX_POINTS:
         return list(points)
-    segments = max(1, limit // 4)
+    segments = MAX_POINTS // 4
     kept = []
     for number in range(segments):
         segment = points[number * len(points) // segments : (number + 1) * len(points) // segments]

@@ -42,9 +42,9 @@ def verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[
     return int(caught.value.code or 0), out.splitlines(), err
 
 
-def flip(file: Path, *, at: int = -1, bit: int = 1) -> None:
+def flip(file: Path, *, at: int = -1) -> None:
     content = bytearray(file.read_bytes())
-    content[at] ^= bit
+    content[at] ^= 1
     file.write_bytes(content)
 
 
