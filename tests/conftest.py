@@ -15,6 +15,7 @@ import fork_server
 import pytest
 import typer.testing
 from hypothesis import settings
+from stand_in_programs import Programs
 
 gc.disable()  # until everything is imported: a collection would look through a million objects for nothing
 
@@ -92,3 +93,46 @@ def warm_python() -> Iterator[Path]:
 def forks(warm_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes commands and scripts that use `sys.executable` start forks."""
     monkeypatch.setattr(sys, "executable", str(warm_python))
+
+
+@pytest.fixture
+def fresh_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a test load plugins as a new process does."""
+    from terakoya.plugins import loading
+
+    monkeypatch.setattr(loading, "_current", None)
+    monkeypatch.setattr(loading, "_registries", {})
+    for variable in (loading.PLUGINS_VARIABLE, loading.WITHOUT_VARIABLE, loading.TRACE_VARIABLE):
+        monkeypatch.setenv(variable, "")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """Stand-ins for the programs of a scheduler, first on the PATH."""
+    programs = Programs(tmp_path)
+    monkeypatch.setenv("PATH", programs.environment["PATH"])
+    return programs
+
+
+@pytest.fixture(scope="module")
+def aws_server() -> Iterator[str]:
+    """The address of a stand-in for AWS."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An account there with a bucket `models`, which boto3 and s3fs find in their variables: its secret."""
+    secret = "a-secret-that-must-not-be-written"
+    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    pytest.importorskip("boto3").client("s3").create_bucket(Bucket="models")
+    return secret

@@ -50,10 +50,8 @@ Load = Callable[[str], plugins.Registry]
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+def load(fresh_plugins: None, tmp_path: Path) -> Load:
     """Returns a function that loads the bundled plugins and one with the given source."""
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
 
     def load(source: str) -> plugins.Registry:
         file = tmp_path / "mine.py"

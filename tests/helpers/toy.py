@@ -118,17 +118,22 @@ def start(
 
 def launched(nodes: Sequence[int]) -> list[dict[str, str]]:
     """The variables of a launcher for `nodes[i]` processes on pretended node i, by rank; none for one that is alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
     if len(places) == 1:
         return [{}]
-    common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         {**common, "RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
         for rank, (node, local) in enumerate(places)
     ]
+
+
+def free_port() -> int:
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def become(variables: Mapping[str, str], output: Path) -> None:

@@ -11,17 +11,12 @@ from transformers import AutoTokenizer
 
 from terakoya import contract
 from terakoya.commands.main import main
-from terakoya.plugins import loading as plugins
 from terakoya.store.token_store import TokenStore
+
+pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "examples" / "characters.py"
 PLAY = "ROSE:\nIs it the wind?\n\n  THORN:\nNo, it is the rain,\tmy friend.\n\n" * 30
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
 
 
 def call(*arguments: str) -> None:

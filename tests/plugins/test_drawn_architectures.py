@@ -60,14 +60,8 @@ def test_these_were_chosen_at_random() -> None:
     assert random.Random("terakoya").sample(POT, 2) == ["funnel", "luke"] == sorted(TOY)
 
 
-@pytest.fixture
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize("name", TOY)
 def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
     assert [str(each) for each in contract.check_plugin(str(EXAMPLES / f"{name}.py"), train=False)
@@ -75,7 +69,7 @@ def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize("name", TOY)
 def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: str, tmp_path: Path) -> None:
     sizes, layout = TOY[name]
@@ -118,14 +112,14 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
     assert (ours - theirs).abs().max() < 1e-5
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("fresh_plugins")
 def test_the_ends_of_a_text_are_the_vocabularys_where_the_config_class_has_others() -> None:
     luke = plugins.load([str(EXAMPLES / "luke.py")]).component("architectures", "luke")
     config = luke(**TOY["luke"][0]).config(Vocabulary(size=64, pad=0, cls=7, sep=8, special=(0, 7, 8)))
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 7, 8)
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("fresh_plugins")
 def test_funnel_refuses_rows_of_several_documents_by_name() -> None:
     funnel = plugins.load([str(EXAMPLES / "funnel.py")]).component("architectures", "funnel")
     assert funnel.document_masking == "none"

@@ -38,11 +38,8 @@ def run_started(run):
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_registries", {})
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE, plugins.TRACE_VARIABLE, "TERAKOYA_DEBUG"):
-        monkeypatch.setenv(variable, "")
+def _alone(fresh_plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_DEBUG", "")
 
 
 @pytest.fixture

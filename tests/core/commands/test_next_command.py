@@ -202,11 +202,9 @@ def test_a_store_without_word_starts_is_not_masked_by_words(
         assert capsys.readouterr().err.strip().partition(" --out work/run")[2] == wanted
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 def test_the_next_command_has_the_plugins_that_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_current", None)
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
-        monkeypatch.setenv(variable, "")
     Path("mine.py").write_text((TEMPLATES / "schedule.py").read_text().replace('"example"', '"mine"'))
     given = ["--plugin", "mine.py", "--without", "third-party"]
     assert run([*given, "parameters", "list"])[0][:5] == [*given, "estimate"]
@@ -217,12 +215,11 @@ def test_the_next_command_has_the_plugins_that_were_given(tmp_path: Path, monkey
         assert next_command.line("--plugin", "c.py", "train").count("c.py") == 1
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 def test_the_next_command_has_the_plugins_that_the_run_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
     Path("mine.py").write_text((TEMPLATES / "schedule.py").read_text().replace('"example"', '"mine"'))
     parameters = toy.parameters(Path("store"), schedule={"type": "mine"})
     Path("p.json").write_text(json.dumps(parameters))

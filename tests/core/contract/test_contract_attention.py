@@ -56,12 +56,7 @@ def register_architectures():
 
 
 @pytest.fixture
-def gemma2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plugins.Registration:
-    """The plugin, loaded as a new process would load it."""
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_registries", {})
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
-        monkeypatch.setenv(variable, "")
+def gemma2(fresh_plugins: None, tmp_path: Path) -> plugins.Registration:
     (tmp_path / "gemma2.py").write_text(GEMMA2, encoding="utf-8")
     (offer,) = (each for each in plugins.load([str(tmp_path / "gemma2.py")]).components() if each.name == "gemma2")
     return offer

@@ -11,6 +11,8 @@ from terakoya import contract
 from terakoya.contract import training
 from terakoya.plugins import loading as plugins
 
+pytestmark = pytest.mark.usefixtures("fresh_plugins")
+
 MT5 = '''from terakoya import hookimpl
 from terakoya.components import Architecture
 
@@ -88,15 +90,6 @@ BROKEN = {
     ),
     "other logits": ("return model.lm_head(hidden)", "return model.lm_head(hidden * 2)", r"returns other numbers"),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test loads plugins as a new process would."""
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_registries", {})
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
-        monkeypatch.setenv(variable, "")
 
 
 def load_mt5(file: Path, source: str) -> plugins.Registration:

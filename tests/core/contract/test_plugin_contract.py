@@ -15,16 +15,8 @@ from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
 from terakoya.contract import checking, training
 from terakoya.errors import UserError
 from terakoya.hookspecs import INTERFACE
-from terakoya.plugins import loading as plugins
 
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test loads plugins as a new process would."""
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_registries", {})
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
-        monkeypatch.setenv(variable, "")
+pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 
 def with_method(head: str, *body: str) -> tuple[str, str]:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -152,13 +151,6 @@ def stand_in_for_ssh(folder: Path) -> str:
     return f"bash {script}"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_hosts_of_different_sizes_train_like_any_other_start(
@@ -166,7 +158,7 @@ def test_hosts_of_different_sizes_train_like_any_other_start(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     table = {"0": 10, "1": 6}
-    settings = {"hosts": "localhost:2,127.0.0.1:1", "ssh": stand_in_for_ssh(tmp_path), "port": free_port()}
+    settings = {"hosts": "localhost:2,127.0.0.1:1", "ssh": stand_in_for_ssh(tmp_path), "port": toy.free_port()}
     plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table)
     assert "3 processes, 16 rows a step" in plan.plan.notes[0]
     assert plan.submit() == 0
@@ -184,7 +176,7 @@ def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store, batch_size={"0": 10, "1": 6})))
     settings = {
-        "hosts": "localhost,127.0.0.1", "ssh": stand_in_for_ssh(tmp_path), "port": free_port(), "max_restarts": 1,
+        "hosts": "localhost,127.0.0.1", "ssh": stand_in_for_ssh(tmp_path), "port": toy.free_port(), "max_restarts": 1,
     }  # fmt: skip
     plan = plan_launch("hosts", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(crash)])
     assert plan.submit() == 0

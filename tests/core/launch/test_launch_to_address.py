@@ -70,9 +70,7 @@ def test_the_address_and_the_work_folder_are_passed_on(launcher: str, tmp_path: 
         planned(tmp_path, launcher, str(tmp_path / "run"), work_folder=Path("/scratch"))
 
 
-def test_the_submitted_job_is_found_by_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = Programs(tmp_path)
-    monkeypatch.setenv("PATH", programs.environment["PATH"])
+def test_the_submitted_job_is_found_by_the_address(programs: Programs, tmp_path: Path) -> None:
     address = f"file://{tmp_path}/bucket/run"
     facts = "JobId=12 JobState=RUNNING Reason=None ExitCode=0:0 NodeList=n1 StdOut=/o Power="
     programs.set(sbatch="echo 12", scontrol=f"echo '{facts}'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,10 +75,7 @@ def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     ssh = tmp_path / "ssh.sh"
     ssh.write_text('shift; exec bash -c "$*"\n')
     said: list[str] = []
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    host = {"hosts": "localhost", "ssh": f"bash {ssh}", "port": port}
+    host = {"hosts": "localhost", "ssh": f"bash {ssh}", "port": toy.free_port()}
     planned = move(tmp_path / "run", "hosts", host, out=tmp_path / "there", say=said.append)
     toy.finish(started, code=75)
     stopped_at = list(toy.records(tmp_path / "run", "stopped"))
@@ -96,11 +92,7 @@ def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     assert len(report.curves.points["loss"]) == 80
 
 
-def test_a_submitted_job_is_stopped_and_another_goes_on(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = Programs(tmp_path)
-    monkeypatch.setenv("PATH", programs.environment["PATH"])
+def test_a_submitted_job_is_stopped_and_another_goes_on(run: Path, programs: Programs, tmp_path: Path) -> None:
     count = tmp_path / "count"
     facts = "JobId=12 JobState={} Requeue=1 ExitCode={}:0 NodeList=n1 StdOut=/o Power="
     programs.set(
@@ -140,11 +132,7 @@ def test_a_run_on_another_machine_is_stopped_there_unless_it_is_lost(run: Path, 
     assert planned.job.run == run and said == []
 
 
-def test_where_the_run_stands_is_said_when_a_step_fails(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = Programs(tmp_path)
-    monkeypatch.setenv("PATH", programs.environment["PATH"])
+def test_where_the_run_stands_is_said_when_a_step_fails(run: Path, programs: Programs, tmp_path: Path) -> None:
     programs.set(sbatch="echo 'invalid account' >&2; exit 1")
     there = tmp_path / "there"
     words = ["move", str(run), "slurm", "--time", "01:00:00", "--out", str(there)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import toy
 
 PROCESS = """\
 import os, signal, sys, time
@@ -102,9 +102,7 @@ class Agent:
         port: str | None = None,
         stdout: int | None = None,
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = port or str(probe.getsockname()[1])
+        port = port or str(toy.free_port())
         file = folder / "process.py"
         file.write_text(PROCESS)
         self.printed = folder / "printed"
@@ -204,9 +202,7 @@ def test_processes_that_failed_on_what_a_user_has_to_mend_do_not_start_again(tmp
 @pytest.mark.slow
 def test_one_host_that_has_failed_on_what_a_user_has_to_mend_ends_the_others(tmp_path: Path) -> None:
     """The first agent is the rendezvous of both, and would start its process again with that of the second."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(toy.free_port())
     agents = []
     for rank, what in enumerate(("loses the other", "makes a mistake")):
         (tmp_path / what).mkdir()
@@ -225,9 +221,7 @@ def test_a_finished_run_prints_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_a_stop_request(tmp_path: Path) -> None:
     """The agent has no process left to which it could forward the request."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(toy.free_port())
     agents = []
     for rank, what in enumerate(("finishes", "saves")):
         folder = tmp_path / what

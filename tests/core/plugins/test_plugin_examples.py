@@ -162,12 +162,10 @@ def recorded(plugin: Path) -> list[str]:
 
 
 @pytest.fixture
-def diary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plugins.Registry:
+def diary(fresh_plugins: None, tmp_path: Path) -> plugins.Registry:
     """The bundled plugins and the example with events."""
     file = tmp_path / "diary.py"
     file.write_text(FILES["diary.py"], encoding="utf-8")
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
     return plugins.load([str(file)])
 
 

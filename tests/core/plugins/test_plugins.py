@@ -23,6 +23,8 @@ from terakoya.plugins import loading as plugins
 from terakoya.plugins.events import call
 from terakoya.plugins.run_record import check_plugins, record_plugins
 
+pytestmark = pytest.mark.usefixtures("fresh_plugins")
+
 SCHEDULE = """
 from terakoya import hookimpl
 from terakoya.components import Schedule
@@ -37,15 +39,6 @@ def register_schedules():
 
 Write = Callable[[str, str], str]
 Install = Callable[..., None]
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets each test load plugins as a new process does."""
-    monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_registries", {})
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE, plugins.TRACE_VARIABLE):
-        monkeypatch.setenv(variable, "")
 
 
 @pytest.fixture

@@ -112,13 +112,11 @@ def test_a_corpus_without_a_document_makes_no_tokenizer(tmp_path: Path, kind: st
     assert re.match(pattern, str(caught.value)) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 def test_a_tokenizer_of_a_plugin_is_not_read_as_another_kind_without_it(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A plugin that writes no record of its own: its folder names its kind all the same."""
-    monkeypatch.setattr(plugins, "_current", None)
-    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
-        monkeypatch.setenv(variable, "")
     source = (TEMPLATES / "tokenizer.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(source.replace('"example"', '"mine"'), encoding="utf-8")
     plugins.load([str(tmp_path / "mine.py")])

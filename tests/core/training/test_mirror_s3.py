@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,41 +17,20 @@ from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import find_newest_whole
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
-boto3 = pytest.importorskip("boto3")
-moto_server = pytest.importorskip("moto.server")
-
-SECRET = "a-secret-that-must-not-be-written"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The address of a stand-in for AWS."""
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(aws: str) -> str:
     """The address of a bucket of an account that the store's library finds in its variables."""
     import fsspec
 
-    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    boto3.client("s3").create_bucket(Bucket="models")
     return "s3://models"
 
 
 @pytest.mark.slow
 def test_a_run_and_its_store_on_s3_go_on_elsewhere(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: str, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = toy.make_store(tmp_path / "data", documents=100, seed=1)
     data = ObjectFolder(f"{bucket}/store")
@@ -68,7 +46,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [2, 4]
     assert {"metrics.jsonl", "parameters.json", "report.html"} <= there.sizes().keys()
     for name in there.sizes():
-        assert SECRET.encode() not in there.read(name)
+        assert aws.encode() not in there.read(name)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     longer = {**settings, "max_steps": 6}

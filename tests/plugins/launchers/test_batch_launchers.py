@@ -27,13 +27,6 @@ TWO = {"0": 10, "1": 6}
 HOSTS = {"grid_engine": {"pe": "hosts"}, "pbs": {}}
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    programs = Programs(tmp_path)
-    monkeypatch.setenv("PATH", programs.environment["PATH"])
-    return programs
-
-
 def planned(folder: Path, launcher: str, settings: dict[str, Any] | None = None, **changes: Any) -> PlannedLaunch:
     file = folder / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"), **changes)))

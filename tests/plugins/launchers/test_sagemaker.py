@@ -216,15 +216,6 @@ class Instance:
         (self.root / "input/config/resourceconfig.json").write_text(json.dumps(facts))
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_two_instances_train_together_and_their_metrics_are_found(store: Path, tmp_path: Path) -> None:
@@ -236,7 +227,7 @@ def test_two_instances_train_together_and_their_metrics_are_found(store: Path, t
         data={"train": ["train/wiki"], "validation": ["train/wiki"], "sequence_length": 32},
         evaluation={"steps": 6, "batches": 2},
     )  # fmt: skip
-    hosts, port = ["localhost", "127.0.0.1"], free_port()
+    hosts, port = ["localhost", "127.0.0.1"], toy.free_port()
     instances = [
         Instance(tmp_path / host, plan, hosts, host, {"train": shared}) for host in hosts
     ]  # fmt: skip
@@ -273,7 +264,7 @@ def test_an_instance_saves_on_a_stop_request_and_the_next_job_resumes(store: Pat
     instance = Instance(tmp_path / "ml", plan, ["localhost"], "localhost", {"train": store})
     instance.resource_config()
     run = tmp_path / "ml/checkpoints/run"
-    process = instance.start(free_port())
+    process = instance.start(toy.free_port())
     until = time.monotonic() + 250
     while not (run / "metrics.jsonl").exists() or not toy.records(run):
         assert process.poll() is None and time.monotonic() < until
@@ -289,7 +280,7 @@ def test_an_instance_saves_on_a_stop_request_and_the_next_job_resumes(store: Pat
     (tmp_path / "ml/checkpoints").rename(tmp_path / "other/checkpoints")
     file = tmp_path / "other/input/data/job/parameters.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "max_steps": stopped + 5}))
-    process = again.start(free_port())
+    process = again.start(toy.free_port())
     printed = process.communicate(timeout=250)[0]
     assert process.returncode == 0, printed
     assert f"at step {stopped:,}" in printed
@@ -302,7 +293,7 @@ def test_a_failure_is_written_to_sagemakers_failure_file(tmp_path: Path) -> None
     plan = planned(tmp_path, {"channels": {"train": SHARED}, **NETWORK})
     instance = Instance(tmp_path / "ml", plan, ["algo-1", "algo-2"], "algo-1", {})
     instance.resource_config()
-    process = instance.start(free_port())
+    process = instance.start(toy.free_port())
     printed = process.communicate(timeout=250)[0]
     assert process.returncode == 2, printed
     failure = (tmp_path / "ml/output/failure").read_text()

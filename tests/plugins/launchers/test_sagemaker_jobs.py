@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,31 +21,6 @@ from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
 from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
 
 boto3 = pytest.importorskip("boto3")
-moto_server = pytest.importorskip("moto.server")
-
-SECRET = "a-secret-that-must-not-be-written"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The address of a stand-in for AWS."""
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def aws(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An account on the server, which boto3 finds in its variables, with a bucket."""
-    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    boto3.client("s3").create_bucket(Bucket="models")
 
 
 def planned(folder: Path, **settings: Any) -> PlannedLaunch:
@@ -64,7 +38,7 @@ def planned(folder: Path, **settings: Any) -> PlannedLaunch:
 
 
 @pytest.mark.slow
-def test_a_job_is_created_as_planned(aws: None, tmp_path: Path) -> None:
+def test_a_job_is_created_as_planned(aws: str, tmp_path: Path) -> None:
     plan = planned(tmp_path, tags={"project": "terakoya"})
     assert plan.submit() == 0
     request = json.loads((plan.folder / "request.json").read_text())
@@ -86,11 +60,11 @@ def test_a_job_is_created_as_planned(aws: None, tmp_path: Path) -> None:
     assert record.job == f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
     assert [state.status for state in poll_states(job, every=0)] == ["Completed"]  # moto's jobs end at once
     for file in plan.folder.iterdir():
-        assert SECRET not in file.read_text() and "somebody" not in file.read_text()
+        assert aws not in file.read_text() and "somebody" not in file.read_text()
 
 
 @pytest.mark.slow
-def test_the_verbs_of_the_command_line(aws: None, tmp_path: Path) -> None:
+def test_the_verbs_of_the_command_line(aws: str, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
     name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
@@ -108,7 +82,7 @@ def test_the_verbs_of_the_command_line(aws: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_logs_continue_where_the_last_call_ended(aws: None) -> None:
+def test_logs_continue_where_the_last_call_ended(aws: str) -> None:
     logs = boto3.client("logs")
     job = SageMakerJob("run-1")
     assert list(job.output()) == []  # the group does not exist yet
@@ -143,7 +117,7 @@ def packed(members: dict[str, bytes]) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
+def test_a_model_is_fetched_and_unpacked(aws: str, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
     job, _ = find_job("sagemaker", str(tmp_path / "run"))

@@ -31,13 +31,6 @@ def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLa
     return plan_launch("slurm", file, folder / "run", settings={"time": "60", **settings})
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    programs = Programs(tmp_path)
-    monkeypatch.setenv("PATH", programs.environment["PATH"])
-    return programs
-
-
 # --------------------------------------------------------------------------------------------------- the script
 
 
