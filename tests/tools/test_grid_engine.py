@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import submitted_runs
 import toy
-from submitted_runs import Job, records, wait_for, weights
+from submitted_runs import Job, find_process, records, running_cluster, weights
 
 from terakoya.components import JobState
-from terakoya.launch.jobs import find_job
 from terakoya.launch.plan import plan_launch
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
 CLUSTER = Path(__file__).parents[2] / "tools/grid_engine/cluster.sh"
 MISSING = [name for name in ("sge_qmaster", "sge_execd", "qsub", "ip", "unshare") if shutil.which(name) is None]
@@ -36,24 +35,9 @@ TABLE = {"0": 10, "1": 6}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs a cluster that the commands of this process reach; yields its folder."""
     folder = tmp_path_factory.mktemp("grid_engine")
-    ready = folder / "ready"
-    environment = dict(os.environ)
-    os.environ |= {"OMP_NUM_THREADS": "1", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
-    with (folder / "printed").open("wb") as printed:
-        process = subprocess.Popen(
-            ["bash", CLUSTER, folder, "bash", "-c", f"touch {ready}; cat"],
-            stdin=subprocess.PIPE, stdout=printed, stderr=printed,
-        )  # fmt: skip
-    try:
-        wait_for(lambda: ready.exists() or process.poll() is not None, (folder / "printed").read_text, seconds=120)
-        assert ready.exists(), (folder / "printed").read_text()
+    variables = {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    with running_cluster(CLUSTER, folder, variables, seconds=120):
         yield folder
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()  # `cat` ends, and the cluster with it
-        process.wait(timeout=60)
-        os.environ.clear()
-        os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")
@@ -75,36 +59,13 @@ def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFac
 def submit(store: Path, out: Path, settings: dict[str, Any], *, delay: float = 0.0, **changes: Any) -> Job:
     """Submits a run; each step of the first start of it takes `delay` seconds longer."""
     values = {"batch_size": TABLE, "max_steps": STEPS, "checkpoint": {"save_steps": 1000}, **changes}
-    file, slow = out.parent / f"{out.name}.json", out.parent / f"{out.name}_slow.py"
-    file.write_text(json.dumps(toy.parameters(store, **values)))
+    slow = out.parent / f"{out.name}_slow.py"
     slow.write_text(
         "import pathlib, time\nfrom terakoya import hookimpl\n\n@hookimpl\ndef step_finished(run, report):\n"
         f"    time.sleep(0 if any(pathlib.Path({str(out)!r}).glob('checkpoints/step-*')) else {delay})\n"
     )
-    planned = plan_launch(
-        "grid_engine", file, out, settings={"time": "01:00:00", "pe": "hosts", **settings},
-        global_options=["--plugin", str(slow)],
-    )  # fmt: skip
-    assert planned.submit() == 0
-    record = SubmittedJobRecord.read(planned.folder)
-    assert record is not None
-    job, _ = find_job("grid_engine", str(out))
-    return Job(planned, job, record.job, out)
-
-
-def process_of(job: Job, host: str) -> int:
-    """Returns the process that trains on `host`; 0 if there is none yet."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                variables = (folder / "environ").read_bytes().split(b"\0")
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # the process has just exited
-                continue
-            expected = {f"TERAKOYA_HOST={host}".encode(), b"LOCAL_RANK=0"}
-            if expected <= set(variables) and str(job.run).encode() in words:
-                return int(folder.name)
-    return 0
+    settings = {"time": "01:00:00", "pe": "hosts", **settings}
+    return submitted_runs.submit("grid_engine", toy.parameters(store, **values), out, settings, ["--plugin", str(slow)])
 
 
 def test_both_hosts_are_checked_in_a_job(
@@ -132,7 +93,7 @@ def test_a_job_that_lost_a_process_resumes_from_its_last_checkpoint(
 ) -> None:
     job = submit(store, tmp_path / "run", {"max_restarts": 1}, delay=0.1, checkpoint={"save_steps": 20})
     job.wait_for_step(22)
-    os.kill(process_of(job, "a01"), signal.SIGKILL)
+    os.kill(find_process({"TERAKOYA_HOST": "a01", "LOCAL_RANK": "0"}, str(job.run)), signal.SIGKILL)
     assert job.wait() == JobState("ended", "", done=True), job.printed()
     assert "exit code 137; 1 of 1 restarts: the next job resumes from the last checkpoint" in job.printed()
     assert job.resumed_at()[0] >= 20 and job.resumed_at()[0] % 20 == 0

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import submitted_runs
 import toy
-from submitted_runs import Job, records, wait_for, weights
+from submitted_runs import Job, find_process, records, running_cluster, wait_for, weights
 
 from terakoya.components import JobState
-from terakoya.launch.jobs import find_job
 from terakoya.launch.plan import plan_launch
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
 CLUSTER = Path(__file__).parents[2] / "tools/slurm/cluster.sh"
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "unshare") if shutil.which(name) is None]
@@ -38,28 +37,9 @@ TABLE = {"0": 10, "1": 6}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs a cluster that the commands of this process reach; yields its folder."""
     folder = tmp_path_factory.mktemp("slurm")
-    ready = folder / "ready"
-    environment = dict(os.environ)
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "SLURM_CONF": str(folder / "slurm.conf"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    with (folder / "printed").open("wb") as printed:
-        process = subprocess.Popen(
-            ["bash", CLUSTER, folder, "bash", "-c", f"touch {ready}; cat"],
-            stdin=subprocess.PIPE, stdout=printed, stderr=printed,
-        )  # fmt: skip
-    try:
-        wait_for(lambda: ready.exists() or process.poll() is not None, (folder / "printed").read_text, seconds=60)
-        assert ready.exists(), (folder / "printed").read_text()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with running_cluster(CLUSTER, folder, {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}, seconds=60):
         yield folder
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()  # `cat` ends, and the cluster with it
-        process.wait(timeout=60)
-        os.environ.clear()
-        os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +52,8 @@ def submit(
     store: Path, out: Path, settings: dict[str, Any], *, global_options: Sequence[str] = (), **changes: Any
 ) -> Job:
     values = {"batch_size": TABLE, "max_steps": STEPS, "checkpoint": {"save_steps": 1000}, **changes}
-    file = out.parent / f"{out.name}.json"
-    file.write_text(json.dumps(toy.parameters(store, **values)))
-    planned = plan_launch(
-        "slurm", file, out, settings={"time": "10", "partition": "low", **settings}, global_options=global_options
-    )
-    assert planned.submit() == 0
-    record = SubmittedJobRecord.read(planned.folder)
-    assert record is not None
-    job, _ = find_job("slurm", str(out))
-    return Job(planned, job, record.job, out)
+    settings = {"time": "10", "partition": "low", **settings}
+    return submitted_runs.submit("slurm", toy.parameters(store, **values), out, settings, global_options)
 
 
 @pytest.fixture(scope="module")
@@ -127,17 +99,7 @@ def test_a_preempted_job_ends_with_the_undisturbed_weights(
 
 def process_of(job: Job, rank: int) -> int:
     """Returns the process that trains as `rank`; 0 if there is none yet."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                variables = (folder / "environ").read_bytes().split(b"\0")
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except (OSError, PermissionError):  # the process has just exited
-                continue
-            expected = {f"SLURM_JOB_ID={job.number}".encode(), f"SLURM_PROCID={rank}".encode()}
-            if expected <= set(variables) and b"train" in words and b"terakoya" in words:
-                return int(folder.name)
-    return 0
+    return find_process({"SLURM_JOB_ID": job.number, "SLURM_PROCID": str(rank)}, "terakoya", "train")
 
 
 def parent(process: int) -> int:
