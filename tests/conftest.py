@@ -1,5 +1,5 @@
-"""What workers of `make test` share: the order of test files, the settings of property tests, a fork server, and the
-`python` that tests may start."""
+"""What workers of `make test` share: the order of test files, the settings of property tests, a fork server; and the
+fixtures that tests of several folders use."""
 
 from __future__ import annotations
 
@@ -93,6 +93,14 @@ def warm_python() -> Iterator[Path]:
 def forks(warm_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes commands and scripts that use `sys.executable` start forks."""
     monkeypatch.setattr(sys, "executable", str(warm_python))
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy store of 150 documents."""
+    import toy
+
+    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
 
 
 @pytest.fixture

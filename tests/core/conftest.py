@@ -1,4 +1,4 @@
-"""Toy stores that tests of training, estimation and commands use."""
+"""Further toy stores that tests of training, estimation and commands use."""
 
 import os
 import subprocess
@@ -7,12 +7,6 @@ from pathlib import Path
 
 import pytest
 import toy
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy store of 150 documents."""
-    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
 
 
 @pytest.fixture(scope="session")

@@ -126,11 +126,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield hosts
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
-
-
 def settings_of(store: Path, **changes: Any) -> dict[str, Any]:
     """A toy run on the hosts, without dropout, whose random numbers depend on the rank."""
     parameters = toy.parameters(store)

@@ -41,12 +41,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy store of 150 documents."""
-    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
-
-
-@pytest.fixture(scope="module")
 def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run: two processes, one on each host."""
     job = submit(store, tmp_path_factory.mktemp("undisturbed") / "run", {})

@@ -42,12 +42,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy store of 150 documents."""
-    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
-
-
 def submit(
     store: Path, out: Path, settings: dict[str, Any], *, global_options: Sequence[str] = (), **changes: Any
 ) -> Job:

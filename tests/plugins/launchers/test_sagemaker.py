@@ -179,12 +179,6 @@ def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ what an instance runs
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy store of 150 documents."""
-    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
-
-
 class Instance:
     """A simulated instance: its /opt/ml is a local folder, its file systems are links."""
 
