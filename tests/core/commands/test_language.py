@@ -101,14 +101,12 @@ def command(out: Annotated[Path, Option(help="The folder.")]) -> None:
 def test_a_text_without_japanese_fails_the_check(
     kind: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import catalogue
-
+    catalogue = load_tool("catalogue")
     code = [catalogue.Text("{out}: is not empty", "a.py", "shown"), catalogue.Text("{out}: is new", "b.py", kind)]
     known = Entry("{out}: is not empty", "{out}: 空ではありません", ("a.py",))
     monkeypatch.setattr(catalogue, "texts", lambda: iter(code))
     monkeypatch.setattr(catalogue, "read_catalogue", lambda file: [known])
-    monkeypatch.setattr(sys, "argv", ["catalogue.py", "--check"])
+    monkeypatch.setattr("sys.argv", ["catalogue.py", "--check"])
     with pytest.raises(SystemExit) as done:
         catalogue.main()
     out = capsys.readouterr().out
