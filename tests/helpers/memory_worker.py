@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from terakoya.config.parameters import Parameters
@@ -131,17 +132,23 @@ def noting(trainer: Trainer, noted: list[int]) -> None:
 
 
 def let_go() -> None:
-    """Has each collective that was waited for return once gloo's own thread has let go of its tensors, and DDP, which
-    waits in C++, send no weights around: here all have them. The profiler sees what this thread gives back alone: what
-    that thread is the last to hold would count to the end of the run."""
-    wait = Work.wait
+    """Has each collective that was waited for return once gloo's own thread has let go of its tensors. The profiler
+    sees what this thread gives back alone: what that thread is the last to hold would count to the end of the run. DDP
+    waits in C++: it sends no weights around, for here all have them, and begins a forward, in which it may take other
+    buckets, once the threads have let go of those of the last backward."""
+    wait, forward = Work.wait, DistributedDataParallel.forward
 
     def wait_and_let_go(*arguments: Any, **named: Any) -> Any:
         done = wait(*arguments, **named)
         wait_for_gloo()
         return done
 
+    def let_go_and_forward(*arguments: Any, **named: Any) -> Any:
+        wait_for_gloo()
+        return forward(*arguments, **named)
+
     Work.wait = wait_and_let_go  # type: ignore[method-assign]
+    DistributedDataParallel.forward = let_go_and_forward  # type: ignore[method-assign]
     assert hasattr(torch.nn.parallel.distributed, "_sync_module_states")
     torch.nn.parallel.distributed._sync_module_states = lambda **_: None
 
