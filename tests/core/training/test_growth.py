@@ -30,11 +30,11 @@ DEPTHS = ("num_hidden_layers", "num_layers")
 class Growing:
     """A small model in a folder, and runs that start from it."""
 
-    def __init__(self, name: str, store: TokenStore, folder: Path) -> None:
+    def __init__(self, name: str, store: TokenStore, folder: Path, **further: Any) -> None:
         self.store, self.folder = store, folder
         component = registry().component("architectures", name)
         self.head = next(head for head in OBJECTIVES if head in component.heads)
-        self.settings = {"type": name, **toy.settings(component).model_dump(mode="json")}
+        self.settings = {"type": name, **toy.settings(component, **further).model_dump(mode="json")}
         module = build_module(self.parameters({}), store.facts.vocabulary)
         generator = torch.Generator().manual_seed(5)
         with torch.no_grad():
@@ -112,6 +112,14 @@ def test_wider_models_keep_the_logits(name: str, store: TokenStore, tmp_path: Pa
     model, loaded = growing.start(growing.times(2, WIDTHS), "tile")
     assert relative(growing.logits(growing.small), growing.logits(growing.plain(model, tmp_path / "large"))) < 1e-5
     assert "hidden size" in loaded.notes[-1]
+
+
+def test_a_head_of_narrow_embeddings_that_stay_keeps_the_logits(store: TokenStore, tmp_path: Path) -> None:
+    """ELECTRA's head is tied to embeddings that are as wide in the larger model."""
+    growing = Growing("electra", store, tmp_path / "small", embedding_size=12)
+    model, loaded = growing.start(growing.times(2, WIDTHS), "tile")
+    assert relative(growing.logits(growing.small), growing.logits(growing.plain(model, tmp_path / "large"))) < 1e-5
+    assert "as before" in loaded.notes[-1]
 
 
 def test_copies_learn_different_things(store: TokenStore, tmp_path: Path) -> None:

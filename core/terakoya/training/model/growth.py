@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def grow(
         if "identity" in ways:
             _silence_new_blocks(grown, depths[0], architecture)
         if wider:
-            _weaken_tied_head(grown, source.config, architecture)
+            _weaken_tied_head(grown, source, architecture)
     change = _difference(source, grown)
     sizes = [f"{depths[0][each]} to {count} blocks" for each, count in depths[1].items()] if deeper else []
     if wider:
@@ -189,13 +190,18 @@ def _silence_new_blocks(grown: PreTrainedModel, depths: Mapping[str, int], archi
                         value.zero_()
 
 
-def _weaken_tied_head(grown: PreTrainedModel, before: PretrainedConfig, architecture: Architecture) -> None:
-    """Scales the norm before a head that is tied to the embeddings, which have become wider: a sum over copies counts
-    each of them."""
+def _weaken_tied_head(grown: PreTrainedModel, source: PreTrainedModel, architecture: Architecture) -> None:
+    """Scales the norm before a head that is tied to the embeddings, where these have become wider: a sum over copies
+    counts each of them. ELECTRA's may be as wide as before in a wider model."""
     norm = norm_before_tied_head(grown, architecture.blocks(grown))
     if norm is not None:
         for value in norm.parameters():
-            value.mul_(_hidden_size(before) / _hidden_size(grown.config))
+            value.mul_(_embedding_size(source) / _embedding_size(grown))
+
+
+def _embedding_size(model: PreTrainedModel) -> int:
+    words: Any = model.get_input_embeddings()
+    return int(words.weight.shape[1])
 
 
 def _hidden_size(config: PretrainedConfig) -> int:
