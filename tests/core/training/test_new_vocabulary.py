@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
@@ -22,7 +22,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import transformers_folder
 from terakoya.training.model.build import build_module
-from terakoya.training.model.new_vocabulary import vocabulary_weights
+from terakoya.training.model.new_vocabulary import plan_rows, vocabulary_weights
 from terakoya.training.model.start_from import LoadedWeights, load_start_weights
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -141,6 +141,16 @@ def test_every_architecture_extends_and_transplants(name: str, head: str, store:
             if two.shape[-1] == len(new):  # a discriminator has none
                 two = two[..., place]
             assert one.shape == two.shape and (one - two).abs().max() <= 1e-6
+
+
+def test_a_piece_with_several_roles_takes_the_row_of_the_end_of_a_text(tmp_path: Path) -> None:
+    """The one special piece of GPT-2's kind also is padding and the unknown one, whose rows nothing trains."""
+    one = "<|endoftext|>"
+    old = save_words(tmp_path / "old", ["[PAD]", "[UNK]", "[BOS]", "[EOS]", "w"])
+    new = save_words(tmp_path / "new", ["w", one], unk=one, pad=one, bos=one, eos=one)
+    size = toy.VOCABULARY.model_copy(update={"size": 2})
+    rows, _ = plan_rows(old, LlamaConfig(vocab_size=5), size, new, change="transplant", initializer=None)
+    assert rows.kept == {0: 4, 1: 3}
 
 
 @pytest.fixture

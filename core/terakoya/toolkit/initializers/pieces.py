@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+ROLES = ("cls", "sep", "mask", "eos", "bos", "pad", "unk")
+"""The first one counts where a piece has several: the end of a text, as in GPT-2's, is learnt, padding is not."""
 SPACE = "\u2581"
 """SentencePiece's mark of a space."""
 INSIDE = "##"
