@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from terakoya import plugins
 from terakoya.commands.main import VERBS
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import Parameters, all_key_paths
+from terakoya.config.presets import preset_names
 from terakoya.doctor.checks import check_shared_memory
+from terakoya.json_settings import apply_overrides, without_notes
 from terakoya.pipeline.run import Pipeline
 from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES
 
@@ -78,6 +82,18 @@ def test_every_command_exists(name: str) -> None:
         for verb in re.split(r"\|", text) if "|" in text and "--" not in text else [text]:
             words = text.split()
             check_command(verb if verb.startswith("terakoya") else " ".join([*words[:2], verb]))
+
+
+@pytest.mark.parametrize("name", [*READMES, *DOCS])
+def test_settings_of_a_documented_training_are_accepted(name: str) -> None:
+    """`--set` goes with the preset beside it, also in commands that no reader of a test types."""
+    for text in commands_of(text_of(name)):
+        words = shlex.split(text, comments=True)
+        presets = [word for word in words if word in preset_names()]
+        if words[1:2] == ["train"] and presets and "--set" in words:
+            changes = [value for flag, value in itertools.pairwise(words) if flag == "--set"]
+            preset = without_notes(json.loads(text_of(f"parameters/{presets[0]}.json")))
+            Parameters.from_dict(apply_overrides(preset, changes), source=text)
 
 
 def test_a_tired_person_reads_the_readme_to_its_end() -> None:
