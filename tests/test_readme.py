@@ -212,6 +212,20 @@ def test_what_a_page_for_users_of_another_trainer_names_exists(name: str) -> Non
     assert answered > 20
 
 
+def test_a_key_of_training_arguments_is_answered_with_the_key_of_the_table() -> None:
+    page = "docs/coming-from/transformers.md"
+    paths = set(all_key_paths(plugins.registry()))
+    answered = 0
+    for line in text_of(page).split("**TrainingArguments", 1)[1].splitlines():
+        there, here = ([*line.split("|")[1:3], "", ""])[:2]
+        keys = re.findall(r"`([^`]+)`", here)
+        for name in re.findall(r"`([a-z]\w*)`", there) if set(keys) <= paths and "torchrun" not in there else ():
+            found, sentence = find_equivalent(name, paths)
+            assert set(found) & set(keys) if keys else sentence or found or "not supported" in here, f"{line}: {found}"
+            answered += 1
+    assert answered > 30
+
+
 def anchors_of(page: str) -> set[str]:
     """The anchors of the page's headings, as GitHub and the site make them, and those that it names itself."""
     prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M)
