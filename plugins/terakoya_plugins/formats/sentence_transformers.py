@@ -32,8 +32,8 @@ print(model.similarity(vectors, vectors))
 A vector is {pooling} of the last hidden states of a text's tokens{normalized}. Texts are cut after {length:,} tokens.
 {tokenizer}
 
-The model has been trained to fill in or to recognise words, not to place similar texts near each other. Fine-tune it on
-pairs of texts with sentence-transformers before you rely on similarities.
+A model that has only been trained to fill in or to recognise words does not place similar texts near each other.
+Fine-tune such a model on pairs of texts with sentence-transformers before you rely on similarities.
 """
 POOLING = {"mean": "the mean", "cls": "the first", "max": "the maximum"}
 
