@@ -281,7 +281,9 @@ def _validations(runs: Sequence[RunReport]) -> str:
     rows = []
     for run in runs:
         for check in run.status.validations:
-            values = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in check.values.items())
+            values = ", ".join(
+                f"{translated(name.replace('_', ' '))} {value:.4f}" for name, value in check.values.items()
+            )
             rows.append(_row([run.label, check.store or translated("all stores"), f"{check.step:,}", values]))
     return _table(map(translated, ["run", "store", "step", "metrics"]), rows) if rows else _nothing()
 

@@ -29,6 +29,7 @@ from terakoya.estimation.devices import find_device
 from terakoya.pipeline import choosing
 from terakoya.pipeline.choosing import Machine
 from terakoya.pipeline.settings import read_pipeline
+from terakoya.plugins import registry
 from terakoya.training.screen import StepTable, progress_bar, step_cells, validation_lines
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,6 +167,9 @@ def test_catalogues_are_po_files(tmp_path: Path) -> None:
 
 
 FOUND = """
+wrote report.html: 2 runs, 91 kB
+report.html を書きました: 2 個のラン、91 kB
+
 a.json: precision: expected "fp32", "bf16" or "fp8", got "float16"
 a.json: precision: "fp32"、"bf16" か "fp8" が必要ですが、"float16" です
 
@@ -289,6 +293,13 @@ work/step
 def test_finished_texts_are_found(pair: str, japanese: Translator) -> None:
     english, shown = pair.split("\n")
     assert japanese(english) == shown
+
+
+def test_the_charts_of_every_bundled_objective_have_japanese_titles(japanese: Translator) -> None:
+    objectives = [registry().component("objectives", name) for name in registry().names("objectives")]
+    metrics = {metric for objective in objectives for metric in objective().terms()} - {"discriminator_scores"}
+    metrics |= {f"discriminator_{score}" for score in ("accuracy", "precision", "recall", "auc")} | {"replaced_rate"}
+    assert len(metrics) > 15 and not [each for each in metrics if japanese(each.replace("_", " ")).isascii()]
 
 
 def test_lines_are_found_one_by_one(japanese: Translator) -> None:

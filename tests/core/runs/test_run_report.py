@@ -309,6 +309,8 @@ def test_the_page_is_japanese_where_the_user_has_chosen_it(tmp_path: Path, monke
     assert headings and not [each for each in headings if re.search("[a-z]{3}", each)]
     heads = [each for row in re.findall("<thead>(.*?)</thead>", page) for each in re.findall("<th>(.*?)</th>", row)]
     assert not [each for each in heads if re.search("[a-z]{3}", each) and each != "run"]  # the run's own name
+    numbers = page[page.index("<h2>最後の検証</h2>") :].partition("</table>")[0]
+    assert "損失 " in numbers and "loss" not in numbers
     words = json.loads(html.unescape(re.findall('data-words="(.*?)"', page)[0]))
     assert words["live"] == "追跡中" and words["gone"].startswith("サーバー")
     assert set(re.findall(r"words\.(\w+)", live_scripts())) == set(words)
