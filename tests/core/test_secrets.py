@@ -15,6 +15,7 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.json_settings import refuse_secrets
+from terakoya.launch.plan import plan_launch
 from terakoya.log import hide_secrets
 from terakoya.pipeline.settings import read_pipeline
 
@@ -35,6 +36,7 @@ SECRETS = {
 NO_SECRETS = (
     "http://localhost:5000/a@b", "hf://datasets/name/set@0123456789abcdef/a.jsonl", "s3://bucket/wiki-?.jsonl",
     "sftp://me@host/corpus", "Basic internationalization", "a/b:c@d", "task-oriented", "https://example.com/x?page=2",
+    "export WANDB_API_KEY=$(cat ~/.wandb)", 'export HF_TOKEN="$TOKEN" TOKENIZERS_PARALLELISM=false', "TOKEN= ls",
 )  # fmt: skip
 
 
@@ -55,6 +57,15 @@ def test_a_secret_in_a_value_is_refused_by_its_key(name: str, tmp_path: Path) ->
 def test_what_is_no_secret_stays(text: str) -> None:
     refuse_secrets({"note": text}, "p.json")
     assert hide_secrets(text) == text
+
+
+@pytest.mark.parametrize("line", ["export WANDB_API_KEY=0123abcd", "ulimit -n 9; AWS_SECRET_ACCESS_KEY='x/y' ls"])
+def test_a_launcher_refuses_lines_of_bash_that_set_a_secret(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^launch slurm: setup\.1: looks like a secret") as refused:
+        plan_launch(
+            "slurm", Path("tiny_bert"), tmp_path / "run", settings={"time": "1:00:00", "setup": ["module load x", line]}
+        )
+    assert line not in str(refused.value) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ SECRET_KEY = re.compile(
     r"(^|[_-])(token|secret|password|passwd|passphrase|authorization|credentials?|(api|access|secret|private)[_-]?key)$",
     re.I,
 )
+_ASSIGNMENT = re.compile(r"(\w+)=[\"']?[^\s\"'$`;&|)]")
+"""A variable that is set to a text in a line of bash, and not to what a variable or a command holds."""
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -99,11 +101,14 @@ def origins(complete: Mapping[str, Any], raw: Mapping[str, Any], overrides: Iter
 
 
 def refuse_secrets(raw: Mapping[str, Any], source: str) -> None:
-    """Raises UserError for a key or value that looks like a secret: parameters are copied into every run."""
+    """Raises UserError for a key or value that looks like a secret, or that sets a variable to one: parameters are
+    copied into every run, settings of launchers into scripts."""
     for path, value in leaves(raw):
-        key = path.rpartition(".")[2]
-        if isinstance(value, str) and value and (SECRET_KEY.search(key) or hide_secrets(value) != value):
+        if not isinstance(value, str) or not value:
+            continue
+        names = [path.rpartition(".")[2], *_ASSIGNMENT.findall(value)]
+        if any(SECRET_KEY.search(name) for name in names) or hide_secrets(value) != value:
             raise UserError(
-                f"{source}: {path}: looks like a secret; parameters are copied into every run and checkpoint. "
-                "Remove it and use an environment variable"
+                f"{source}: {path}: looks like a secret; settings are copied into runs, checkpoints and job scripts. "
+                "Remove it and use an environment variable, or $(cat FILE) in a line of bash"
             )

@@ -14,6 +14,7 @@ from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address, refuse_address
+from terakoya.json_settings import refuse_secrets
 from terakoya.launch.here import resolve_out
 from terakoya.launch.jobs import find_plan_folder
 from terakoya.plugins import registry
@@ -67,9 +68,10 @@ def plan_launch(
         global_options: options of `terakoya` itself, such as `--plugin FILE`.
 
     Raises:
-        UserError: an unknown launcher, wrong settings, wrong parameters: every error that can be found before the job
-            waits for hours in a queue.
+        UserError: an unknown launcher, wrong settings, a secret in them, wrong parameters: every error that can be
+            found before the job waits for hours in a queue.
     """
+    refuse_secrets(settings or {}, f"launch {launcher}")
     component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
     if work_folder is not None and component.places_run:
         raise UserError(f"launch {launcher}: --work-folder: its settings say where the run trains; leave it out")

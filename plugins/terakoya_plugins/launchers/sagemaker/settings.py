@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from terakoya.components import Launcher
-from terakoya.toolkit.json_settings import leaves, refuse_secrets
+from terakoya.toolkit.json_settings import leaves
 
 ROOT = "/opt/ml"
 """SageMaker's root folder in a container."""
@@ -218,7 +218,6 @@ class SageMakerSettings(Launcher):
         missing = ", ".join(placeholders(settings))
         if missing:
             raise ValueError(f"not filled in: {missing}")
-        refuse_secrets(settings, "launch sagemaker")
         return settings
 
     @model_validator(mode="after")
