@@ -33,15 +33,16 @@ class Listener(EventListener):
         self.slow += report.seconds > self.slow_seconds
 
     def evaluate(self, run: Run) -> Mapping[str, float]:
-        """Called on every rank at each validation; the numbers must be equal on all ranks."""
-        return {"slow_steps": run.reduce({"slow": float(self.slow)})["slow"]}
+        """Called on every rank at each validation; the numbers must be equal on all ranks: those of rank 0, whose
+        `state` is saved. A sum of what each rank has counted would count it again after a resume."""
+        return {"slow_steps": run.reduce({"slow": float(self.slow) if run.rank == 0 else 0.0})["slow"]}
 
     def state(self) -> Any:
-        """Returns what a resumed run must know."""
+        """Returns what a resumed run must know; what rank 0 returns is saved."""
         return {"slow": self.slow}
 
     def load(self, state: Any) -> None:
-        """Restores `state`."""
+        """Restores the `state` of rank 0, on every rank, of which there may be more or fewer now."""
         self.slow = state["slow"]
 
 

@@ -7,17 +7,18 @@ from typing import Any
 from terakoya import contract, plugins
 
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
-RUN: Any = SimpleNamespace(step=3, reduce=dict)
+RANKS: list[Any] = [SimpleNamespace(step=3, rank=rank, reduce=dict) for rank in range(2)]  # each reduces to its own
 
 
 def test_it_meets_the_requirements_of_an_event_plugin() -> None:
     assert contract.problems(PLUGIN) == []
 
 
-def test_slow_steps_are_counted_also_after_a_resume() -> None:
+def test_slow_steps_are_counted_also_after_a_resume_with_more_ranks() -> None:
     settings = plugins.load([str(PLUGIN)]).component("events", "example")(slow_seconds=1.0)
-    before, after = settings.start(RUN), settings.start(RUN)
+    before, after = settings.start(RANKS[0]), [settings.start(run) for run in RANKS]
     for seconds in (0.5, 2.0):
-        before.step_finished(RUN, SimpleNamespace(seconds=seconds))
-    after.load(before.state())
-    assert after.evaluate(RUN) == {"slow_steps": 1.0}
+        before.step_finished(RANKS[0], SimpleNamespace(seconds=seconds))
+    for each in after:
+        each.load(before.state())
+    assert sum(each.evaluate(run)["slow_steps"] for each, run in zip(after, RANKS, strict=True)) == 1.0
