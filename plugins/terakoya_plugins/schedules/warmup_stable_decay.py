@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -37,38 +37,46 @@ class WarmupStableDecay(DecaySchedule):
     """Warms up, stays at the peak, and decays to `min_lr` in the last `decay_steps`, `decay_tokens` or `decay_ratio` of
     the run (by default a tenth) before its end, or before `lr_decay_steps` or `lr_decay_tokens`."""
 
-    decay_steps: NonNegativeInt = 0
-    """The length of the decay; at most one of `decay_steps`, `decay_tokens` and `decay_ratio` is given. Without them it
-    is a tenth of the run. Unit: optimizer steps."""
-    decay_tokens: NonNegativeInt = 0
-    """The length of the decay in tokens. Unit: tokens."""
-    decay_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """The length of the decay as a share of the run's length, from 0 to 1."""
+    decay_steps: NonNegativeInt | None = None
+    """The length of the decay; at most one of `decay_steps`, `decay_tokens` and `decay_ratio` is given, and 0 is no
+    decay. Without them it is a tenth of the run. Unit: optimizer steps."""
+    decay_tokens: NonNegativeInt | None = None
+    """The length of the decay in tokens; 0 is no decay. Unit: tokens."""
+    decay_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """The length of the decay as a share of the run's length, from 0, which is no decay, to 1."""
     warmup_type: Shape = "linear"
     """The shape of the warm-up."""
     decay_type: Shape = "cosine"
     """The shape of the decay."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_record(cls, given: Any) -> Any:
+        """Leaves out the zeros of a record that has all three lengths: 0 was the default of each."""
+        if not isinstance(given, Mapping) or any(given.get(name) is None for name in LENGTHS):
+            return given
+        return {name: value for name, value in given.items() if name not in LENGTHS or value != 0}
+
     @model_validator(mode="after")
     def _one_decay(self) -> Self:
         check_at_most_one(self, *LENGTHS)
-        given = [name for name in LENGTHS if name in self.model_fields_set]
-        if 0 < len(given) < len(LENGTHS) and not any(getattr(self, name) for name in LENGTHS):
-            raise ValueError(  # a record of a run has all three, of which 0 is none
-                f"{given[0]}: 0 is as if it were not given, and the run's last tenth would decay; for a rate that "
-                'stays use the schedule "constant"'
-            )
         return self
+
+    @property
+    def _default_ratio(self) -> float:
+        """The share of the run that decays where no length above 0 is given."""
+        return DECAY_RATIO if all(getattr(self, name) is None for name in LENGTHS) else 0.0
 
     def decay_span(self, progress: Progress) -> Span:
         """The span of the decay, which does not begin before the end of warm-up."""
         whole = super().decay_span(progress)
         unit: Unit = self._given_end or progress.unit
-        if self.decay_steps or self.decay_tokens:
-            given: tuple[Unit, int] = ("steps", self.decay_steps) if self.decay_steps else ("tokens", self.decay_tokens)
-            decay = convert_unit(given, unit, progress)
+        if self.decay_steps:
+            decay = convert_unit(("steps", self.decay_steps), unit, progress)
+        elif self.decay_tokens:
+            decay = convert_unit(("tokens", self.decay_tokens), unit, progress)
         else:
-            decay = (self.decay_ratio or DECAY_RATIO) * length(progress, unit)
+            decay = (self.decay_ratio or self._default_ratio) * length(progress, unit)
         return Span(whole.at, max(whole.start, whole.end - decay), whole.end)
 
     def factor(self, progress: Progress) -> float:
