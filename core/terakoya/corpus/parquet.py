@@ -115,6 +115,10 @@ def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
                 f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field, in '
                 f"a corpus of several formats with --field {field},NAME"
             )
+        if (many := names.count(field)) > 1:
+            raise UserError(
+                f'{file}: expected one column "{field}", got {many}; rename them, or choose another with --field'
+            )
         kind = parquet.schema_arrow.field(field).type
         if not _is_text(kind, import_pyarrow(file)):
             raise UserError(f'{file}: column "{field}": expected strings, got {kind}; choose another with --field')
@@ -123,9 +127,11 @@ def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
 
 
 def _is_text(kind: Any, pa: Any) -> bool:
-    """Returns whether a column of the type `kind` holds strings; `pa` is the package pyarrow."""
+    """Returns whether a column of the type `kind` holds strings, or nulls alone, whose strings may be in other files of
+    the corpus; `pa` is the package pyarrow."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value))
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(check(value) for check in checks)
 
 
 @contextmanager

@@ -220,7 +220,7 @@ def _text(datasets: Sequence[str], license: str | None, cleaning: Mapping[str, s
 
 def _losses(facts: TrainingFacts) -> str:
     """A chart and a table of the losses: of training steps, and of the last validation up to each of them that no row
-    before has."""
+    before has. A validation before the first step has a row of its own."""
     steps = metrics.kept_steps(facts.metrics)
     if not steps:
         return ""
@@ -230,12 +230,16 @@ def _losses(facts: TrainingFacts) -> str:
     header = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
     image = f"![loss of training and validation over the steps]({CHART})"
     lines = ["## Losses", "", image, "", f"| {' | '.join(header)} |", "|---:" * len(header) + "|"]
+    rows = [steps[index] for index in chosen]
+    if any(check["step"] == 0 for check in validations):
+        rows.insert(0, {"step": 0, "tokens": 0})
     before = -1
-    for entry in (steps[index] for index in chosen):
+    for entry in rows:
         losses = {check["store"]: check["loss"] for check in validations if before < check["step"] <= entry["step"]}
         before = entry["step"]
         cells = [f"{losses[store]:.4f}" if store in losses else "" for store in stores]
-        row = [f"{entry['step']:,}", f"{entry['tokens']:,}", f"{entry['loss']:.4f}", *cells]
+        trained = f"{entry['loss']:.4f}" if "loss" in entry else ""
+        row = [f"{entry['step']:,}", f"{entry['tokens']:,}", trained, *cells]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 

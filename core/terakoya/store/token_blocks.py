@@ -99,16 +99,26 @@ def import_blocks(
     """
     files = [file for source in sources for file in _source_files(source)]
     words = None if starts_word is None else ([starts_word[ids]] for ids in _read_blocks(files, vocabulary))
+    blocks = 0
+
+    def documents() -> Iterator[list[np.ndarray]]:
+        nonlocal blocks
+        for ids in _read_blocks(files, vocabulary):
+            blocks += 1
+            yield [ids]
+
     hashes = [[file.name, content_hash(file)] for file in files]
     store = write_store(
         out,
-        ([ids] for ids in _read_blocks(files, vocabulary)),
+        documents(),
         vocabulary=vocabulary,
         word_starts=words,
         tokenizer_folder=tokenizer_folder,
         inputs={"blocks": hashlib.sha256(orjson.dumps(hashes)).hexdigest(), **fingerprints},
         options={"imported": "blocks"},
     )
+    if empty := blocks - store.facts.documents:
+        logger.info("left out: %s of %s blocks, which hold no token but padding", f"{empty:,}", f"{blocks:,}")
     return store.facts
 
 

@@ -208,6 +208,17 @@ def test_a_broken_parquet_file_is_reported(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), file)
     with pytest.raises(UserError, match='column "text": expected strings, got int64'):
         read_all(Corpus([file]))
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), file)
+    with pytest.raises(UserError, match=r'a\.parquet: expected one column "text", got 2; rename them'):
+        read_all(Corpus([file]))
+
+
+def test_a_parquet_file_of_nulls_alone_is_a_shard_without_a_document(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["一", "二"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": pa.nulls(2), "id": [1, 2]}), tmp_path / "b.parquet")
+    items = read_all(Corpus([tmp_path]))
+    assert texts(items) == ["一", "二"]
+    assert rejects(items) == [(1, "field is not a string"), (2, "field is not a string")]
 
 
 # ---------------------------------------------------------------------------------------------------- compression

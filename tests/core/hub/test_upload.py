@@ -198,7 +198,9 @@ def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path:
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     assert "| steps | 2 of 4 |" in text
     losses = text.partition("## Losses")[2].partition("##")[0]
-    assert [line.split("|")[1].strip() for line in losses.splitlines() if line.startswith("| ")] == ["step", "1", "2"]
+    cells = [[each.strip() for each in line.split("|")[1:-1]] for line in losses.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in cells] == ["step", "0", "1", "2"]
+    assert cells[1][1:3] == ["0", ""] and cells[1][3] and not cells[2][3], "validation before the first step"
 
 
 @pytest.mark.slow

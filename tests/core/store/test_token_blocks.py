@@ -92,7 +92,7 @@ def import_files(files: list[Path], out: Path, starts_word: np.ndarray | None = 
     )
 
 
-def test_blocks_become_documents_without_their_padding(tmp_path: Path) -> None:
+def test_blocks_become_documents_without_their_padding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [
         {"input_ids": [7, 8, 9], "attention_mask": [1, 1, 1]},
         {"input_ids": [0, 0, 10], "attention_mask": [0, 0, 1], "labels": [1]},
@@ -103,12 +103,14 @@ def test_blocks_become_documents_without_their_padding(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(lines[:2]) + "\n\n")
     (tmp_path / "in" / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[2:]).encode()))
+    caplog.set_level("INFO")
     facts = import_files([tmp_path / "in"], tmp_path / "store", np.arange(1000) % 2 == 0)
     store = TokenStore.open(tmp_path / "store")
     assert [store.tokens[a:b].tolist() for a, b in pairwise(store.offsets)] == [[7, 8, 9], [10], [11, 12]]
     assert store.word_starts(0, 6).tolist() == [False, True, False, True, False, True]
     assert (facts.unit, facts.eos, facts.options) == ("document", None, {"imported": "blocks"})
     assert set(facts.inputs) == {"blocks", "tokenizer"} and verify(store.folder) == []
+    assert caplog.messages == ["left out: 1 of 4 blocks, which hold no token but padding"]
     (tmp_path / "c.json").write_text(lines[0])
     assert import_files([tmp_path / "c.json"], tmp_path / "one").tokens == 3
 

@@ -60,8 +60,10 @@ def score_table(result: SearchResult) -> Table:
 
     names = list(result.scores["eval"])
     grid = Table("examples", box=None, header_style="bold", pad_edge=False)
-    for name in (*names, "count", "cut"):
+    for name in names:
         grid.add_column(name.replace("_", " "), justify="right")
+    grid.add_column("number", justify="right")
+    grid.add_column("cut", justify="right")
     for name, scores in result.scores.items():
         cells = [format_summary(scores[each]) for each in names]
         grid.add_row(name, *cells, f"{result.examples[name]:,}", f"{result.cut.get(name, 0):,}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import DocumentsOption, ProcessesOption
+from terakoya.commands.shared_options import DocumentsOption, FieldOption, ProcessesOption
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
     min_frequency: Annotated[int, typer.Option(min=1, help="How often a new piece occurs at least.")] = 2,
     processes: ProcessesOption = None,
     documents: DocumentsOption = "blank",
-    field: Annotated[str, typer.Option("--field", "--text-key", help="The key of the text in jsonl files.")] = "text",
+    field: FieldOption = "text",
 ) -> None:
     """Add the new words of a text that save the most tokens to a tokenizer. Old ids stay.
 

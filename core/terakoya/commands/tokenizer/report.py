@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import DocumentsOption
+from terakoya.commands.shared_options import DocumentsOption, FieldOption
 from terakoya.errors import UserError
 
 
@@ -17,7 +17,7 @@ def command(
     corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
     html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None,
     documents: DocumentsOption = "blank",
-    field: Annotated[str, typer.Option("--field", "--text-key", help="The key of the text in jsonl files.")] = "text",
+    field: FieldOption = "text",
     sample_bytes: Annotated[
         int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")
     ] = 20_000_000,
