@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import describe_found
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 
@@ -129,6 +130,9 @@ def evaluate(
             "use --device cpu"
         )
     checkpoint_folder = find_checkpoint(source) if names_checkpoint(source) else None
+    if checkpoint_folder is None and not source.exists():
+        there = describe_found(source, "Transformers model")
+        raise UserError(f"{source}: expected a Transformers folder, a checkpoint or a run, got {there}")
     if any(is_embedding_task(task) for task in tasks):
         others: dict[str, Any] = {_option(name): value for name, value in (tuning or {}).items()}
         batch_size = others.pop("--batch-size", None)

@@ -420,7 +420,7 @@ def read_facts(folder: Path) -> StoreFacts:
         return StoreFacts.model_validate(record)
     except (FileNotFoundError, NotADirectoryError):
         if (file.parent / PARTS).exists():
-            hint = "prepare was interrupted here: run the same command again and it finishes what is left"
+            hint = "prepare has not finished here: run the same command again, which finishes it or says why it cannot"
         elif (file.parent / "tokens.idx").exists():
             hint = "there are Megatron files, but no record of what they hold; see `terakoya store import`"
         else:

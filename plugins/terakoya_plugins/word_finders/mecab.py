@@ -91,7 +91,8 @@ def _is_space(characters: np.ndarray) -> np.ndarray:
 
 
 def _in_original(spans: np.ndarray, text: str, normal: str) -> np.ndarray:
-    """Returns `spans` of `normal` as those of `text`, of which it is the form NFKC."""
+    """Returns `spans` of `normal` as those of `text`, of which it is the form NFKC. Words that share a character of the
+    text, as those of U+337F, become one."""
     starts: list[np.ndarray] = []
     stops: list[np.ndarray] = []
     at = done = 0
@@ -106,7 +107,10 @@ def _in_original(spans: np.ndarray, text: str, normal: str) -> np.ndarray:
         return spans
     rest = np.arange(done, len(text))
     start, stop = np.concatenate([*starts, rest]), np.concatenate([*stops, rest + 1])
-    return np.stack([start[spans[:, 0]], stop[spans[:, 1] - 1]], axis=1)
+    begin, end = start[spans[:, 0]], stop[spans[:, 1] - 1]
+    apart = begin[1:] >= end[:-1]
+    is_first, is_last = np.append(True, apart)[: len(spans)], np.append(apart, True)[: len(spans)]
+    return np.stack([begin[is_first], end[is_last]], axis=1)
 
 
 @hookimpl

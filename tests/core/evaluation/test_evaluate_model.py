@@ -342,6 +342,8 @@ def test_folders_without_perplexity_are_errors(bert: Path, stores: tuple[Path, P
     texts = {"t": Corpus([corpus(tmp_path)])}
     with pytest.raises(UserError, match="expected a Transformers folder, a checkpoint or a run"):
         evaluate(tmp_path, corpora=texts)
+    with pytest.raises(UserError, match=r"/none: expected a Transformers folder, .*, got no such folder"):
+        evaluate(tmp_path / "none")
     config = ElectraConfig(
         vocab_size=15, embedding_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32,

@@ -120,3 +120,6 @@ def test_more_shards_than_blocks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected at least one document, shard 2/2 has none; make fewer shards"):
         make(Corpus([tmp_path / "a.jsonl"]), tmp_path, "s", "2/2")
     assert time.perf_counter() - start < 5
+    make(Corpus([tmp_path / "a.jsonl"]), tmp_path, "t", "1/2")
+    with pytest.raises(UserError, match="not finished here: run the same command again, which finishes it or says why"):
+        merge([tmp_path / "t", tmp_path / "s"], tmp_path / "merged")

@@ -29,6 +29,7 @@ DOCUMENTS = [
     *DEMO.split("\n\n")[:12],
     "吾輩は猫である。\n名前は　まだ無い。\n\n  どこで生れたか、　 とんと見当が つかぬ。 ",
     "ＡＢＣ１２３！？（ｶﾞｷﾞｸﾞ）㌔メートルと㌘、㍻の株式会社。\n半角ｶﾅのﾃﾞｰﾀ",
+    "名㍿㍿と㍿ｶﾞ。",  # a character of several words
     "ｶﾞｶﾞは㌔と㌔で、ｶﾞは㌔です。",  # as many bytes in NFKC, at other places
     "か\u3099んは\u309aる、ハ\u309aンと家族は👨‍👩‍👧‍👦です。❤️も",
     "𠮷野家で𩸽を食べる。龘鬱と魑魅魍魎が跋扈する",
@@ -84,7 +85,10 @@ def slow_words(text: str) -> list[Span]:
                 end = begin + len(part)
                 first = max(place for place in origin if place <= begin)
                 last = min(place for place in origin if place >= end)
-                spans.append((origin[first][-1], origin[last][0]))
+                if spans and origin[first][-1] < spans[-1][1]:  # several words of one character, which they share
+                    spans[-1] = (spans[-1][0], origin[last][0])
+                else:
+                    spans.append((origin[first][-1], origin[last][0]))
         at += len(line) + 1
     return spans
 
