@@ -37,6 +37,7 @@ NO_SECRETS = (
     "http://localhost:5000/a@b", "hf://datasets/name/set@0123456789abcdef/a.jsonl", "s3://bucket/wiki-?.jsonl",
     "sftp://me@host/corpus", "Basic internationalization", "a/b:c@d", "task-oriented", "https://example.com/x?page=2",
     "export WANDB_API_KEY=$(cat ~/.wandb)", 'export HF_TOKEN="$TOKEN" TOKENIZERS_PARALLELISM=false', "TOKEN= ls",
+    "f(eos_token=x)",
 )  # fmt: skip
 
 

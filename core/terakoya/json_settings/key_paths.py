@@ -17,8 +17,8 @@ SECRET_KEY = re.compile(
     r"(^|[_-])(token|secret|password|passwd|passphrase|authorization|credentials?|(api|access|secret|private)[_-]?key)$",
     re.I,
 )
-_ASSIGNMENT = re.compile(r"(\w+)=[\"']?[^\s\"'$`;&|)]")
-"""A variable that is set to a text in a line of bash, and not to what a variable or a command holds."""
+_ASSIGNMENT = re.compile(r"\b([A-Z][A-Z0-9_]*)=[\"']?[^\s\"'$`;&|)]")
+"""An environment variable that a line of bash sets to a text, and not to what a variable or a command holds."""
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def origins(complete: Mapping[str, Any], raw: Mapping[str, Any], overrides: Iter
 
 
 def refuse_secrets(raw: Mapping[str, Any], source: str) -> None:
-    """Raises UserError for a key or value that looks like a secret, or that sets a variable to one: parameters are
-    copied into every run, settings of launchers into scripts."""
+    """Raises UserError for a key or value that looks like a secret, or that sets an environment variable to one:
+    parameters are copied into every run, settings of launchers into scripts."""
     for path, value in leaves(raw):
         if not isinstance(value, str) or not value:
             continue
