@@ -28,14 +28,17 @@ from terakoya.plugins import load  # noqa: E402
 SOURCES = ("core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins")
 CATALOGUE = HERE / "core/terakoya/commands/language/ja.po"
 SHOWN = (
-    "UserError", "FileError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "print", "warn", "warning",
-    "info", "error", "announce", "add_column", "progress_bar", "translated",
+    "UserError", "FileError", "DamagedError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "ValueError",
+    "Finding", "print", "warn", "warning", "info", "error", "say", "announce", "add_column", "progress_bar",
+    "translated",
 )  # fmt: skip
-"""The functions whose texts a user sees; of a function that builds a text, and of a constant, nothing is known.
+"""The functions whose texts a user sees; of another function that builds a text, and of a constant, nothing is known.
 Python's own `print` is not one of them: only consoles translate. What needs no Japanese, such as code to copy, is
 printed as rich's `Text`."""
 KINDS = {"help": "of help", "meaning": "of keys", "shown": "other messages"}
 """The kinds of texts of which each needs a translation, and what they are called."""
+FINDINGS = re.compile("(?<![a-z])(conflict|problem|obstacle|fault)s?$")
+"""The names of functions that return or yield messages, and of lists to which messages are appended."""
 LOGGED = ("warning", "info", "error")
 """Those that fill in the values of `%s` themselves."""
 
@@ -91,10 +94,15 @@ def texts_of(code: str, file: str) -> Iterator[Text]:
                 yield Text(" ".join(paragraph.split()), file, "help")
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             parts.add(id(node.value))  # a docstring
+        if isinstance(node, ast.FunctionDef) and FINDINGS.search(node.name):
+            kinds.update({id(each): "shown" for each in _results(node)})
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in SHOWN and ast.unparse(node.func) != "print":
-                kinds.update({id(each): "shown" for each in node.args[:1]})
+                place = 2 if name == "Finding" else 0
+                kinds.update({id(each): "shown" for each in node.args[place : place + 1]})
+            if name == "append" and FINDINGS.search(ast.unparse(node.func).removesuffix(".append")):
+                kinds.update({id(each): "shown" for each in node.args})
             if name in LOGGED:
                 values.update({id(each): node.args[1:] for each in node.args[:1]})
             kinds.update({id(each.value): "help" for each in node.keywords if each.arg == "help"})
@@ -123,6 +131,15 @@ def _logged(text: str, values: list[ast.expr]) -> str:
 def _is_command(function: ast.FunctionDef, file: str) -> bool:
     decorated = any("app.command(" in ast.unparse(each) for each in function.decorator_list)
     return "/commands/" in file and (function.name.endswith("command") or decorated)
+
+
+def _results(function: ast.FunctionDef) -> Iterator[ast.expr]:
+    """Yields what a function returns or yields, also each branch of a choice and each item of a list."""
+    values = [each.value for each in ast.walk(function) if isinstance(each, (ast.Return, ast.Yield)) and each.value]
+    for value in values:
+        values += [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
+        values += value.elts if isinstance(value, ast.List) else []
+        yield value
 
 
 def _inside(node: ast.expr) -> Iterator[ast.AST]:

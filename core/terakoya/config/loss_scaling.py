@@ -34,8 +34,8 @@ class LossScaling(Settings):
         fields = type(self).model_fields
         changed = [name for name in fields if name != "fixed" and getattr(self, name) != fields[name].default]
         if self.fixed is not None and changed:
-            raise ValueError(f"fixed {self.fixed:g} leaves {', '.join(changed)} without effect; set fixed to null, or "
-                             f"remove {'it' if len(changed) == 1 else 'them'}")  # fmt: skip
+            remedy = "set fixed to null, or remove it" if len(changed) == 1 else "set fixed to null, or remove them"
+            raise ValueError(f"fixed {self.fixed:g} leaves {', '.join(changed)} without effect; {remedy}")
         if self.init_scale < self.min_scale:
             raise ValueError(f"init_scale: expected at least min_scale, {self.min_scale:g}, got {self.init_scale:g}")
         return self

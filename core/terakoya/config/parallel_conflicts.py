@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from terakoya import plugins
@@ -56,8 +56,8 @@ def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
             common = math.gcd(*sizes.values())
             divisors = [str(size) for size in range(1, common + 1) if common % size == 0]
             yield (
-                f"{key}: {' and '.join(uneven)} of architecture {name}{second} cannot be shared evenly; use "
-                f"{'one of ' if len(divisors) > 1 else ''}{', '.join(divisors)}"
+                f"parallel.tp_size {processes}: {' and '.join(uneven)} of architecture {name}{second} cannot be shared "
+                f"evenly; use {_one_of(divisors)}"
             )
         if parallel.sequence_parallel and not partition.positions:
             yield (
@@ -165,10 +165,13 @@ def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
         divisors = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
         yield (
             f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "
-            + (f"one of {', '.join(divisors)}" if divisors else "1")
-            + ', or "cp_size" instead'
+            f'{_one_of(divisors or ["1"])}, or "cp_size" instead'
         )
     yield from _uneven_positions(parameters, key, processes)
+
+
+def _one_of(sizes: Sequence[str]) -> str:
+    return f"one of {', '.join(sizes)}" if len(sizes) > 1 else sizes[0]
 
 
 def _uneven_positions(parameters: ParameterFields, key: str, processes: int) -> Iterator[str]:

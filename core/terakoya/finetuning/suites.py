@@ -98,7 +98,8 @@ class SuiteTask(Layout):
         layouts: tuple[Layout, ...] = (self, *self.layouts)
         for layout in layouts:
             if not missing <= layout.sets:
-                raise ValueError(f"files: expected {' and '.join(sorted(missing, reverse=True))}")
+                got = " and ".join(sorted(layout.sets)) or "none"
+                raise ValueError(f"files: expected {' and '.join(sorted(missing, reverse=True))}, got {got}")
         return self
 
 

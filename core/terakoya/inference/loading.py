@@ -70,10 +70,9 @@ def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
         part = folder / ("generator" if MASK in text else "discriminator")
         if not (part / "config.json").is_file():
             there = describe_found(folder, "Transformers model")
-            raise UserError(
-                f"{folder}: expected a Transformers folder, "
-                + (f"found no config.json in {there}" if folder.exists() else f"got {there}")
-            )
+            if not folder.exists():
+                raise UserError(f"{folder}: expected a Transformers folder, got {there}")
+            raise UserError(f"{folder}: expected a Transformers folder, found no config.json in {there}")
         folder = part
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     classes = config.get("architectures") or ()

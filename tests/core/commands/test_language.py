@@ -87,12 +87,24 @@ def command(out: Annotated[Path, Option(help="The folder.")]) -> None:
     log.warning("%s of %.1f %% is lost", self.store, share)
     print("for programs")
     console().print(Text("import terakoya"))
+
+def find_problems(parameters):
+    yield f"{key}: is too large"
+    return [f"{key}: is new" if wide else "it is narrow"]
+
+def describe(answer):
+    answer.problems.append(f"has no {file}")
+    Finding("GPU", "error", "there is no driver")
+    return f"{key} is wide"
 '''
     found = {(text.kind, text.text) for text in catalogue.texts_of(code, "core/terakoya/commands/x.py")}
     assert {("other", "for programs"), ("other", "import terakoya")} <= found, "never translated"
+    assert {("other", "{key} is wide"), ("other", "GPU")} <= found, "not known to be messages"
     assert {
         ("help", "The folder."), ("help", "Do it."), ("help", "And more of it."),
         ("shown", "{out}: expected {names} names{nearest}"), ("shown", "{store} of {share} % is lost"),
+        ("shown", "{key}: is too large"), ("shown", "{key}: is new"), ("shown", "it is narrow"),
+        ("shown", "has no {file}"), ("shown", "there is no driver"),
     } <= found  # fmt: skip
 
 
@@ -247,6 +259,21 @@ prepare: 22 秒で 65 KB / 144 KB (45%)、残り約 40 秒
 
 batch_size: the table is for 2 nodes, but the run has 1 process on a; a table that keeps the global batch of 4: {"-1": 4}
 batch_size: 表は 2 ノードのものですが、ランには a に 1 プロセスがあります。グローバルバッチ 4 を保つ表: {"-1": 4}
+
+m: has weights without a place in the model: a, b; allow it with "start_from": {"folder": ..., "drop_heads": true}
+m: モデルに入る場所のない重みがあります: a, b。"start_from": {"folder": ..., "drop_heads": true} で許せます
+
+m: has no a, b; they are randomly initialised
+m: a, b がありません。ランダムに初期化します
+
+r/step-2: 9 rows in 3 steps, where the batch table gives 8
+r/step-2: 9 行、3 ステップです (バッチの表では 8 行)
+
+gpu-2: its clock is 40 s behind that of gpu-1: start a time service on both, such as chrony
+gpu-2: 時計が gpu-1 より 40 秒遅れています。両方で chrony などの時刻合わせを動かしてください
+
+nothing: expected a run, got no such folder; there is no folder a/b
+nothing: ランが必要ですが、そのようなフォルダはありません。フォルダ a/b がありません
 
 step 2: the loss 1.6e+07 is a spike: 8.35 is usual, 33.4 was the limit; terakoya report r names its documents
 ステップ 2: 損失 1.6e+07 はスパイクです (通常は 8.35、上限は 33.4)。文書は terakoya report r でわかります

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
 
+from terakoya.commands.language.translate import chosen_translator
 from terakoya.components import Architecture, Optimizer
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -153,6 +155,30 @@ def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expect
     with pytest.raises((UserError, ValidationError)) as caught:
         read(**changes)
     assert expected in str(caught.value)
+
+
+@pytest.mark.slow
+def test_conflicts_are_told_in_japanese(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their parts, such as what cannot be compiled, the sizes that fit and what to do."""
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    translated = chosen_translator()
+    assert translated is not None
+    more: list[dict[str, Any]] = [
+        {"parallel": {"tp_size": 3}}, {"parallel": {"tp_size": 2}, "compile": "blocks"}, {"parallel": {"pp_size": 2}},
+        {"parallel": {"tp_size": 2}, "architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}},
+        {"parallel": {"tp_size": 2}, "architecture": {"type": "olmo2"}, "objective": {"type": "causal_lm"}},
+        {"parallel": {"sp_size": 2}, "architecture": GPTJ, "objective": {"type": "causal_lm"}},
+        {"parallel": {"sp_size": 3}}, {"parallel": {"cp_size": 3}}, {"parallel": {"offload_param_device": "cpu"}},
+        {"phases": [{"steps": 2}, {"steps": 3}]}, {"phases": [{"share": 0.4}, {"share": 0.4}]},
+        {"start_from": {"folder": "m", "vocabulary": "extend"}, "lora": {}},
+    ]  # fmt: skip
+    for changes in (*more, *(each for each, _ in CONFLICTS)):
+        with pytest.raises((UserError, ValidationError)) as caught:
+            read(**changes)
+        told = caught.value.errors()[0]["msg"] if isinstance(caught.value, ValidationError) else str(caught.value)
+        shown = translated(told.removeprefix("Value error, "))
+        english = re.search(" (the|of|and|or|is|are|with|at|got|needs)( |$)|(^| )(use|set|give|expected) ", shown)
+        assert english is None, shown
 
 
 @pytest.mark.parametrize(

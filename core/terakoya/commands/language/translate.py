@@ -43,8 +43,7 @@ VALIDATION = (
 )
 """What pydantic calls values that are expected."""
 _TAIL = r"((?:; |, |\. | \(|: | and | of \d|  |\n)(?s:.*)|)"
-_CHOICE = re.compile(r"\S+ or \S+")
-_PAIR = re.compile(r"\S*\d and \d\S*")
+_NAMES = re.compile(r"\S+(?: \d\S*)?(?: (?:and|or) \S+(?: \d\S*)?)+")
 _QUOTED_CHOICE = re.compile(r'(?:"[^"]*", )*"[^"]*" or "[^"]*"')
 _COUNT = re.compile(r"([\d,]+) (\S+ .+)")
 _QUOTED = re.compile(r'"[^"]*"')
@@ -186,10 +185,8 @@ class Translator:
             return text
         if _QUOTED_CHOICE.fullmatch(text):
             return text.replace('", "', '"、"').replace('" or "', '" か "')
-        if _CHOICE.fullmatch(text):
-            return text.replace(" or ", " か ")
-        if _PAIR.fullmatch(text):
-            return text.replace(" and ", " と ")
+        if _NAMES.fullmatch(text):
+            return text.replace(" or ", " か ").replace(" and ", " と ")
         counts = [_COUNT.fullmatch(part) for part in text.split(", ")]  # "2 bad JSON, 1 bad CSV"
         if all(each is not None and each[2] in self._exact for each in counts):
             return "、".join(f"{self._exact[each[2]]} {each[1]}" for each in counts if each is not None)

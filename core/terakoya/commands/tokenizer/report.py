@@ -50,7 +50,7 @@ def command(
         table.add_column(Text(measured.name), justify="right")
     columns = [summary_figures(measured) for measured in reports]
     for name in columns[0]:
-        table.add_row(translated(name), *(column[name] for column in columns))
+        table.add_row(translated(name), *(translated(column[name]) for column in columns))
     for name in reports[0].coverage:
         coverages = [measured.coverage.get(name) for measured in reports]
         cells = ["" if each is None else f"{100 * each.known / each.characters:.2f} %" for each in coverages]

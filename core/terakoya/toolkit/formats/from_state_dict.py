@@ -30,12 +30,10 @@ def build_model(
     found = {name: tuple(value.shape) for name, value in weights.items()}
     tied = set(model.all_tied_weights_keys) if hasattr(model, "all_tied_weights_keys") else set()
     problems = []
-    for what, names in (
-        ("lacks", sorted(expected.keys() - found.keys() - tied)),
-        (f"has weights that {kind.__name__} has no place for:", sorted(found.keys() - expected.keys())),
-    ):
-        if names:
-            problems.append(f"{what} {join_names(names)}")
+    if lacking := sorted(expected.keys() - found.keys() - tied):
+        problems.append(f"lacks {join_names(lacking)}")
+    if unknown := sorted(found.keys() - expected.keys()):
+        problems.append(f"has weights that {kind.__name__} has no place for: {join_names(unknown)}")
     wrong = [
         f"{name} is {found[name]}, expected {expected[name]}"
         for name in sorted(expected.keys() & found.keys())

@@ -116,7 +116,7 @@ def find_problems(
             answer.problems.append(f"{path} is another store than on {first.host}: copy it there again")
     offset = answer.clock - first.clock
     if abs(offset) > CLOCK_SECONDS:
+        apart = "s ahead of" if offset > 0 else "s behind"
         answer.problems.append(
-            f"its clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} that of {first.host}: "
-            "start a time service on both, such as chrony"
+            f"its clock is {abs(offset):.0f} {apart} that of {first.host}: start a time service on both, such as chrony"
         )

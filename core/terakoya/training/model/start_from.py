@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -302,19 +302,18 @@ def _compare_weights(
     unused = sorted(set(info["unexpected_keys"]) - recomputed)
     match.initialised = [name for name in missing if settings.new_heads and _is_head(name, target)]
     match.unused = [name for name in unused if settings.drop_heads and _is_head(name, target)]
-    for names, allowed, what, key in (
-        (missing, match.initialised, "has no", "new_heads"),
-        (unused, match.unused, "has weights without a place in the model:", "drop_heads"),
-    ):
+    for names, allowed, key in ((missing, match.initialised, "new_heads"), (unused, match.unused, "drop_heads")):
         refused = [name for name in names if name not in allowed]
         if allowed:
-            effect = "; they are randomly initialised" if key == "new_heads" else "; they are not used"
-            match.notes.append(f"{where}: {what} {join_names(allowed)}{effect}")
+            text = f"{where}: {_name_weights(key, allowed)}"
+            match.notes.append(
+                f"{text}; they are randomly initialised" if key == "new_heads" else f"{text}; they are not used"
+            )
         if refused:
-            hint = ""
+            text = f"{where}: {_name_weights(key, refused)}"
             if all(_is_head(name, target) for name in refused):
-                hint = f'; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
-            match.problems.append(f"{where}: {what} {join_names(refused)}{hint}")
+                text = f'{text}; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
+            match.problems.append(text)
     mismatched = [
         f"{name} {tuple(stored)} for {tuple(built)}" for name, stored, built in sorted(info["mismatched_keys"])
     ]
@@ -330,6 +329,11 @@ def _compare_weights(
     ]
     if reshaped:
         match.problems.append(f"{where}: weights of another shape: {join_names(reshaped, 3)}")
+
+
+def _name_weights(key: str, names: Sequence[str]) -> str:
+    shown = join_names(names)
+    return f"has no {shown}" if key == "new_heads" else f"has weights without a place in the model: {shown}"
 
 
 def _is_head(name: str, target: PreTrainedModel) -> bool:
