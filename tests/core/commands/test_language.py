@@ -263,6 +263,9 @@ batch_size: 表は 2 ノードのものですが、ランには a に 1 プロ�
 m: has weights without a place in the model: a, b; allow it with "start_from": {"folder": ..., "drop_heads": true}
 m: モデルに入る場所のない重みがあります: a, b。"start_from": {"folder": ..., "drop_heads": true} で許せます
 
+launch slurm: time: expected a time in the format of sbatch, such as 24:00:00 or 3-00:00:00, got "x"
+launch slurm: time: sbatch の形式の時間 (24:00:00、3-00:00:00 など) が必要ですが、"x" です
+
 m: has no a, b; they are randomly initialised
 m: a, b がありません。ランダムに初期化します
 

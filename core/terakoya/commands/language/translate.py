@@ -166,10 +166,10 @@ class Translator:
         return None
 
     def _places(self, text: str) -> list[int]:
-        """Returns 0 and where the message begins behind each part of its place: `FILE: KEY: ...`."""
+        """Returns 0 and where the message begins behind each part of its place (`FILE: KEY: `, `launch NAME: `)."""
         starts = [0]
         for part in text.split("\n", 1)[0].split(": ")[:-1]:
-            if " " in part or (len(starts) == 1 and part in self._exact):
+            if " " in part.removeprefix("launch ") or (len(starts) == 1 and part in self._exact):
                 break
             starts.append(starts[-1] + len(part) + 2)
         return starts
