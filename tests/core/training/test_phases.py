@@ -359,7 +359,7 @@ def test_a_fork_of_a_run_with_phases_takes_the_same_steps(straight: Path, tmp_pa
     fork(Path(f"{straight}@6"), tmp_path / "decay", [f"phases={json.dumps(other)}", "max_steps=8"])
     trained(json.loads((tmp_path / "decay/parameters.json").read_text()), tmp_path / "decay")
     assert learning_rates(tmp_path / "decay") == {7: 0.003, 8: 0.005}
-    with pytest.raises(UserError, match="with these phases they take 96: keep the phases before this step"):
+    with pytest.raises(UserError, match="phases began at steps 1, 6, but now they would have begun at 1: give"):
         other[0]["steps"] = 6
         fork(Path(f"{straight}@6"), tmp_path / "wrong", [f"phases={json.dumps(other)}", "max_steps=9"])
         trained(json.loads((tmp_path / "wrong/parameters.json").read_text()), tmp_path / "wrong")

@@ -148,8 +148,8 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     run, global_rows = trainer.run, trainer.plan.validation_batch.global_rows
     previous_rows = sum(manifest["parameters"]["batch_size"].values())
     if trainer.plan.has_phases:
-        trainer.batches.start_at(run.step, run.consumed_rows)
         _check_borders(trainer, manifest.get("phases", [{"first_step": 0}]))
+        trainer.batches.start_at(run.step, run.consumed_rows)
         _restore_phase(trainer, manifest.get("phase"))
         return
     if previous_rows != global_rows:
