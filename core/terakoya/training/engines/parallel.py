@@ -15,8 +15,8 @@ Each of them divides another thing among the processes of a `ProcessMesh`:
   ones, with torch's `fully_shard` (FSDP2; Zhao et al., 2023, arXiv:2304.11277). With `dp_shard_size` groups of
   replicas, such as those of a node, share weights among themselves and add up their gradients (hybrid sharding).
 
-They apply in this order: of its stages a process keeps its part of the layers, and of these its rows. Without `fsdp`
-replicas keep equal weights, and all-reduce gradients once a step.
+They apply in this order (`held_module`): of its stages a process keeps its part of the layers, and of these its rows.
+Without `fsdp` replicas keep equal weights, and all-reduce gradients once a step.
 
 Under `fully_shard` each block of each model is a group, and everything else (embeddings, heads, weights that several
 modules share) is one more. A block's weights are all-gathered for its forward and again for its backward, and freed
@@ -36,12 +36,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
-from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from terakoya.components import Architecture, Optimizer
@@ -51,22 +49,17 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
-from terakoya.training.engines.fsdp_groups import local_values, shard_module
+from terakoya.training.engines.fsdp_groups import local_values
+from terakoya.training.engines.held_module import SHARE, hold_parts
 from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline import Pipeline
-from terakoya.training.engines.pipeline_stage import Stage
 from terakoya.training.engines.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
-from terakoya.training.engines.tensor_division import divide_models
-from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, TensorDivision
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.deferred import DeferredTensors
-from terakoya.training.model.module_parts import ADAPTED, named_values, saved_values
-
-SHARE = ("dp_shard", "sp")
-"""The axes along which `fully_shard` divides weights: without it, processes along them hold the same ones."""
+from terakoya.training.model.module_parts import saved_values
 
 
 class ParallelEngine(DDPEngine):
@@ -76,13 +69,9 @@ class ParallelEngine(DDPEngine):
         processes: the mesh.
         pipeline: what runs the stages; None where this process has all blocks.
         exchange: what gives attention whole rows; None where each process has them.
-        names: name in `module` -> name in the root module, by which everything else is known.
-        parts: name -> where this process's values of each parameter and buffer are in the whole tensor.
-        alike: name -> the axes along which processes hold the same values.
+        names, parts, alike, groups: as in `HeldModule`.
         first_here: names of what no process before this one along `pp` holds, too. A matrix that is both embedding and
             vocabulary head is on the first and on the last.
-        groups: of each stage, or of the root module, the modules whose weights `fully_shard` gathers together; the one
-            with all other weights is the last. Empty without `fully_shard`.
         sharing: the axes along which processes have parts of the same tensors.
         sharded: name -> what `fully_shard` has of a trained parameter. Empty without it.
         trained: name -> what the optimizer updates: a parameter, or this process's rows of it as a plain tensor.
@@ -102,61 +91,28 @@ class ParallelEngine(DDPEngine):
         precision: str,
         max_grad_norm: float,
         micro_steps: int,
-        scaler: LossScaler | None = None,
-        learning_rate_shares: Mapping[str, float] = MappingProxyType({}),
-        deferred: DeferredTensors | None = None,
+        scaler: LossScaler | None,
+        learning_rate_shares: Mapping[str, float],
+        deferred: DeferredTensors | None,
     ) -> None:
         """Keeps this process's parts of `module`, with the weights of rank 0, and builds their optimizer. `deferred`
         computes them where the module was built without them.
 
         Raises:
-            UserError: there are fewer blocks than stages; under `fully_shard` none of `architectures` defines a model's
-                blocks, a weight cannot be sharded, or `dp_shard_size` does not divide the replicas.
+            UserError: as `hold_parts`, or `dp_shard_size` does not divide the replicas.
         """
         mesh = self.processes = ProcessMesh.of(context, parallel)
-        sharded = parallel.engine == "fsdp" and mesh.size(*SHARE) > 1
         exchange = UlyssesExchange if parallel.sp_size > 1 else KeyValueExchange
         self.exchange = None if (group := mesh.group("sp")) is None else exchange(group)
         initial = InitialWeights(module, deferred, context)
-        names = {id(value): name for name, value in named_values(module)}
-
-        # Of the module this process keeps its stages, of these its parts of layers, and of these its rows.
-        stages: list[Stage] = []
-        self.pipeline, local = None, module
+        held = hold_parts(module, architectures, vocabulary, mesh, parallel, precision=precision, device=context.device)
+        self.names, self.parts, self.alike, self.groups = held.names, held.parts, held.alike, held.groups
+        initial.fill(held.module, held.names, held.parts)
+        local = held.module.to(context.device)
+        self.pipeline: Pipeline | None = None
         if (group := mesh.group("pp")) is not None:
-            count = parallel.pp_size * parallel.pp_stages_per_process
-            stages = [
-                Stage(
-                    module, architectures, vocabulary,
-                    index=index, count=count, device=context.device, precision=precision,
-                )
-                for index in range(mesh.index("pp"), count, parallel.pp_size)
-            ]  # fmt: skip
-            # no ModuleList: optimizers take its items for blocks
-            local = nn.ModuleDict({f"stage{stage.index}": stage for stage in stages})
-            setattr(local, ADAPTED, getattr(module, ADAPTED, False))
             zero_bubble = parallel.pp_schedule == "zero_bubble"
-            self.pipeline = Pipeline(stages, group, zero_bubble=zero_bubble, micro_steps=micro_steps)
-        self.names = {own: names[id(value)] for own, value in named_values(local)}
-        division = TensorDivision()
-        if (group := mesh.group("tp")) is not None:
-            layers = ProcessTensorParallelGroup(
-                mesh.index("tp"), mesh.size("tp"), group, sequence_parallel=parallel.sequence_parallel
-            )
-            division = divide_models(local, architectures, vocabulary, layers, context.device)
-        in_region = [self.names[own] for own, value in local.named_parameters() if value in division.in_region]
-        self.parts, self.alike = self._locate(local, division, sharded=sharded)
-        self.groups: list[list[FSDPModule]] = []
-        if sharded:
-            shares, divided_modules = mesh.device_mesh(("dp_replicate",), SHARE), (*stages,) or (local,)
-            self.groups = [
-                shard_module(
-                    each, architectures, vocabulary, shares, precision=precision, stays_gathered=bool(stages)
-                )
-                for each in divided_modules
-            ]  # fmt: skip
-        initial.fill(local, self.names, self.parts)
-        local.to(context.device)
+            self.pipeline = Pipeline(held.stages, group, zero_bubble=zero_bubble, micro_steps=micro_steps)
 
         # Their optimizer is built for parameters, under `fully_shard` DTensors, and updates plain tensors.
         own_names = {id(value): self.names[own] for own, value in local.named_parameters()}
@@ -166,20 +122,19 @@ class ParallelEngine(DDPEngine):
             context,
             local,
             built,
-            precision="fp32" if stages else precision,  # each stage runs autocast itself: no forward contains all
+            precision="fp32" if held.stages else precision,  # each stage runs autocast itself: no forward contains all
             max_grad_norm=max_grad_norm,
             scaler=scaler,
             micro_steps=micro_steps,
         )
-        divided = mesh.size("tp") > 1
-        self.full_module = not (stages or sharded or divided)
+        self.sharing = (*(SHARE if self.groups else ()), *(("tp",) if mesh.size("tp") > 1 else ()))
+        self.full_module = not (held.stages or self.sharing)
         self.dropout_rank = mesh.index(*DATA, "sp")
-        self.sharing = (*(SHARE if sharded else ()), *(("tp",) if divided else ()))
         weights = {self.names[own]: value for own, value in local.named_parameters() if value.requires_grad}
-        self.sharded = weights if sharded else {}
-        self.trained = (
-            {name: nn.Parameter(local_values(value)) for name, value in weights.items()} if sharded else weights
-        )
+        self.sharded = weights if self.groups else {}
+        self.trained = weights
+        if self.groups:
+            self.trained = {name: nn.Parameter(local_values(value)) for name, value in weights.items()}
         seen_whole = whole_names(optimizer, built.param_groups, own_names) if self.sharing else frozenset()
         before_steps = self._give_trained(weights, own_names, seen_whole)
         holdings = {
@@ -191,35 +146,19 @@ class ParallelEngine(DDPEngine):
         self.trainable = list(self.trained.values())
 
         # What several processes hold.
-        held = [set(self.parts)]
-        if stages:
-            every = context.gather(held[0])
-            held = [every[rank] for rank in mesh.members("pp")]
-        before_here = set().union(*held[: mesh.index("pp")])
-        self.first_here = self.parts.keys() - before_here
+        along_pipeline = [set(self.parts)]
+        if held.stages:
+            every = context.gather(along_pipeline[0])
+            along_pipeline = [every[rank] for rank in mesh.members("pp")]
+        self.first_here = self.parts.keys() - set().union(*along_pipeline[: mesh.index("pp")])
         self.counted = {
             name: value
             for name, value in self.trained.items()
             if name in self.first_here and mesh.index(*self.alike[name]) == 0 and value.numel()
         }
-        self.in_region = [self.trained[name] for name in in_region if name in self.trained]
-        self.tied = [value for name, value in self.trained.items() if sum(name in each for each in held) > 1]
-        self.ends = mesh.ends() if stages else None
-
-    def _locate(
-        self, local: nn.Module, division: TensorDivision, *, sharded: bool
-    ) -> tuple[dict[str, TensorPart], dict[str, tuple[str, ...]]]:
-        """Returns `parts` and `alike` of the values in `local`, before it is sharded."""
-        mesh, divided = self.processes, division.parts
-        parts, alike = {}, {}
-        for own, value in named_values(local):
-            part, axes = TensorPart.whole(value.shape), {*DATA, "sp", "tp"}
-            if isinstance(value, nn.Parameter) and value in divided:
-                part, axes = divided[value], axes - {"tp"}
-            if isinstance(value, nn.Parameter) and sharded:
-                part, axes = part.rows(mesh.index(*SHARE), mesh.size(*SHARE)), axes - {*SHARE}
-            parts[self.names[own]], alike[self.names[own]] = part, tuple(sorted(axes, key=AXES.index))
-        return parts, alike
+        self.in_region = [self.trained[name] for name in held.in_region if name in self.trained]
+        self.tied = [value for name, value in self.trained.items() if sum(name in each for each in along_pipeline) > 1]
+        self.ends = mesh.ends() if held.stages else None
 
     def _give_trained(
         self, weights: Mapping[str, Tensor], names: Mapping[int, str], seen_whole: Set[str]
