@@ -105,7 +105,7 @@ def saved(run: Parameters, out: Path, *, backend: str, compiler: str | None) -> 
         stack.enter_context(mock.patch.object(attention, "FEWEST_DOCUMENTS", 1))
         stack.enter_context(flash_on_a_cpu())
         if compiler is None:
-            stack.enter_context(compilation.run_uncompiled(run.compile))
+            stack.enter_context(compilation.run_uncompiled(run.compile != "off"))
         train_in_this_process(run, out)
     (checkpoint,) = (out / "checkpoints").iterdir()
     kinds = {kind: toy.saved(checkpoint, kind) for kind in ("model", "optimizer")}

@@ -23,7 +23,7 @@ def work(jobs: Sequence[Job], context: DistributedContext) -> None:
         compilation.BACKEND = job.get("compiler", "aot_eager")
         torch._dynamo.reset()
         counters.clear()
-        with compilation.run_uncompiled("blocks" if job.get("uncompiled") else "off"):
+        with compilation.run_uncompiled(bool(job.get("uncompiled"))):
             trainer = worlds.trainer(job, worlds.in_replicas(job, context))
             trainer.train()
         trainer.run_log.close()

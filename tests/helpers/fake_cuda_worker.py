@@ -104,7 +104,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
         rest = summary(machine)
         return {
             "device": str(context.device),
-            "flash": trainer.flash,
+            "flash": trainer.batches.flash,
             "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
             "tf32": torch.backends.cuda.matmul.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),

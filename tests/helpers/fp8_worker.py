@@ -41,7 +41,7 @@ def work(jobs: Sequence[Job], context: DistributedContext) -> None:
             patch.object(engine, "AUTOCAST_DTYPES", {**engine.AUTOCAST_DTYPES, "fp8": dtype}),
             patch.object(ProcessTensorParallelGroup, "all_reduce", keep_part if job.get("separate") else ALL_REDUCE),
             patch.object(compilation, "BACKEND", "aot_eager"),
-            compilation.run_uncompiled("off" if job.get("compiled") else "blocks"),
+            compilation.run_uncompiled(not job.get("compiled")),
         ):
             worlds.train([job], context)
         if context.is_main:

@@ -66,10 +66,9 @@ class Saver:
         is_writing: whether the run waits for a save that is being written.
     """
 
-    def __init__(self, run: Run, engine: Engine, tokenizer_folder: Path, run_log: RunLog) -> None:
+    def __init__(self, run: Run, engine: Engine, run_log: RunLog) -> None:
         self.run = run
         self.engine = engine
-        self.tokenizer_folder = tokenizer_folder
         self.run_log = run_log
         self.settings = run.parameters.checkpoint
         self.context = run.context.new_group(run.parameters.parallel.timeout_seconds)
@@ -120,7 +119,7 @@ class Saver:
             run.step,
             self.context,
             facts=facts,
-            tokenizer_folder=self.tokenizer_folder,
+            tokenizer_folder=self.run.tokenizer_folder,
             keep=self.settings.keep,
             keep_before=keep_before,
             shutdown=self.shutdown,
@@ -134,7 +133,7 @@ class Saver:
             parameters=run.parameters.built_in(run.phase),
             vocabulary=run.vocabulary,
             with_model=with_model,
-            tokenizer_folder=self.tokenizer_folder,
+            tokenizer_folder=self.run.tokenizer_folder,
             started_from=facts["started_from"],
         )
         if not self.settings.async_save:

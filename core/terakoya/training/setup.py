@@ -379,7 +379,6 @@ def build_trainer(
         run_log.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
     return Trainer(
         run, engine, batches, validation, run_log, plugins,
-        tokenizer_folder=tokenizer_folder,
         facts={
             **_manifest_facts(parameters, stores, context, plugins, length, built.parameter_count, compiled, fused),
             **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
@@ -388,8 +387,6 @@ def build_trainer(
         },
         shapes=shapes,
         throughputs=throughputs,
-        flash=backend == "flash",
-        compiled=compiled,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terakoya.components import Batch, EventListener, LossTerm
+from terakoya.components import EventListener, LossTerm
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
@@ -28,7 +28,7 @@ from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.engines.compared_examples import compare_examples
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
-from terakoya.training.model.compilation import Mode, run_uncompiled
+from terakoya.training.model.compilation import run_uncompiled
 from terakoya.training.model.rotary import set_rotary_base
 from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
 from terakoya.training.run import Run
@@ -70,8 +70,6 @@ class Trainer:
     Attributes:
         facts: values for the manifests of checkpoints and for the run log.
         shapes: the shape of each tensor of the whole model that checkpoints hold, by its name.
-        flash: whether attention runs in a kernel that takes `cu_seqlens`.
-        compiled: what of the module runs compiled.
         read_step: the micro-batches of a step, copied to the device ahead of it.
         meter: losses since the last logged step.
         listeners: the event plugins with settings, by name; `events` calls them, too.
@@ -95,12 +93,9 @@ class Trainer:
         run_log: RunLog,
         registry: Registry,
         *,
-        tokenizer_folder: Path,
         facts: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
         throughputs: Sequence[Throughput],
-        flash: bool,
-        compiled: Mode = "off",
     ) -> None:
         self.run = run
         self.engine = engine
@@ -113,9 +108,7 @@ class Trainer:
         self.save_due = False
         self.facts = facts
         self.shapes = shapes
-        self.flash = flash
-        self.compiled = compiled
-        self.read_step = CopyAhead(batches, run.device, flash=flash, compiled=compiled != "off")
+        self.read_step = CopyAhead(batches, run.device, flash=batches.flash, compiled=batches.compiled)
         self.parameters: Parameters = run.parameters
         self.context: DistributedContext = run.context
         self.phase = self.plan.phases[0]
@@ -124,7 +117,7 @@ class Trainer:
         self.terms: Mapping[str, LossTerm] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
         self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches)
-        self.saver = Saver(run, engine, tokenizer_folder, run_log)
+        self.saver = Saver(run, engine, run_log)
         self.last_checkpoint: Path | None = None
         self.skipped = SkippedSteps(run, batches, run_log)
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
@@ -280,7 +273,7 @@ class Trainer:
             return batches.copies[micro_step].take()
         batch = batches.real[micro_step] if micro_step >= 0 else batches.dummy
         assert batch is not None
-        return self._to_device(batch)
+        return to_device(batch, self.run.device, flash=self.batches.flash, compiled=self.batches.compiled)
 
     def _compare_examples(self, batches: StepBatches, micro_steps: range) -> dict[int, dict[str, Tensor]]:
         """Returns what each micro-batch needs to know of the others, where losses compare examples; collective."""
@@ -309,9 +302,6 @@ class Trainer:
             self.run_log.write("phase", step=self.run.step, **self.phase.record())
             if self.run.step:
                 self.run_log.print(self.phase.describe())
-
-    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
-        return to_device(batch, self.run.device, flash=self.flash, compiled=self.compiled != "off")
 
     def one_step(self, *, record: bool = False) -> StepReport:
         """Takes the next step alone, for a dry run; with `record` its values are in the report in any case."""
@@ -380,7 +370,7 @@ class Trainer:
         """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step. A plugin
         may run the model with any shapes, so it runs uncompiled there."""
         try:
-            with run_uncompiled(self.compiled):
+            with run_uncompiled(self.batches.compiled):
                 return getattr(self.events, name)(*arguments)
         except PluginError as error:
             self.step_sync.plugin_error = error
@@ -424,7 +414,7 @@ class Trainer:
         for name, source in self.validation.items():
             values = validate(
                 self.engine, self.context, source, run.objective, run.vocabulary, self.plan.validation_batch,
-                batches=batches, flash=self.flash, compiled=self.compiled != "off",
+                batches=batches, flash=self.batches.flash, compiled=self.batches.compiled,
             )  # fmt: skip
             numbers[name] = values
             self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)

@@ -130,14 +130,10 @@ def _set_options() -> None:
     options.optimize_ddp = False
 
 
-@contextlib.contextmanager
-def run_uncompiled(mode: Mode) -> Iterator[None]:
-    """While open, compiled modules run as they are: for shapes that training does not have."""
-    if mode == "off":
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def run_uncompiled(compiled: bool) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which modules run as they are, where they are `compiled`: for shapes that training does not
+    have."""
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
