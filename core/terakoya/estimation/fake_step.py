@@ -38,6 +38,7 @@ from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.whole_tensors import whole_names
 from terakoya.training.loss import weighted_loss
+from terakoya.training.model.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
 
@@ -233,7 +234,7 @@ def _simulate(
     divide: Callable[[nn.Module], None] | None,
 ) -> Simulation:
     # the precision of what is kept is that of the run's own engine
-    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not engines.uses_bf16_stream(parameters)})
+    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not uses_bf16_stream(parameters)})
     device = torch.device("cpu")
     context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
     length = parameters.data.sequence_length

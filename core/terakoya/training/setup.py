@@ -20,7 +20,6 @@ import torch
 
 from terakoya.atomic_files import write_text
 from terakoya.components import Objective
-from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
@@ -44,15 +43,16 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation, determinism
-from terakoya.training.model.build import build_initial
+from terakoya.training.model.bf16_stream import uses_bf16_stream
+from terakoya.training.model.build import InitialModule, build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
-from terakoya.training.model.fused import choice as fused_kernels
+from terakoya.training.model.kernels import Kernels, choose_kernels
 from terakoya.training.model.module_parts import has_learned_positions, saved_values
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
-from terakoya.training.run_plan import SAMPLED_ROWS, make_plan
+from terakoya.training.run_plan import RunPlan, make_plan
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
@@ -285,41 +285,18 @@ def build_trainer(
         if parameters.deterministic:
             run_log.print(determinism.NOTICE)
 
-    # Model: weights, adapters, attention.
+    # Model: weights, adapters, and what computes it.
     in_parts = engines.holds_parts(parameters, context)
     built = build_initial(parameters, vocabulary, tokenizer_folder, context, fresh=fresh, in_parts=in_parts)
-    module, started = built.module, built.started
-    if built.obstacle is not None:
-        obstacle = built.obstacle
-        run_log.warn(f"every process builds the whole model before it keeps its part: {obstacle}")
-    backend = _choose_attention(parameters, module, loader, context.device, say=run_log.print)
-    compiled, reason = compilation.choose(parameters, context.device)
-    if reason is not None:
-        run_log.print(f"compile off: {reason}")
-    attention.use(module, attention.MASKED if backend == "sdpa" and compiled != "off" else backend)
+    module = built.module
+    _report_weights(built, parameters, plan, run_log, fresh=fresh)
+    kernels = choose_kernels(parameters, module, loader, context, run_log)
+    compiled = kernels.compiled
+    attention.use(module, attention.MASKED if kernels.attention == "sdpa" and compiled != "off" else kernels.attention)
     module.train()
-    for note in started.notes if started is not None else ():
-        run_log.print(note)
-    if fresh and parameters.frozen_layers >= 0 and parameters.start_from is None:
-        run_log.warn(
-            f"frozen_layers {parameters.frozen_layers} without start_from: the frozen weights stay randomly initialised"
-        )
-    bound, longest = architecture.max_sequence_length(), max(phase.sequence_length for phase in plan.phases)
-    if fresh and started is None and longest < (bound or 0) and has_learned_positions(module):
-        run_log.print(
-            f"rows have at most {longest} tokens, so the model's positions from there to {bound} stay random: lower "
-            f"architecture.max_position_embeddings to {longest}, unless another run goes on with longer rows"
-        )
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
     shapes = {name: tuple(value.shape) for name, value in saved_values(module)}
-
-    # Kernels of the bf16 stream: the same on all ranks.
-    fused, reason = False, None
-    if engines.uses_bf16_stream(parameters):
-        fused, reason = fused_kernels.choose(module, context, setting=parameters.fused_kernels)
-    if reason is not None:
-        run_log.warn(f"fused kernels off: {reason}")
 
     # Engine: it takes the module over, and may replace or shard its weights.
     throughputs = [
@@ -331,7 +308,7 @@ def build_trainer(
     micro_batch_size = max(each.micro_batch_size for each in batches_of_phases)
     engine = engines.build(
         parameters, module, vocabulary, context, micro_steps, micro_batch_size,
-        fused_kernels=fused, deferred=built.deferred,
+        fused_kernels=kernels.fused, deferred=built.deferred,
     )  # fmt: skip
     # Compilation: after recomputation and the engine; the first call of a block compiles it with what they have added.
     compilation.compile_module(
@@ -344,6 +321,50 @@ def build_trainer(
         weight_shards=engine.weight_shards, run_log=run_log,
         validation_rows=stores.hash_validation(parameters.evaluation.batches if parameters.evaluation else 0),
     )  # fmt: skip
+    _check_schedules(plan, run, run_log)
+    batches = BatchMaker(plan, vocabulary, flash=kernels.attention == "flash", compiled=compiled != "off")
+    _warm_up(engine, batches, objective, context)
+    _report_run(run, plan, stores, kernels, parameter_counts, run_log)
+    return Trainer(
+        run, engine, batches, validation, run_log, plugins,
+        facts={
+            **_manifest_facts(run, plan, stores, kernels, built, plugins),
+            "trained_parameter_count": trained_count,
+            "started_from": None if built.started is None else built.started.facts,
+        },
+        shapes=shapes,
+        throughputs=throughputs,
+    )  # fmt: skip
+
+
+def _report_weights(
+    built: InitialModule, parameters: Parameters, plan: RunPlan, run_log: RunLog, *, fresh: bool
+) -> None:
+    """Says which weights were read, and which stay randomly initialised."""
+    if built.obstacle is not None:
+        obstacle = built.obstacle
+        run_log.warn(f"every process builds the whole model before it keeps its part: {obstacle}")
+    for note in built.started.notes if built.started is not None else ():
+        run_log.print(note)
+    if fresh and parameters.frozen_layers >= 0 and parameters.start_from is None:
+        run_log.warn(
+            f"frozen_layers {parameters.frozen_layers} without start_from: the frozen weights stay randomly initialised"
+        )
+    bound = parameters.architecture.max_sequence_length()
+    longest = max(phase.sequence_length for phase in plan.phases)
+    if fresh and built.started is None and longest < (bound or 0) and has_learned_positions(built.module):
+        run_log.print(
+            f"rows have at most {longest} tokens, so the model's positions from there to {bound} stay random: lower "
+            f"architecture.max_position_embeddings to {longest}, unless another run goes on with longer rows"
+        )
+
+
+def _check_schedules(plan: RunPlan, run: Run, run_log: RunLog) -> None:
+    """Says where a warm-up does not end.
+
+    Raises:
+        UserError: the schedule of a phase does not fit it.
+    """
     for phase in plan.phases:
         phase.check_schedule(run.progress())
         if (cut := phase.find_cut_warmup(run.progress())) is not None:
@@ -353,17 +374,22 @@ def build_trainer(
                 f"schedule: the warm-up of {warmup:,} {unit} ends after the {end:,} that are trained: the learning "
                 f"rate reaches {reached} of its peak at most"
             )
-    batches = BatchMaker(plan, vocabulary, flash=backend == "flash", compiled=compiled != "off")
-    _warm_up(engine, batches, objective, context)
 
-    tokens = sum(store.facts.tokens for store in stores.train)
+
+def _report_run(
+    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, parameter_counts: str, run_log: RunLog
+) -> None:
+    """Says what is trained on what, how, and for how long."""
+    parameters, context, loader, length = run.parameters, run.context, plan.loader, plan.length
     if context.device.type == "cpu" and torch.backends.mps.is_available():
         run_log.print(
             "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have; trains on the CPU"
         )
+    tokens = sum(store.facts.tokens for store in stores.train)
     first = plan.phases[0]
     rank_batch = first.rank_batch
     epoch_rows = sum(len(source) for source in loader.sources if source.sequence_length == first.sequence_length)
+    backend, compiled = kernels.attention, kernels.compiled
     how = f"{compiled} with CUDA graphs" if parameters.cuda_graphs else compiled
     run_log.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
@@ -377,42 +403,6 @@ def build_trainer(
             run_log.print(phase.describe())
     if length.rows is not None and len(loader.sources) > 1:
         run_log.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
-    return Trainer(
-        run, engine, batches, validation, run_log, plugins,
-        facts={
-            **_manifest_facts(parameters, stores, context, plugins, length, built.parameter_count, compiled, fused),
-            **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
-            "trained_parameter_count": trained_count,
-            "started_from": None if started is None else started.facts,
-        },
-        shapes=shapes,
-        throughputs=throughputs,
-    )  # fmt: skip
-
-
-def _choose_attention(
-    parameters: Parameters, module: torch.nn.Module, loader: Loader, device: torch.device, *, say: Callable[[str], None]
-) -> str:
-    """Returns the attention backend of `module`. On a GPU it says why "auto" is not flash, and what that costs."""
-    facts: dict[str, Any] = {
-        "precision": parameters.precision,
-        "dropout": attention.dropout(module),
-        "plain_softmax": attention.plain_softmax(module),
-        "document_masking": parameters.architecture.document_masking,
-    }
-    backend = attention.choose(parameters.attention, device=device, **facts)
-    if parameters.attention == "auto" and backend != "flash" and device.type == "cuda":
-        say(_describe_slower_attention(attention.why_not_flash(**facts), loader))
-    return backend
-
-
-def _describe_slower_attention(reason: str, loader: Loader) -> str:
-    """Returns why attention is not flash, and what that costs with the first rows of the order."""
-    factor = attention.wasted_scores(loader.load(0, SAMPLED_ROWS).document_ids)
-    return (
-        f"attention sdpa, not flash: {reason}. sdpa computes {factor:.1f} times the scores that the documents of a row "
-        "need, and reads a mask in each layer"
-    )
 
 
 def _epochs_per_store(loader: Loader, rows: int) -> str:
@@ -442,22 +432,16 @@ def _warm_up(engine: Engine, batches: BatchMaker, objective: Objective, context:
 
 
 def _manifest_facts(
-    parameters: Parameters,
-    stores: Stores,
-    context: DistributedContext,
-    plugins: Registry,
-    length: Length,
-    parameter_count: int,
-    compiled: compilation.Mode,
-    fused: bool,
+    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, built: InitialModule, plugins: Registry
 ) -> dict[str, Any]:
     """Returns the values of a manifest that describe the run, as JSON."""
+    parameters, context, length = run.parameters, run.context, run.length
     return {
         "parameters": parameters.dump(),
         "max_steps": length.steps,
         "max_tokens": length.tokens,
         "length_unit": length.unit,
-        "parameter_count": parameter_count,
+        "parameter_count": built.parameter_count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),
         "plugins": record_plugins(plugins, parameters.dump(plugins)),
@@ -467,12 +451,13 @@ def _manifest_facts(
             "threads": torch.get_num_threads(),
             "device": context.device.type,
             "engine": parameters.parallel.engine,
-            "compile": compiled,
-            "bf16_stream": engines.uses_bf16_stream(parameters),
-            "fused_kernels": fused,
+            "compile": kernels.compiled,
+            "bf16_stream": uses_bf16_stream(parameters),
+            "fused_kernels": kernels.fused,
             "deterministic": parameters.deterministic or context.device.type != "cuda",
         },
         "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
+        **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
     }
 
 

@@ -37,11 +37,10 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
-from terakoya.training.engines.build import uses_bf16_stream
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.model.bf16_functions import Rows, embedding_gradient
-from terakoya.training.model.bf16_stream import WeightCopies
+from terakoya.training.model.bf16_stream import WeightCopies, uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
 

@@ -14,7 +14,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import _choose_attention
+from terakoya.training.model.kernels import choose_attention
 
 GPU = torch.device("cuda", 0)
 PRESETS = Path(__file__).parents[3] / "parameters"
@@ -66,7 +66,7 @@ def test_a_run_on_a_gpu_says_why_auto_is_not_flash_and_what_that_costs(
     loader = Loader([RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3)], [1.0])
     said: list[str] = []
     module = build_module(parameters, opened.facts.vocabulary)
-    assert _choose_attention(parameters, module, loader, device, say=said.append) == "sdpa"
+    assert choose_attention(parameters, module, loader, device, say=said.append) == "sdpa"
     assert len(said) == bool(words)
     if words:
         factor = attention.wasted_scores(loader.load(0, 256).document_ids)
@@ -80,4 +80,4 @@ def test_a_run_that_takes_flash_says_nothing_of_it(store: Path) -> None:
     loader = Loader([RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3)], [1.0])
     said: list[str] = []
     module = build_module(parameters, opened.facts.vocabulary)
-    assert _choose_attention(parameters, module, loader, GPU, say=said.append) == "flash" and not said
+    assert choose_attention(parameters, module, loader, GPU, say=said.append) == "flash" and not said

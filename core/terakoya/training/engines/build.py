@@ -14,6 +14,7 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
+from terakoya.training.model.bf16_stream import uses_bf16_stream
 from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.mup import find_scales
 
@@ -74,15 +75,3 @@ def holds_parts(parameters: Parameters, context: DistributedContext) -> bool:
     """Whether each process of a run of `parameters` holds parts of the module on plain torch."""
     parallel = parameters.parallel
     return context.world_size > 1 and (parallel.engine == "fsdp" or parallel.replica_size > 1)
-
-
-def uses_bf16_stream(parameters: Parameters) -> bool:
-    """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
-    parallel = parameters.parallel
-    return (
-        parameters.precision == "bf16"
-        and not parameters.autocast
-        and parallel.engine == "ddp"
-        and parallel.replica_size == 1
-        and all(each.bf16_stream for each in parameters.objective.architectures(parameters.architecture))
-    )

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
+from terakoya.config.parameters import Parameters
 from terakoya.toolkit.objectives.padded_head import can_be_padded, pad_rows
 from terakoya.training.model.bf16_decoder_blocks import (
     ATTENTIONS_WITH_WIDE_NORMS,
@@ -97,6 +98,18 @@ class WeightCopies:
         if self.copies:
             with torch.no_grad():
                 torch._foreach_copy_(self.copies, self.weights)
+
+
+def uses_bf16_stream(parameters: Parameters) -> bool:
+    """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
+    parallel = parameters.parallel
+    return (
+        parameters.precision == "bf16"
+        and not parameters.autocast
+        and parallel.engine == "ddp"
+        and parallel.replica_size == 1
+        and all(each.bf16_stream for each in parameters.objective.architectures(parameters.architecture))
+    )
 
 
 def fused_widths(module: nn.Module) -> list[int]:

@@ -1,0 +1,81 @@
+"""What computes the module of a run: the backend of attention, compiled blocks and fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from terakoya.config.parameters import Parameters
+from terakoya.rows.loader import Loader
+from terakoya.toolkit.architectures import attention
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.model import compilation
+from terakoya.training.model.bf16_stream import uses_bf16_stream
+from terakoya.training.model.fused import choice as fused_kernels
+from terakoya.training.run_log import RunLog
+from terakoya.training.run_plan import SAMPLED_ROWS
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What computes a module, the same on all ranks.
+
+    Attributes:
+        attention: the backend of attention.
+        compiled: what of the module runs compiled.
+        fused: whether the bf16 stream takes fused kernels.
+    """
+
+    attention: str
+    compiled: compilation.Mode
+    fused: bool
+
+
+def choose_kernels(
+    parameters: Parameters, module: nn.Module, loader: Loader, context: DistributedContext, run_log: RunLog
+) -> Kernels:
+    """Returns what computes `module`, and says what "auto" would choose on another machine or for another run;
+    collective.
+
+    Raises:
+        UserError: as `compilation.choose`.
+    """
+    backend = choose_attention(parameters, module, loader, context.device, say=run_log.print)
+    compiled, reason = compilation.choose(parameters, context.device)
+    if reason is not None:
+        run_log.print(f"compile off: {reason}")
+    fused, reason = False, None
+    if uses_bf16_stream(parameters):
+        fused, reason = fused_kernels.choose(module, context, setting=parameters.fused_kernels)
+    if reason is not None:
+        run_log.warn(f"fused kernels off: {reason}")
+    return Kernels(backend, compiled, fused)
+
+
+def choose_attention(
+    parameters: Parameters, module: nn.Module, loader: Loader, device: torch.device, *, say: Callable[[str], None]
+) -> str:
+    """Returns the attention backend of `module`. On a GPU it says why "auto" is not flash, and what that costs."""
+    facts: dict[str, Any] = {
+        "precision": parameters.precision,
+        "dropout": attention.dropout(module),
+        "plain_softmax": attention.plain_softmax(module),
+        "document_masking": parameters.architecture.document_masking,
+    }
+    backend = attention.choose(parameters.attention, device=device, **facts)
+    if parameters.attention == "auto" and backend != "flash" and device.type == "cuda":
+        say(_describe_slower_attention(attention.why_not_flash(**facts), loader))
+    return backend
+
+
+def _describe_slower_attention(reason: str, loader: Loader) -> str:
+    """Returns why attention is not flash, and what that costs with the first rows of the order."""
+    factor = attention.wasted_scores(loader.load(0, SAMPLED_ROWS).document_ids)
+    return (
+        f"attention sdpa, not flash: {reason}. sdpa computes {factor:.1f} times the scores that the documents of a row "
+        "need, and reads a mask in each layer"
+    )
