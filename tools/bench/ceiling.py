@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
 
     folder = mecab.dictionary_folder(options.dictionary)
-    words = mecab.MecabSplitter(mecab.dictionary_options(folder))
+    words = mecab.MecabSplitter(mecab.dictionary_options(options.dictionary))
     tasks = tasks_of(read(options.corpus, int(options.megabytes * 1e6)))
     lines = [line for task in tasks for text in task for line in words.lines(text)]
     megabytes = sum(len(text.encode()) for task in tasks for text in task) / 1e6

@@ -69,8 +69,7 @@ def _time_alone(corpus: Path, finder: WordFinder) -> float:
     """Returns the seconds of CPU time that MeCab takes to split the lines of `corpus`, or another finder as a whole."""
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     if isinstance(finder, Mecab):
-        folder = mecab.dictionary_folder(finder.dictionary)
-        splitter = mecab.build_splitter(f"{mecab.dictionary_options(folder)} {finder.mecab_option}".strip())
+        splitter = mecab.build_splitter(mecab.dictionary_options(finder.dictionary, finder.mecab_option))
         lines = [line for text in texts for line in splitter.lines(text)]
         began = time.process_time()
         splitter.split(lines)

@@ -28,7 +28,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from terakoya.corpus.corpus import Block, Corpus, Document
 from terakoya.tokenization.count_words import save_word_counts
-from terakoya.toolkit.tokenizers.mecab import dictionary_folder, dictionary_options
+from terakoya.toolkit.tokenizers.mecab import dictionary_options
 from terakoya.toolkit.tokenizers.wordpiece import ALPHABET
 from terakoya_plugins.tokenizers.mecab_wordpiece import SPECIAL_TOKENS, MecabWordPiece
 
@@ -46,7 +46,7 @@ def write_wakati(corpus: Corpus, dictionary: str, folder: Path, processes: int) 
 
 
 def _write_share(corpus: Corpus, dictionary: str, blocks: Sequence[Block], out: Path) -> None:
-    tagger = fugashi.GenericTagger(f"{dictionary_options(dictionary_folder(dictionary))} -Owakati")
+    tagger = fugashi.GenericTagger(dictionary_options(dictionary, "-Owakati"))
     with out.open("w", encoding="utf-8") as file:
         for block in blocks:
             for item in corpus.read(block):

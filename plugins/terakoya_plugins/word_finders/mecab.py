@@ -58,8 +58,7 @@ class Mecab(WordFinder):
         }
 
     def _options(self) -> str:
-        folder = mecab.dictionary_folder(self.dictionary)
-        return f"{mecab.dictionary_options(folder)} {self.mecab_option}".strip()
+        return mecab.dictionary_options(self.dictionary, self.mecab_option)
 
 
 def _spans(texts: Sequence[str], words: Sequence[str]) -> list[np.ndarray]:

@@ -303,7 +303,7 @@ def test_skipped_lines_are_counted_and_logged(tmp_path: Path, caplog: pytest.Log
 
 def test_no_piece_spans_words_in_training_and_word_starts_are_from_mecab(folders: Any) -> None:
     folder = folders("words")
-    words = mecab.MecabSplitter(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), normalize=False)
+    words = mecab.MecabSplitter(mecab.dictionary_options("unidic_lite"), normalize=False)
     model = load_model(folder / "tokenizer.model")
     clean = [model.normalize(line) for line in LINES]
     cut = [words.split([line.replace("▁", " ")])[0].split(" ") for line in clean]
@@ -330,9 +330,9 @@ def test_no_piece_spans_words_in_training_and_word_starts_are_from_mecab(folders
 
 
 def test_no_word_starts_inside_a_symbol(tmp_path: Path) -> None:
-    words = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), symbols=["寺の木"])
+    words = WordBounds(mecab.dictionary_options("unidic_lite"), symbols=["寺の木"])
     assert words.insert_delimiters("この寺の木を 見る", "|") == "この|寺の木|を| 見る"
-    plain = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), space_is_suffix=True)
+    plain = WordBounds(mecab.dictionary_options("unidic_lite"), space_is_suffix=True)
     assert plain.insert_delimiters("この寺の木を 見る", "|") == "この|寺|の|木|を |見る"
 
 

@@ -47,10 +47,9 @@ def japanese_config(
 def mecab_words(dictionary: str, mecab_option: str) -> dict[str, Any]:
     """Returns the keys of a config for MeCab and a dictionary, by name or folder. Raises UserError if it is missing."""
     named = dictionary in mecab.DICTIONARIES
-    folder = mecab.dictionary_folder(dictionary)
+    options = mecab.dictionary_options(dictionary, mecab_option)
     arguments: dict[str, Any] = {"mecab_dic": dictionary if named else None}
     if mecab_option or not named:
-        options = f"{mecab.dictionary_options(folder)} {mecab_option}".strip()
         arguments["mecab_option"] = mecab_option if named else options
     return {"word_tokenizer_type": "mecab", "mecab_kwargs": arguments}
 

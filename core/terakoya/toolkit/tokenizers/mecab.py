@@ -9,7 +9,7 @@ from pathlib import Path
 
 from terakoya.errors import UserError, nearest
 from terakoya_tokenizer import mecab
-from terakoya_tokenizer.mecab import DICTIONARIES, MecabSplitter, dictionary_options
+from terakoya_tokenizer.mecab import DICTIONARIES, MecabSplitter
 
 __all__ = [
     "DICTIONARIES",
@@ -41,6 +41,12 @@ def dictionary_folder(dictionary: str) -> Path:
     if "/" in dictionary or folder.exists():
         raise UserError(f"dictionary {dictionary}: expected a compiled MeCab dictionary, found no sys.dic in it")
     raise UserError(f'dictionary: expected a name or a folder, got "{dictionary}"{nearest(dictionary, DICTIONARIES)}')
+
+
+def dictionary_options(dictionary: str, option: str = "") -> str:
+    """Returns MeCab's options for a dictionary, given by name or path, and after them `option`. Raises UserError if the
+    dictionary is missing."""
+    return f"{mecab.dictionary_options(dictionary_folder(dictionary))} {option}".strip()
 
 
 def build_splitter(options: str, *, normalize: bool = True, white_space: bool = False) -> MecabSplitter:

@@ -341,8 +341,7 @@ class SentencePiece(Tokenizer):
         )
 
     def _mecab_options(self) -> str:
-        folder = mecab.dictionary_folder(self.dictionary)
-        return f"{mecab.dictionary_options(folder)} {self.mecab_option}".strip()
+        return mecab.dictionary_options(self.dictionary, self.mecab_option)
 
     def _save(self, folder: Path, processor: SentencePieceProcessor, pieces: Mapping[str, str]) -> None:
         """Writes all files of the folder but the model; a tokenizer.json, where it has the model's ids."""
