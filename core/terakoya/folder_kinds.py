@@ -78,6 +78,13 @@ def kind_of(path: Path) -> Kind | None:
     return next((kind for kind, has_signs in _SIGNS.items() if has_signs(path)), None)
 
 
+def list_models(folder: Path) -> list[str]:
+    """Returns the sub-folders of `folder` that contain a Transformers model; "" is the folder itself."""
+    if (folder / "config.json").is_file():
+        return [""]
+    return sorted(each.name for each in folder.iterdir() if (each / "config.json").is_file())
+
+
 def describe_found(path: Path, expected: str) -> str:
     """Returns what is at `path`, where `expected` (a kind) was to be, and what to do: the end of a message, such as
     `a run; export a model from it: terakoya export work/run --out MODEL`."""

@@ -29,7 +29,7 @@ from terakoya.atomic_files import check_new_folder, dump_hashed_json, new_folder
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, kind_of
+from terakoya.folder_kinds import describe_found, kind_of, list_models
 from terakoya.runs.checkpoints import find_problems, list_checkpoints, read_manifest
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.tokenizer_identity import describe_different_ids, vocabulary_files
@@ -83,7 +83,7 @@ def average(
             folder, step = _as_transformers_folder(source, Path(temporary) / str(number), first=number == 0)
             folders.append(folder)
             steps.append(step)
-        names = _models(folders[0])
+        names = list_models(folders[0])
         for source, folder in zip(sources[1:], folders[1:], strict=True):
             _check_same(sources[0], folders[0], source, folder, names)
         averaged = [
@@ -139,7 +139,7 @@ def _as_transformers_folder(source: Path, temporary: Path, *, first: bool) -> tu
     next to it; otherwise it is exported to `temporary`.
     """
     if kind_of(source) == "Transformers model":
-        for name in _models(source):
+        for name in list_models(source):
             if changes := folder_digests.find_changes(source / name):
                 raise UserError(f"{source / name}: changed since it was exported: {'; '.join(changes[:SHOWN])}")
         return source, None
@@ -151,18 +151,11 @@ def _as_transformers_folder(source: Path, temporary: Path, *, first: bool) -> tu
     return temporary, step
 
 
-def _models(folder: Path) -> list[str]:
-    """Returns the sub-folders of the models in a folder; "" for the folder itself."""
-    if (folder / "config.json").is_file():
-        return [""]
-    return sorted(each.name for each in folder.iterdir() if (each / "config.json").is_file())
-
-
 def _check_same(first: Path, ours: Path, other: Path, theirs: Path, names: Sequence[str]) -> None:
     """Raises UserError unless the folder `theirs`, of the source `other`, has models of the same architecture with the
     same vocabulary as `ours`, of `first`."""
-    if _models(theirs) != names:
-        raise UserError(f"{other}: has other models than {first}: {_list(_models(theirs))} instead of {_list(names)}")
+    if (found := list_models(theirs)) != names:
+        raise UserError(f"{other}: has other models than {first}: {_list(found)} instead of {_list(names)}")
     for name in names:
         one, two = (_config(folder / name) for folder in (ours, theirs))
         changed = sorted(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
@@ -192,7 +185,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _tokenizer(folder: Path) -> Path:
     """Returns the folder of the tokenizer of the models in `folder`: it is with each, or next to a checkpoint's."""
     beside = folder.parent / "tokenizer"
-    return beside if folder.name == "model" and beside.is_dir() else folder / _models(folder)[0]
+    return beside if folder.name == "model" and beside.is_dir() else folder / list_models(folder)[0]
 
 
 # ---------------------------------------------------------------------------------------------------- weights

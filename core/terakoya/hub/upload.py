@@ -18,7 +18,7 @@ from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_
 from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found
+from terakoya.folder_kinds import describe_found, list_models
 from terakoya.hub import card_evaluation, model_card
 from terakoya.hub.card_languages import guess_languages
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
@@ -109,7 +109,7 @@ def upload(
         folder = _collect_files(source, Path(temporary) / "model", only)
         if dry_run is None:
             _check_token()
-        models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
+        models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
         kept = [result for sub in models for result in card_evaluation.read_kept(folder / sub)]
         measured += [result for result in kept if result not in measured]
         for sub in models:
@@ -161,23 +161,16 @@ def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
         return folder
     if only is not None:
         source = source / only
-    if not source.is_dir() or not _model_folders(source):
+    if not source.is_dir() or not list_models(source):
         raise UserError(
             f"{source}: expected a run, a checkpoint or an exported folder, got "
             f"{describe_found(source, 'Transformers model')}"
         )
-    for each in (source / sub for sub in _model_folders(source)):
+    for each in (source / sub for sub in list_models(source)):
         if changes := folder_digests.find_changes(each):
             raise UserError(f"{each}: changed since it was exported: {'; '.join(changes[:5])}; export it again")
     shutil.copytree(source, folder)
     return folder
-
-
-def _model_folders(folder: Path) -> list[str]:
-    """Returns the sub-folders of `folder` that contain a model; "" is the folder itself."""
-    if (folder / "config.json").is_file():
-        return [""]
-    return sorted(path.name for path in folder.iterdir() if (path / "config.json").is_file())
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
