@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -65,9 +65,7 @@ def clean_corpus(
     return corpus
 
 
-def make_plan(
-    corpus: Corpus, *, processes: int = 1, name: str = "", progress: Callable[[int, int], None] | None = None
-) -> dict[str, int]:
+def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str, int]:
     """Decides which documents of `corpus` (from `Corpus.with_cleaning`) stay, unless the plan is on disk already.
 
     Logs how many documents each step drops, with three examples, and `name` where there are several corpora; of a plan
@@ -96,7 +94,7 @@ def make_plan(
                 shutil.rmtree(parts, ignore_errors=True)
                 parts.mkdir()
                 _write_json(parts / "key.json", {"key": key})
-            _write_parts(raw, cleaning, parts, block_bytes, processes, progress)
+            _write_parts(raw, cleaning, parts, block_bytes, processes)
             _write_plan(cleaning, parts, key)
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
@@ -190,35 +188,19 @@ def _part(parts: Path, number: int) -> Path:
     return parts / f"{number:06d}.npy"
 
 
-def _write_parts(
-    corpus: Corpus,
-    cleaning: Cleaning,
-    parts: Path,
-    block_bytes: int,
-    processes: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
+def _write_parts(corpus: Corpus, cleaning: Cleaning, parts: Path, block_bytes: int, processes: int) -> None:
     """Writes all missing parts."""
-    done = 0
-
-    def missing_blocks() -> Iterator[tuple[int, Block]]:
-        nonlocal done
-        for number, block in enumerate(corpus.blocks(block_bytes=block_bytes)):
-            if not _part(parts, number).exists():
-                yield number, block
-            done += block.disk_bytes
-            if progress is not None:
-                progress(done, corpus.total_bytes)
-
+    blocks = enumerate(corpus.blocks(block_bytes=block_bytes))
+    missing = ((number, block) for number, block in blocks if not _part(parts, number).exists())
     if processes == 1:
         writer = _PartWriter(corpus, cleaning, parts)
-        for number, block in missing_blocks():
+        for number, block in missing:
             writer.write_part(number, block)
         return
     remedy = "Finished work is kept: run the same command again"
     with workers(processes, _start_worker, (corpus, cleaning, parts), task="cleaning", remedy=remedy) as submit:
         futures: deque[Future[None]] = deque()
-        for number, block in missing_blocks():
+        for number, block in missing:
             futures.append(submit(_write_part_in_worker, number, block))
             if len(futures) > 2 * processes:
                 futures.popleft().result()

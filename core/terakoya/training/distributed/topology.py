@@ -68,9 +68,9 @@ class LaunchInfo:
         return cls(0, 1, 0, node, None)
 
 
-def host_name(environment: Mapping[str, str] = os.environ) -> str:
+def host_name() -> str:
     """Returns this host's name as its launcher gives it, else the host's own."""
-    return environment.get(HOST_VARIABLE) or environment.get("SLURMD_NODENAME") or socket.gethostname()
+    return os.environ.get(HOST_VARIABLE) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @dataclass(frozen=True)
