@@ -14,7 +14,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.store.token_store import TokenStore
-from terakoya.store.tokenizer_identity import check_tokenizer_of
+from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
@@ -87,7 +87,7 @@ class RunObjective:
                 f"{store.folder}: was prepared with another tokenizer than the run's; prepare it with "
                 f"{self.folder / 'tokenizer'}"
             )
-        check_tokenizer_of(store, self.folder / "tokenizer", "the run's")
+        check_tokenizer_of_run(store, self.folder / "tokenizer")
         objective = self.parameters.objective
         length, seed = self.parameters.data.sequence_length, self.parameters.seed
         source = validation_rows(store, objective.row_layout(), sequence_length=length, seed=seed)

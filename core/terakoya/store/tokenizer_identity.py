@@ -48,13 +48,13 @@ def check_same_tokenizer(first: TokenStore, other: TokenStore) -> None:
     )
 
 
-def check_tokenizer_of(store: TokenStore, folder: Path, whose: str) -> None:
-    """Raises UserError if the ids of `store` mean something else in the tokenizer in `folder`, that of `whose`."""
+def check_tokenizer_of_run(store: TokenStore, folder: Path) -> None:
+    """Raises UserError if the ids of `store` mean something else in a run's tokenizer, which is in `folder`."""
     if vocabulary_files(store.tokenizer_folder) == vocabulary_files(folder):
         return
     if reason := find_different_ids(folder, store.tokenizer_folder):
         raise UserError(
-            f"{store.folder}: was prepared with another tokenizer than {whose} ({reason}); prepare it with {folder}"
+            f"{store.folder}: was prepared with another tokenizer than the run's ({reason}); prepare it with {folder}"
         )
 
 

@@ -21,7 +21,7 @@ from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.remote_store import open_store
 from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore
-from terakoya.store.tokenizer_identity import check_same_tokenizer, check_tokenizer_of
+from terakoya.store.tokenizer_identity import check_same_tokenizer, check_tokenizer_of_run
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
 """Layouts whose rows can be read in the order of the store; the others combine documents that fit together."""
@@ -61,7 +61,7 @@ class Stores:
 
     def check_checkpoint(self, folder: Path) -> None:
         """Raises UserError where ids mean something else in the checkpoint `folder`, whose embeddings they decide."""
-        check_tokenizer_of(self.train[0], folder / "tokenizer", "the run's")
+        check_tokenizer_of_run(self.train[0], folder / "tokenizer")
         if self.vocabulary != Vocabulary.model_validate(read_manifest(folder)["vocabulary"]):
             raise UserError(
                 "data: the stores have another vocabulary than those of the checkpoint, whose embeddings it decides: "

@@ -18,7 +18,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.merge import merge
 from terakoya.store.token_store import TokenStore
-from terakoya.store.tokenizer_identity import check_tokenizer_of
+from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.training.stores import Stores
 
 PIECES = ["[UNK]", "東", "京", "東京", "大", "阪"]
@@ -90,9 +90,9 @@ def test_merged_and_evaluated_stores_are_compared(stores: dict[str, Path], tmp_p
     with pytest.raises(UserError, match=r'id 4 is "大" in .*, "阪" in '):
         merge([stores["a"], stores["other"]], tmp_path / "merged")
     store = TokenStore.open(stores["other"])
-    check_tokenizer_of(store, stores["other"] / "tokenizer", "the run's")
+    check_tokenizer_of_run(store, stores["other"] / "tokenizer")
     with pytest.raises(UserError, match=r"than the run's .2 ids mean something else: id 4 is"):
-        check_tokenizer_of(store, stores["a"] / "tokenizer", "the run's")
+        check_tokenizer_of_run(store, stores["a"] / "tokenizer")
     checkpoint = tmp_path / "step-00000001"  # of a run on `a`: --allow-change data never means another tokenizer
     shutil.copytree(stores["a"] / "tokenizer", checkpoint / "tokenizer")
     with pytest.raises(UserError, match=r"than the run's .2 ids mean something else: id 4 is"):
