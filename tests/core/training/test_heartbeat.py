@@ -19,7 +19,8 @@ import toy
 from terakoya.errors import UserError
 from terakoya.training.distributed import heartbeat
 from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
-from terakoya.training.distributed.heartbeat import SILENT_BEATS, Beat, Ranks, is_communication_error
+from terakoya.training.distributed.beats import GONE_BEATS, SILENT_BEATS, Beat, Ranks, process_here
+from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.progress_line import describe_excess
 from terakoya.training.work_clock import WorkClock
@@ -42,7 +43,7 @@ def beats(number: int, activities: dict[int, Activity] | None = None, **changes:
 def test_a_rank_without_news_is_named_with_what_it_did_and_what_the_others_wait_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(heartbeat.time, "time", lambda: at("21:04:11"))
+    monkeypatch.setattr(time, "time", lambda: at("21:04:11"))
     seen = ranks()
     stopped = Activity("backward", True, at("21:04:10"), 7)
     seen.look(beats(1, {3: stopped}))
@@ -53,9 +54,9 @@ def test_a_rank_without_news_is_named_with_what_it_did_and_what_the_others_wait_
         "rank 3 on a02 has been in backward since 21:04:10 (step 7), and has not answered since 21:04:11: its process "
         "is stopped or gone, or its host is; 3 ranks wait in all_reduce since 21:04:12"
     )
-    assert seen.seconds_silent() == SILENT_BEATS
+    assert seen.beats_silent() == SILENT_BEATS
     seen.look(beats(99))
-    assert seen.report() == "" and seen.seconds_silent() == 0
+    assert seen.report() == "" and seen.beats_silent() == 0
 
 
 def ended_process() -> int:
@@ -69,11 +70,11 @@ def ended_process() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_after_an_error_a_rank_of_this_host_is_named_as_soon_as_its_process_is_known_to_be_gone() -> None:
-    namespace, own = heartbeat._process_here().split()
+    namespace, own = process_here().split()
     gone = ended_process()
     processes = {0: f"{namespace} {own}", 1: f"{namespace} {gone}", 2: f"{namespace} {gone}", 3: ""}
     seen = ranks()
-    for number in range(1, 2 + heartbeat.GONE_BEATS):
+    for number in range(1, 2 + GONE_BEATS):
         assert seen.report(after_an_error=True) == "", "its last news, which says whether it has left, is still to come"
         others = {rank: beat for rank, beat in beats(1).items() if rank}
         seen.look(
