@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from terakoya.evaluation.evaluate import Evaluation
 
 COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters")
+"""Names of the numbers that are counts; they are shown last."""
 IN_JSON = ("bits_per_byte", "masked_bits_per_byte", "bytes")
 """What a table of 80 columns has no space for."""
-"""Names of the numbers that are counts; they are shown last."""
 
 
 def command(

@@ -15,9 +15,9 @@ from terakoya.errors import UserError
 
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d{12}:training-job/(?P<name>[A-Za-z0-9-]+)")
 LOGS = "/aws/sagemaker/TrainingJobs"
+"""The CloudWatch log group of all training jobs; the name of an instance's stream starts with the job's name."""
 LARGEST_RATIO = 100
 """Largest size of an unpacked model in sizes of its archive; weights hardly shrink, a bomb of gzip by up to 1,032."""
-"""The CloudWatch log group of all training jobs; the name of an instance's stream starts with the job's name."""
 END_STATES = frozenset({"Completed", "Failed", "Stopped"})
 
 
