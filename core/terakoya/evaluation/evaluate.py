@@ -130,9 +130,6 @@ def evaluate(
             "use --device cpu"
         )
     checkpoint_folder = find_checkpoint(source) if names_checkpoint(source) else None
-    if checkpoint_folder is None and not source.exists():
-        there = describe_found(source, "Transformers model")
-        raise UserError(f"{source}: expected a Transformers folder, a checkpoint or a run, got {there}")
     if any(is_embedding_task(task) for task in tasks):
         others: dict[str, Any] = {_option(name): value for name, value in (tuning or {}).items()}
         batch_size = others.pop("--batch-size", None)
@@ -155,6 +152,9 @@ def evaluate(
         return Evaluation(source, "fine-tuning", deciding, {}, finetuned=measured.finetuned, skipped=measured.skipped)
     if tuning:
         raise UserError(f"{_option(next(iter(tuning)))}: is for --tasks of a suite, such as jglue")
+    if checkpoint_folder is None and not source.exists():
+        there = describe_found(source, "Transformers model")
+        raise UserError(f"{source}: expected a Transformers folder, a checkpoint or a run, got {there}")
     by_objective = measure == "objective" or (
         measure == "auto" and checkpoint_folder is not None and not corpora and not tasks
     )

@@ -147,7 +147,7 @@ def test_an_unfinished_or_missing_store_is_refused(store: TokenStore, tmp_path: 
     with pytest.raises(UserError, match="no record of what they hold"):
         TokenStore.open(store.folder)
     (store.folder / ".parts").mkdir()
-    with pytest.raises(UserError, match="interrupted here: run the same command again"):
+    with pytest.raises(UserError, match="not finished here: run the same command again"):
         TokenStore.open(store.folder)
 
 
