@@ -62,11 +62,6 @@ class WarmupStableDecay(DecaySchedule):
         check_at_most_one(self, *LENGTHS)
         return self
 
-    @property
-    def _default_ratio(self) -> float:
-        """The share of the run that decays where no length above 0 is given."""
-        return DECAY_RATIO if all(getattr(self, name) is None for name in LENGTHS) else 0.0
-
     def decay_span(self, progress: Progress) -> Span:
         """The span of the decay, which does not begin before the end of warm-up."""
         whole = super().decay_span(progress)
@@ -75,8 +70,10 @@ class WarmupStableDecay(DecaySchedule):
             decay = convert_unit(("steps", self.decay_steps), unit, progress)
         elif self.decay_tokens:
             decay = convert_unit(("tokens", self.decay_tokens), unit, progress)
+        elif self.decay_ratio or all(getattr(self, name) is None for name in LENGTHS):
+            decay = (self.decay_ratio or DECAY_RATIO) * length(progress, unit)
         else:
-            decay = (self.decay_ratio or self._default_ratio) * length(progress, unit)
+            decay = 0
         return Span(whole.at, max(whole.start, whole.end - decay), whole.end)
 
     def factor(self, progress: Progress) -> float:
