@@ -19,7 +19,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
 from terakoya.conversion.export import export
 from terakoya.corpus.joined_corpora import join_corpora
-from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
+from terakoya.errors import Stopped, TemporaryFailure, UserError
 from terakoya.json_settings import read_settings, without_notes
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
@@ -226,8 +226,10 @@ class _Plan:
         if code == TemporaryFailure.exit_code:
             raise TemporaryFailure("train: a file cannot be read now, see above; the same command tries again")
         if code:
-            error = Diverged if code == Diverged.exit_code else UserError
-            raise error(f"train: failed with exit code {code}; the lines above say why, and the same command resumes")
+            failure = f"train: failed with exit code {code}; the lines above say why, and the same command resumes"
+            error = UserError(failure)
+            error.exit_code = code
+            raise error
         return {}
 
     def _export_inputs(self) -> Mapping[str, Any]:
