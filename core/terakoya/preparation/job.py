@@ -144,10 +144,17 @@ class PrepareJob:
     def find_finished(self) -> StoreFacts | None:
         """Returns the facts of the store if it is finished already. The option `force` removes another store first.
 
-        Raises UserError if `out` holds anything else, or if jobs that were submitted for it have not ended.
+        Raises UserError if `out` holds anything else, if jobs that were submitted for it have not ended, and for
+        `force` with a tokenizer that is in `out`.
         """
         check_no_jobs(self.task.parts)
         if self.options.force:
+            tokenizer = self.options.tokenizer
+            if tokenizer.resolve().is_relative_to(self.out.resolve()):
+                raise UserError(
+                    f"{tokenizer}: is in {self.out}, whose store --force removes; copy the tokenizer to another place "
+                    "first"
+                )
             remove_other_store(self.out, self.inputs)
         return read_finished(self.out, self.inputs, self.recorded)
 

@@ -18,7 +18,11 @@ from terakoya.store.token_store import CHECKSUMS, DATA_FILES, PARTS, StoreFacts,
 
 logger = logging.getLogger("terakoya")
 
-_OWN = ("store.json", PARTS, *DATA_FILES, CHECKSUMS, SIZES_FILE, "rejects.jsonl", "tokenizer", "plans")
+_SIGNS = ("store.json", *DATA_FILES, PARTS)
+"""What only a store has, finished or not."""
+_OWN = ("store.json", "plans", "tokenizer", "rejects.jsonl", SIZES_FILE, CHECKSUMS, *DATA_FILES, PARTS)
+"""What is removed with a store, in this order: without store.json there is no store, and while anything is left, one of
+`_SIGNS` is, so that the next removal goes on."""
 
 
 def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
@@ -145,10 +149,13 @@ def _shorten(value: object) -> str:
 
 
 def remove_other_store(out: Path, inputs: Mapping[str, str]) -> None:
-    """Removes the store or the parts in `out`, except unfinished parts with these `inputs`."""
+    """Removes the store or the parts in `out`, except unfinished parts with these `inputs`. Leaves a folder that holds
+    neither as it is."""
+    if not any((out / name).exists() for name in _SIGNS):
+        return
     if not (out / "store.json").exists() and is_from(out / PARTS, inputs):
         return
-    for name in _OWN:  # store.json first: without it there is no store
+    for name in _OWN:
         path = out / name
         if path.is_dir():
             shutil.rmtree(path)

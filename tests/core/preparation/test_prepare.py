@@ -281,6 +281,22 @@ def test_a_finished_store_stays_and_another_input_is_refused(
     assert changed.documents < facts.documents and verify(out) == []
 
 
+def test_force_removes_stores_alone_and_not_the_tokenizer_that_is_given(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "mine"
+    (out / "plans").mkdir(parents=True)
+    given = make_folder(out / "tokenizer", size=VOCABULARY)
+    with pytest.raises(UserError, match="expected a new or empty folder, got one that holds plans, tokenizer"):
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, force=True)
+    with pytest.raises(UserError, match=r"mine/tokenizer: is in .*mine, whose store --force removes"):
+        prepare_corpus(corpus, WordTokenizer(), given, out, force=True)
+    assert (given / "size.txt").exists() and (out / "plans").exists()
+    (out / "tokens.bin").touch()  # as an interrupted removal leaves it
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0, force=True)
+    assert verify(out) == [] and not (out / "plans").exists()
+
+
 def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="--max-rejects 0"):
