@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +30,14 @@ class Cleaning:
         folder: holds the plan, which `terakoya.corpus.cleaning_plan.make_plan` writes.
         files: all files of the corpus; document numbers in the plan contain the index in this list.
         side: which documents are read: all, all but the held-out ones, or only the held-out ones.
+        key: of the plan in `folder` that was made or found, "" before; only this plan is read.
     """
 
     steps: tuple[Step, ...]
     folder: Path
     files: tuple[Source, ...]
     side: Literal["all", "train", "held_out"]
+    key: str = field(default="", compare=False, repr=False)
 
     @cached_property
     def settings(self) -> str:
@@ -55,11 +57,13 @@ class Cleaning:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Number of documents in total, dropped by each step, and held out. Raises UserError if there is no plan."""
+        """Number of documents in total, dropped by each step, and held out. Raises UserError if there is no plan, or
+        another one than `key` says."""
         try:
             facts = json.loads((self.folder / PLAN).read_bytes())
         except FileNotFoundError:
             raise UserError(f"{self.folder}: expected a cleaning plan, found none; start again") from None
+        self._check_key(facts["key"])
         return {name: int(count) for name, count in facts["counts"].items()}
 
     @property
@@ -98,10 +102,18 @@ class Cleaning:
         return self.files[number >> _LINE_BITS], number & (1 << _LINE_BITS) - 1
 
     def apply(self, block: Block, items: Iterable[Document | Reject]) -> Iterator[Document | Reject]:
-        """Yields the remaining documents of `block`, changed by the steps, and the rejects unchanged."""
+        """Yields the remaining documents of `block`, changed by the steps, and the rejects unchanged.
+
+        Raises UserError if another command has replaced the plan.
+        """
         first = self.document_number(block.file, block.line)
         dropped = _DocumentNumbers(self.folder / "dropped.u8", first)
         held_out = _DocumentNumbers(self.folder / "held_out.u8", first)
+        if self.key:  # a new plan removes plan.json before it writes the other files, so these are of the same plan
+            try:
+                self._check_key(json.loads((self.folder / PLAN).read_bytes())["key"])
+            except FileNotFoundError:
+                self._check_key("")
         for item in items:
             if isinstance(item, Reject):
                 yield item
@@ -110,6 +122,17 @@ class Cleaning:
             if dropped.has(number) or (self.side != "all" and held_out.has(number) != (self.side == "held_out")):
                 continue
             yield replace(item, text=apply_steps(self.steps, item.text))
+
+    def remember_plan(self, key: str) -> None:
+        """Takes the plan with `key`, which is in `folder`, as the one to read."""
+        object.__setattr__(self, "key", key)
+
+    def _check_key(self, key: str) -> None:
+        if self.key and key != self.key:
+            raise UserError(
+                f"{self.folder}: the cleaning plan was replaced by another command while it was in use; give each its "
+                "own --clean-folder and start again"
+            )
 
     @cached_property
     def _file_indices(self) -> dict[str, int]:

@@ -98,6 +98,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
             _write_plan(cleaning, parts, key)
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
+        cleaning.remember_plan(key)
     title = f"{translated('cleaning')} {name}".strip()
     if not is_new:
         logger.info("%s: %s", title, _summarise(plan["counts"], folder))
