@@ -73,11 +73,12 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     process; about 250 MB at most for exact duplicates; for near duplicates see `mark_near_duplicates`. Disk while it
     works: 100 bytes for each document, and with near duplicates 4 more for each permutation.
 
-    Raises UserError when a process dies or a file is damaged.
+    Raises UserError when a process dies, a file is damaged, or a file is changed while it is read.
     """
     cleaning = corpus.cleaning
     assert cleaning is not None, "the corpus has no cleaning steps"
     raw = replace(corpus, cleaning=None)
+    sizes_and_times = raw.sizes_and_times()
     block_bytes = max(1 << 20, min(32 << 20, raw.total_bytes // 64))
     facts = [raw.fingerprint, raw.field, raw.documents, raw.max_document_bytes, block_bytes]
     settings = json.loads(cleaning.settings)
@@ -95,6 +96,9 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
                 parts.mkdir()
                 _write_json(parts / "key.json", {"key": key})
             _write_parts(raw, cleaning, parts, block_bytes, processes)
+            if raw.sizes_and_times() != sizes_and_times:
+                shutil.rmtree(parts)
+                raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
             _write_plan(cleaning, parts, key)
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())

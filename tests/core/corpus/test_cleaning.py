@@ -244,6 +244,34 @@ def test_a_plan_of_other_settings_or_another_corpus_is_not_used(tmp_path: Path) 
     assert len(prints | {corpus.fingerprint}) == 3
 
 
+def test_a_plan_that_is_replaced_while_it_is_in_use_is_refused(tmp_path: Path) -> None:
+    corpus = write(tmp_path, ["一", "二二", "三三三"])
+    first, second = (
+        corpus.with_cleaning(parse_steps([{"type": "length", "min_characters": n}], source=""), tmp_path / "clean")
+        for n in (2, 3)
+    )
+    make_plan(first)
+    assert read(first) == ["二二", "三三三"]
+    make_plan(second)
+    with pytest.raises(UserError, match=r"replaced by another command while it was in use; .* own --clean-folder"):
+        read(first)
+    assert read(second) == ["三三三"]
+
+
+def test_a_file_that_changes_while_the_plan_is_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, write_parts = write(tmp_path, ["一", "二二"]), cleaning_plan._write_parts
+
+    def changing(*arguments: Any) -> None:
+        write_parts(*arguments)
+        with (tmp_path / "a.jsonl").open("a") as stream:
+            stream.write("\n")
+
+    monkeypatch.setattr(cleaning_plan, "_write_parts", changing)
+    with pytest.raises(UserError, match="a file was changed while it was read"):
+        run(corpus, [{"type": "nfkc"}])
+    assert not (tmp_path / "clean" / "plan.json").exists() and not (tmp_path / "clean" / "parts").exists()
+
+
 def test_an_existing_plan_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write(tmp_path, ["一", "二二"])
     steps: list[dict[str, Any]] = [{"type": "length", "min_characters": 2}, {"type": "hold_out", "share": 0.5}]
