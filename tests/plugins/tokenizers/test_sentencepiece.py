@@ -500,6 +500,18 @@ def test_trainer_errors_are_user_errors(tmp_path: Path, fields: dict[str, Any], 
         make(tmp_path / "x", **fields)
 
 
+def test_a_line_that_delimiters_make_too_long_is_not_left_out(tmp_path: Path) -> None:
+    from sentencepiece import sentencepiece_model_pb2
+
+    lines = [*LINES[:30], "鰯鯖" * 583]
+    assert not set("鰯鯖") & set("".join(LINES[:30]))
+    folder = make(tmp_path / "x", lines, pretokenization_delimiter="||||", vocab_size=700, hard_vocab_limit=False)
+    model = load_model(folder / "tokenizer.model")
+    assert model.unk_id() not in model.encode("鰯鯖")
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.serialized_model_proto())
+    assert proto.trainer_spec.max_sentence_length == 4192
+
+
 def test_a_damaged_corpus_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "half.txt.gz"
     file.write_bytes(gzip.compress("\n".join(LINES).encode())[:-20])

@@ -29,7 +29,7 @@ from terakoya.toolkit.tokenizers import mecab, sentencepiece_folder
 from terakoya.toolkit.tokenizers.sentencepiece_folder import CLASS, FILES, ROLES
 from terakoya_plugins.tokenizers.sentencepiece.encoder import SentencePieceEncoder
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import NotConvertibleError, build_backend, round_scores
-from terakoya_plugins.tokenizers.sentencepiece.trainer import TrainingLines, train_model
+from terakoya_plugins.tokenizers.sentencepiece.trainer import LONGEST_LINE, TrainingLines, train_model
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
 if TYPE_CHECKING:
@@ -191,7 +191,10 @@ class SentencePiece(Tokenizer):
             change=self._delimiter_function() if uses_delimiter else None,
             progress=progress,
         )
-        content = round_scores(train_model(self._arguments(), lines))
+        arguments = self._arguments()
+        if uses_delimiter:  # the lines are measured before they grow; the trainer drops what is too long silently
+            arguments["max_sentence_length"] = LONGEST_LINE
+        content = round_scores(train_model(arguments, lines), max_sentence_length=self.max_sentence_length)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / FILES[CLASS]
         file.write_bytes(content)

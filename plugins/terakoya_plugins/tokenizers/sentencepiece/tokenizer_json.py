@@ -40,9 +40,12 @@ class NotConvertibleError(ValueError):
     """A tokenizer.json cannot give the model's ids; the message says why."""
 
 
-def round_scores(model: bytes) -> bytes:
-    """Returns the unigram `model` with its scores rounded to `GRID`; other models as they are."""
+def round_scores(model: bytes, *, max_sentence_length: int | None = None) -> bytes:
+    """Returns the unigram `model` with its scores rounded to `GRID`; other models as they are. `max_sentence_length`,
+    if given, is what the model says about its training."""
     proto = _parse(model)
+    if max_sentence_length is not None:
+        proto.trainer_spec.max_sentence_length = max_sentence_length
     if proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM:
         for piece in proto.pieces:
             if piece.type == piece.NORMAL:

@@ -15,6 +15,8 @@ from terakoya.errors import UserError
 
 UNKNOWN_MARK = "▅"
 """The trainer skips sentences with this character, which it uses internally."""
+LONGEST_LINE = 1 << 30
+"""The trainer takes no larger `max_sentence_length`. Unit: bytes."""
 ERROR_LEVEL = 2
 """The library's lowest log level that it writes to stderr: no information, no warnings."""
 
