@@ -9,7 +9,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from terakoya.corpus.corpus import Corpus
@@ -75,6 +78,14 @@ def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp
     assert 700_000 <= table.text_bytes <= 1_100_000
     assert {f"part{number}" for number in range(8)} <= set(table.counts)
     assert table == count_words(corpus, by_spaces, processes=2, sample_bytes=1_000_000)
+
+
+def test_a_sample_of_parquet_has_about_the_requested_size(tmp_path: Path) -> None:
+    table = pa.table({"text": [f"part{number // 1000} " + "word " * 200 for number in range(4000)]})
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20, **options)
+    counted = count_words(Corpus([tmp_path / "a.parquet"]), by_spaces, sample_bytes=1_000_000)
+    assert 700_000 <= counted.text_bytes <= 1_100_000
 
 
 def test_text_bytes_are_those_of_the_text_and_not_of_the_keys_beside_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from terakoya.corpus.corpus import Block, Corpus, Reject
+from terakoya.corpus.files import format_of
 from terakoya.errors import UserError
 from terakoya.process_pool import workers
 from terakoya.toolkit.tokenizers.unread_text import count_unread, find_unread, warn_of_unread
@@ -79,7 +80,8 @@ def count_words(
     must be picklable).
 
     Memory: about 200 bytes for each of `max_words` entries in this process, and a block of the corpus in each worker.
-    With `sample_bytes`, about this many bytes of text are read, in blocks evenly distributed over the corpus.
+    With `sample_bytes`, about this many bytes of text (of parquet: on disk) are read, in blocks evenly distributed over
+    the corpus.
     `progress(done_bytes, total_bytes)` counts bytes on disk. Warns of text that the splitter does not read.
 
     Raises UserError if a process dies.
@@ -188,7 +190,8 @@ def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
     for block in corpus.blocks(block_bytes=max(1 << 16, min(block_bytes, sample_bytes // 64))):
         disk += block.disk_bytes
         if taken * corpus.total_bytes < sample_bytes * disk:
-            taken += block.stop - block.start
+            in_rows = format_of(block.file) == "parquet"
+            taken += block.disk_bytes if in_rows else block.stop - block.start
             yield block
 
 
