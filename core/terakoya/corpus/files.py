@@ -94,7 +94,8 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
 
     A folder means the corpus files in it, a pattern the files that it matches, both sorted by path, and each file once.
     In a folder, links are followed, and what has a name that begins with a dot is left out. Raises UserError for a
-    missing file or folder, for an unknown file name ending, and for an address without a pinned revision.
+    missing file or folder, for an unknown file name ending, for a name that is not UTF-8, and for an address without a
+    pinned revision.
     """
     files: list[Source] = []
     for source in sources:
@@ -112,7 +113,20 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
             files += _local_files(Path(source))
     if not files:
         raise UserError("corpus: expected at least one file, got none")
+    for file in files:
+        if not _is_utf8(str(file)):
+            name = ascii(str(file))
+            raise UserError(f"{name}: expected a name in UTF-8; rename the file or its folder")
     return tuple(files)
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether `name` can be written: Python reads other bytes of a file's name as lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _local_files(source: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import tempfile
 import tracemalloc
@@ -241,6 +242,13 @@ def test_unusable_sources_are_refused(tmp_path: Path) -> None:
         Corpus([tmp_path / "empty"])
     with pytest.raises(UserError, match="at least one file"):
         Corpus([])
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / os.fsdecode(b"a\xff.txt"), b"text")
+    with pytest.raises(UserError, match=r"a\\udcff\.txt': expected a name in UTF-8") as refused:
+        Corpus([tmp_path])
+    str(refused.value).encode()
 
 
 @pytest.mark.real_data
