@@ -318,7 +318,7 @@ def open_decompressed(
     """Opens `file`; yields a stream of decompressed bytes, and the stream below it, whose position shows the progress.
 
     Appends to `hashing` the reader that hashes the bytes on disk. Reading, and leaving the block, raise UserError for a
-    damaged or truncated compressed file.
+    damaged or truncated compressed file, and OSError where the system cannot read it.
     """
     compression = compression_of(file)
     with file.open("rb") as opened:
@@ -332,10 +332,18 @@ def open_decompressed(
         try:
             yield _decompress(compression, raw, file), raw
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            raise_system_error(error, file)
             raise UserError(
                 f"{file}: expected a whole {compression} file, got a damaged or truncated one ({error}); get or make "
                 "the file again"
             ) from error
+
+
+def raise_system_error(error: Exception, file: Source) -> None:
+    """Raises OSError, which names `file`, if `error` is the system's, such as of a broken disk; the errors of a damaged
+    file have no number."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def _decompress(compression: str, raw: io.BufferedIOBase, file: Source) -> io.BufferedIOBase:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from terakoya.corpus.documents import Block, Document, Reject, choose_field, reject_bytes, text_document
-from terakoya.corpus.files import Source, import_pyarrow
+from terakoya.corpus.files import Source, import_pyarrow, raise_system_error
 from terakoya.errors import UserError, nearest
 
 _BATCH_BYTES = 4 << 20
@@ -136,7 +136,8 @@ def _is_text(kind: Any, pa: Any) -> bool:
 
 @contextmanager
 def _whole_parquet(file: Source) -> Iterator[Any]:
-    """Yields the open file. UserError where it is broken, also in what is read of it while the context is open."""
+    """Yields the open file. UserError where it is broken, also in what is read of it while the context is open; OSError
+    where the system cannot read it."""
     pa = import_pyarrow(file)
     import pyarrow.parquet as pq
 
@@ -144,6 +145,7 @@ def _whole_parquet(file: Source) -> Iterator[Any]:
         try:
             yield pq.ParquetFile(stream, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
+            raise_system_error(error, file)
             raise UserError(
                 f"{file}: expected a whole parquet file, got a broken one ({error}); get or make the file again"
             ) from error

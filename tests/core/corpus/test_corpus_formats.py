@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -12,6 +13,7 @@ import tempfile
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -232,6 +234,22 @@ def test_damaged_compressed_files_are_reported(tmp_path: Path, suffix: str) -> N
         file.write_bytes(content)
         with pytest.raises(UserError, match=rf"a\.txt\{suffix}: expected a whole \w+ file, got a damaged or truncated"):
             read_all(Corpus([file]))
+
+
+class BrokenDisk(io.FileIO):
+    def readinto(self, buffer: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst", "a.txt.xz", "a.txt.bz2", "a.parquet"])
+def test_what_the_system_cannot_read_is_not_called_damaged(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Corpus([write(tmp_path / name, b"text" * 9)])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=rf"Input/output error: '.*{name}'") as raised:
+        patch.setattr(Path, "open", lambda path, _: io.BufferedReader(BrokenDisk(path)))
+        read_all(corpus)
+    assert raised.value.errno == errno.EIO
 
 
 @pytest.mark.slow
