@@ -247,7 +247,7 @@ def _make_room(cache: Path, facts: StoreFacts) -> int | None:
     of its data files may be here."""
     others = {each: _size_to_be(each) for each in cache.parent.iterdir() if each.is_dir() and each != cache}
     needed = sum(each.size for each in facts.files.values())
-    limit = float(os.environ.get(LIMIT_VARIABLE, LIMIT_GB)) * 1e9
+    limit = _read_limit() * 1e9
     free = shutil.disk_usage(cache).free * (1 - SPARE_SHARE)
     here, to_come = _size(cache), sum(size - _size(each) for each, size in others.items())
 
@@ -271,6 +271,18 @@ def _make_room(cache: Path, facts: StoreFacts) -> int | None:
             f"free disk space, set {LIMIT_VARIABLE} to more than {limit / 1e9:g}, or XDG_CACHE_HOME to a larger disk"
         )
     return budget // processes
+
+
+def _read_limit() -> float:
+    """Returns how large the cache may be, in GB. Raises UserError for a limit that is no number above 0."""
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    try:
+        limit = float(text) if text else LIMIT_GB
+    except ValueError:
+        limit = 0.0
+    if not limit > 0:  # nan, too
+        raise UserError(f'{LIMIT_VARIABLE}: expected a number of GB, such as 50, got "{text}"')
+    return limit
 
 
 def _size(folder: Path) -> int:

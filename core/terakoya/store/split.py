@@ -28,13 +28,18 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
     """Splits the documents of the store `folder` among the new stores `outs`, roughly in proportion to `weights`.
 
     A hash of a document's ids and `seed` decides its part: a document goes to the same part in every store. The order
-    of documents stays. Raises UserError if there are not as many `outs` as `weights`, if an out folder is not empty, if
-    a part gets no document, or if a file of the store does not have the hash in `store.json`.
+    of documents stays. Raises UserError if there are not as many `outs` as `weights`, if the sum of `weights` or the
+    seed needs more than 63 bits, if an out folder is not empty, if a part gets no document, or if a file of the store
+    does not have the hash in `store.json`.
     """
     if len(outs) != len(weights) or len(outs) < 2:
         raise UserError(f"--parts: expected one weight for each --out, two or more, got {len(weights)} for {len(outs)}")
     if min(weights) < 1:
         raise UserError(f"--parts: expected weights of at least 1, got {', '.join(map(str, weights))}")
+    if sum(weights) >= 1 << 63:
+        raise UserError(f"--parts: expected weights with a sum below 2^63, got {', '.join(map(str, weights))}")
+    if not -(1 << 63) <= seed < 1 << 63:
+        raise UserError(f"--seed: expected a number from -2^63 to 2^63 - 1, got {seed}")
     if len({Path(out).resolve() for out in outs}) < len(outs):
         raise UserError("--out: expected a different folder for each part, got one twice")
     for out in outs:

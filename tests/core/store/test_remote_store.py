@@ -258,6 +258,18 @@ def test_room_is_made_by_stores_that_nobody_uses(
         open_store(there("conversations"))
 
 
+@pytest.mark.parametrize("limit", ["", "50GB", "nan"])
+def test_a_limit_of_the_cache_is_a_number(
+    limit: str, there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, limit)
+    if not limit:
+        assert open_store(there("causal")).facts.tokens
+        return
+    with pytest.raises(UserError, match=f'TERAKOYA_CACHE_GB: expected a number of GB, such as 50, got "{limit}"'):
+        open_store(there("causal"))
+
+
 def test_a_store_that_is_in_use_keeps_the_room_that_it_will_need(
     there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, stores: dict[str, TokenStore]
 ) -> None:

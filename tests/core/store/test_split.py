@@ -95,6 +95,10 @@ def test_impossible_splits_are_refused(tmp_path: Path) -> None:
         split(store.folder, [a, b], weights=[1, 1, 1])
     with pytest.raises(UserError, match="weights of at least 1"):
         split(store.folder, [a, b], weights=[1, 0])
+    with pytest.raises(UserError, match=r"weights with a sum below 2\^63, got 9223372036854775807, 1"):
+        split(store.folder, [a, b], weights=[(1 << 63) - 1, 1])
+    with pytest.raises(UserError, match=r"--seed: expected a number from .*, got 18446744073709551615"):
+        split(store.folder, [a, b], weights=[1, 1], seed=(1 << 64) - 1)
     with pytest.raises(UserError, match="got one twice"):
         split(store.folder, [a, a], weights=[1, 1])
     with pytest.raises(UserError, match="part 2 of 1000000,1 gets none of 30"):
