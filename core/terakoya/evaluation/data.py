@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -11,7 +12,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.errors import UserError
 from terakoya.store import remote_store
 from terakoya.store.token_store import TokenStore
@@ -83,17 +84,27 @@ class CorpusTexts:
     encode: Callable[[str], list[int]]
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
-        """Yields the texts, as in `DataSet`."""
-        documents = (
-            item for block in self.corpus.blocks() for item in self.corpus.read(block) if isinstance(item, Document)
-        )
-        texts = ((document, text) for document in documents for text in _split(document.text, unit))
+        """Yields the texts, as in `DataSet`, and warns of what was read and is no document."""
+        rejected: Counter[str] = Counter()
+        texts = ((document, text) for document in self._read(rejected) for text in _split(document.text, unit))
         for document, text in islice(texts, limit):
             try:
                 ids = self.encode(text)
             except UserError as error:
                 raise UserError(f"{document.file}, line {document.line}: {error}") from error
             yield Text(np.array(ids, np.int64), len(text), len(text.encode()))
+        if rejected:
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in rejected.most_common())
+            logger.warning("%s: left out, as they are no documents: %s", self.name, counts)
+
+    def _read(self, rejected: Counter[str]) -> Iterator[Document]:
+        """Yields the documents, and counts the rejects by their reason in `rejected`."""
+        for block in self.corpus.blocks():
+            for item in self.corpus.read(block):
+                if isinstance(item, Reject):
+                    rejected[item.reason] += 1
+                else:
+                    yield item
 
 
 def _split(text: str, unit: Unit) -> list[str]:

@@ -260,16 +260,20 @@ def _evaluate_objective(
 
 
 def _data_sets(model: EvaluatedModel, stores: Sequence[Path], corpora: Mapping[str, Corpus]) -> list[DataSet]:
-    """Opens the data sets, stores first, in the order in which they were named."""
+    """Opens the data sets, stores first, in the order in which they were named. Raises UserError for a corpus without
+    a document, and for a store that does not fit the model."""
     from terakoya.components.tokenizer import encode_texts, load_tokenizer
     from terakoya.evaluation.data import CorpusTexts, StoreTexts, open_store
     from terakoya.store.tokenizer_identity import describe_different_ids
+    from terakoya.tokenization.train import check_has_documents
 
     def encode(text: str) -> list[int]:
         encoded = encode_texts(lambda texts: model.tokenizer(texts[0], add_special_tokens=False, verbose=False), [text])
         ids: list[int] = encoded["input_ids"]
         return ids
 
+    for corpus in corpora.values():
+        check_has_documents(corpus)
     size = model.model.get_input_embeddings().num_embeddings
     data_sets: list[DataSet] = []
     for folder in stores:

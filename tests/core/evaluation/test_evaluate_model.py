@@ -291,6 +291,17 @@ def test_lines_of_a_corpus_are_those_of_a_store(tmp_path: Path) -> None:
     assert [text.ids.tolist() for text in texts.texts("line", None)] == [[5], [4]]
 
 
+def test_lines_that_are_no_documents_are_told(gpt2: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "mi"}\n{"text":\n{"sentence": "mi"}\nmi\n')
+    texts = CorpusTexts("t", Corpus([file]), lambda text: [len(text)])
+    assert len(list(texts.texts("document", None))) == 1
+    assert caplog.messages == ["t: left out, as they are no documents: 2 bad JSON, 1 missing field"]
+    file.write_text('{"sentence": "mi"}\n')
+    with pytest.raises(UserError, match=r"all are rejected \(1 missing field\), the first in .*line 1.*\n.*--field"):
+        evaluate(gpt2, corpora={"t": Corpus([file])})
+
+
 def test_a_run_is_read_in_windows_as_long_as_its_rows(run: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
     """Its positions beyond them are as random as at its start."""
     settings = json.loads((run / "parameters.json").read_text())
