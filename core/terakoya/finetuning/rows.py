@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from terakoya.folder_kinds import missing_file
 from terakoya.json_settings import short_json
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+IN_PLACE_OF = ((r"text[12]", "text"), (r"text|spans", "tokens"), (r"choice\d+", "choices"))
+"""A task's name of a column -> the other column that tasks read in its place where a row has both."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ def read_rows(
     .tsv (without quotes, as GLUE is published), all of these also compressed, or .parquet.
 
     Args:
-        columns: the name that a task has for a column -> the file's own.
+        columns: the name that a task has for a column -> the file's own. A column that the task would read in the
+            place of one of them is left out, unless it is named as well.
         header: names of the columns of a csv or tsv file without a first line of names.
         limit: the largest number of rows; None: all.
 
@@ -130,8 +134,10 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def _rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """Returns `row` with the columns that `columns` maps also under the names that the task has for them."""
-    renamed = dict(row.values)
+    """Returns `row` with the columns that `columns` maps also under the names that the task has for them, and without
+    those that the task would read in their place."""
+    others = {other for name in columns for pattern, other in IN_PLACE_OF if re.fullmatch(pattern, name)}
+    renamed = {name: value for name, value in row.values.items() if name not in others}
     for name, own in columns.items():
         if own not in row.values:
             row.refuse(f'has no column "{own}"{nearest(own, row.values)}')

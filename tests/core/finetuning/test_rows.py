@@ -39,6 +39,23 @@ def test_columns_are_renamed_and_a_header_is_given(tmp_path: Path) -> None:
     assert row.text("text") == "Good." and row.value("label") == "1"
 
 
+@pytest.mark.parametrize(("columns", "left"), [
+    ({"text1": "title", "text2": "text"}, {"tokens", "choices", "title", "text1", "text2"}),
+    ({"text": "text", "text2": "title"}, {"choices", "title", "text", "text2"}),
+    ({"spans": "title"}, {"text", "choices", "title", "spans"}),
+    ({"spans": "title", "tokens": "text"}, {"text", "choices", "title", "spans", "tokens"}),
+    ({"choice0": "title"}, {"text", "tokens", "title", "choice0"}),
+])  # fmt: skip
+def test_named_columns_are_read_and_not_those_beside_them(
+    tmp_path: Path, columns: dict[str, str], left: set[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a", "tokens": "b", "choices": "c", "title": "d"}\n')
+    values = read_rows(file, columns=columns)[0].values
+    assert values.keys() == left
+    assert all(values[name] == {"text": "a", "title": "d"}[own] for name, own in columns.items())
+
+
 def test_squad_gives_a_row_for_each_question(tmp_path: Path) -> None:
     asked = [{"id": "q0", "question": "Who?", "answers": [{"text": "me", "answer_start": 0}]}, {"question": "When?"}]
     file = tmp_path / "squad.json"
