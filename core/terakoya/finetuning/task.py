@@ -5,6 +5,7 @@ Legend: B examples of a batch, T tokens, C choices, K labels.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,8 +132,9 @@ class Task(ABC, Generic[Example]):
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
-    """Returns `labels` in the order of their ids: numbers by value, others by their characters."""
-    return sorted(labels, key=lambda label: (not label.isdecimal(), int(label) if label.isdecimal() else 0, label))
+    """Returns `labels` in the order of their ids: whole numbers by value, others by their characters."""
+    numbers = {label: int(label) for label in labels if re.fullmatch(r"[+-]?\d+", label)}
+    return sorted(labels, key=lambda label: (label not in numbers, numbers.get(label, 0), label))
 
 
 def label_ids(labels: Sequence[str], found: Sequence[tuple[Row, str]]) -> list[int]:

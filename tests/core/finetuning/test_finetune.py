@@ -29,7 +29,7 @@ from terakoya.finetuning.model import load_fast_tokenizer, load_with_head
 from terakoya.finetuning.rows import Row
 from terakoya.finetuning.settings import TuningSettings
 from terakoya.finetuning.similarity import TextVectors
-from terakoya.finetuning.task import IGNORED, TextEncoder
+from terakoya.finetuning.task import IGNORED, TextEncoder, sorted_labels
 from terakoya.finetuning.texts import Classification
 from terakoya.hub import card_evaluation
 from terakoya.toolkit.formats import folder_digests
@@ -306,6 +306,12 @@ def test_a_token_of_two_names_has_one_tag_whatever_the_order_of_a_set() -> None:
         spans = {(f"A{number}", 0, 1), (f"B{number}", 1, 4)}
         tags = _token_tags([(0, 2), (2, 4), (4, 5)], frozenset(spans))
         assert tags == [f"B-B{number}", f"I-B{number}", "O"]
+
+
+def test_labels_are_ordered_by_value() -> None:
+    """F1 is of the second of two."""
+    assert sorted_labels({"1", "-1"}) == ["-1", "1"]
+    assert sorted_labels({"10", "2", "-10", "a", "-"}) == ["-10", "2", "10", "-", "a"]
 
 
 REFUSALS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [

@@ -16,6 +16,7 @@ from labelled_examples import WORDS, classified, write
 from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya import evaluate
+from terakoya.commands.guidance.training_scores import show_benchmark
 from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.evaluation.evaluate import Precision
@@ -369,3 +370,11 @@ def test_without_any_file_nothing_is_loaded(suite: Path, tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"Toy labels: expected toy\*/train-v\*.json and toy\*/valid-v\*.json"):
         evaluate(tmp_path / "no model", tasks=[str(suite)], stores=[tmp_path / "empty"])
+
+
+def test_a_score_that_the_labels_do_not_have_is_an_empty_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three labels have no F1 of the second of two."""
+    scores = {"eval": {"accuracy": {"mean": 0.5, "interval": None, "values": [0.5]}}}
+    result = {"title": "Mine", "suite": "Mine", "settings": {}, "scores": scores, "shown": ["accuracy", "f1"]}
+    show_benchmark({**result, "examples": {"eval": 4}, "limit": None, "published": []})
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["0.5000", "-"]

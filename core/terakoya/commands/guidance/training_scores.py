@@ -130,7 +130,8 @@ def _benchmark_table(result: Mapping[str, Any]) -> Table:
         grid.add_column(name.replace("_", " "), justify="right")
     for part, scores in result["scores"].items():
         own = f"{part} ({result['examples'][part]:,})"
-        cells = [_format(scores[name]["mean"], scores[name]["interval"]) for name in result["shown"]]
+        summaries = [scores.get(name, {}) for name in result["shown"]]  # of other than two labels there is no F1
+        cells = [_format(each.get("mean"), each.get("interval")) for each in summaries]
         grid.add_row(own, translated("this model"), *cells)
         for each in (each for each in result["published"] if each["set"] == part):
             published = [_format(each["scores"].get(name), None, places=3) for name in result["shown"]]
