@@ -168,7 +168,8 @@ class _Listener(EventListener):
             return
         log.unlink()
         run.write("task_scores", scored_step=step, scores=scores)
-        run.print(f"scores of step {step:,}: " + "  ".join(f"{name} {score:.4f}" for name, score in scores.items()))
+        shown = (f"{name} {'undefined' if score is None else f'{score:.4f}'}" for name, score in scores.items())
+        run.print(f"scores of step {step:,}: " + "  ".join(shown))
 
 
 def _step(checkpoint: Path) -> int:
@@ -176,8 +177,9 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields "TASK SET SCORE" and the mean over seeds of each score in the JSON of `evaluate`."""
+def _scores(result: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """Yields "TASK SET SCORE" and the mean over seeds of each score in the JSON of `evaluate`, None where it is not
+    defined."""
     for task, found in result.get("finetuned", {}).items():
         for of, scores in found["scores"].items():
             for name, score in scores.items():

@@ -117,6 +117,15 @@ def test_the_newest_of_those_that_become_due_is_next(tmp_path: Path, monkeypatch
     assert not [path for path in (tmp_path / "task_scores").iterdir() if path.is_dir()]
 
 
+def test_a_score_that_is_not_defined_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A correlation with predictions that are all equal."""
+    case = Case(tmp_path, monkeypatch, SCORE.replace("step / 100", "None"))
+    case.save(10)
+    case.finish()
+    assert case.run.records == [("task_scores", {"scored_step": 10, "scores": {"t eval accuracy": None}})]
+    assert case.run.printed[-1] == "scores of step 10: t eval accuracy undefined"
+
+
 def test_a_checkpoint_may_be_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path, monkeypatch, "import time; time.sleep(0.2)" + SCORE)
     checkpoint = case.save(10)
