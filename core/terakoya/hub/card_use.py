@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from terakoya.hub import card_training
+
 INSTRUCTION = "instruction"
 """The objective whose models answer."""
+CONTINUES = "It continues a text."
+NO_ANSWERS = " It was not trained to answer questions or to follow instructions."
+"""What else is said of a model that continues texts, where all of its training is known."""
 _FINE_TUNED = "It was fine-tuned for one task, {}, and is of use for that task alone."
 USES = (
     ("ForMaskedLM", "It fills in [MASK], and is meant to be fine-tuned for a task: classification, named entities, "
@@ -21,8 +26,8 @@ USES = (
     ("ForMultipleChoice", _FINE_TUNED.format("the choice among several answers")),
     ("ForConditionalGeneration", "It writes what is missing in a text, and is meant to be fine-tuned for a task that "
      "turns a text into another."),
-    ("ForCausalLM", "It continues a text. It was not trained to answer questions or to follow instructions."),
-    ("LMHeadModel", "It continues a text. It was not trained to answer questions or to follow instructions."),
+    ("ForCausalLM", CONTINUES),
+    ("LMHeadModel", CONTINUES),
 )  # fmt: skip
 """Ending of a model's class -> what the model is for."""
 PADDED = (
@@ -53,14 +58,18 @@ def describe(classes: Iterable[str], manifest: Mapping[str, Any] | None) -> str:
 def _use(kind: str, manifest: Mapping[str, Any] | None) -> str | None:
     if manifest is not None and manifest["parameters"]["objective"]["type"] == INSTRUCTION and "LM" in kind:
         return ANSWERS
-    return next((use for ending, use in USES if kind.endswith(ending)), None)
+    use = next((use for ending, use in USES if kind.endswith(ending)), None)
+    is_known = manifest is not None and not manifest.get("started_from")
+    return use + NO_ANSWERS if use == CONTINUES and is_known else use
 
 
 def _limits(manifest: Mapping[str, Any]) -> list[str]:
     """Returns what the training says about the limits."""
     tokens, count = manifest["consumed_tokens"], manifest["parameter_count"]
-    lines = [f"It was trained on {tokens:,} tokens in all, passes over the same text included: {tokens / count:,.2g} "
-             "for each of its parameters."]  # fmt: skip
+    origins = " and ".join(card_training.origins(manifest))
+    begun = f"began with the weights of {origins}, and was trained on {tokens:,} further tokens"
+    trained = begun if origins else f"was trained on {tokens:,} tokens in all"
+    lines = [f"It {trained}, passes over the same text included: {tokens / count:,.2g} for each of its parameters."]
     if manifest["step"] < manifest["max_steps"]:
         lines.append(f"Its training is not finished: this is step {manifest['step']:,} of {manifest['max_steps']:,}.")
     architecture = manifest["parameters"]["architecture"]
