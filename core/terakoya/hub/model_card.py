@@ -64,8 +64,9 @@ class TrainingFacts:
     def read(cls, checkpoint: Path) -> TrainingFacts:
         """Reads the manifest of the folder `checkpoint` and the metrics, if any, of the run that contains it."""
         manifest = read_manifest(checkpoint)
-        run = checkpoint.parent.parent
-        records = without_idle_starts(metrics.read(run)).records if (run / metrics.FILE).is_file() else ()
+        above = checkpoint.absolute().parents[:2]  # RUN of RUN/model-best, or of RUN/checkpoints/step-...
+        run = next((folder for folder in above if (folder / metrics.FILE).is_file()), None)
+        records = () if run is None else without_idle_starts(metrics.read(run)).records
         earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])
         return cls(manifest, Metrics(earlier), _read_cleaning(manifest))
 
@@ -237,9 +238,9 @@ def _losses(facts: TrainingFacts) -> str:
     for entry in rows:
         losses = {check["store"]: check["loss"] for check in validations if before < check["step"] <= entry["step"]}
         before = entry["step"]
-        cells = [f"{losses[store]:.4f}" if store in losses else "" for store in stores]
-        trained = f"{entry['loss']:.4f}" if "loss" in entry else ""
-        row = [f"{entry['step']:,}", f"{entry['tokens']:,}", trained, *cells]
+        shown = [entry.get("loss"), *(losses.get(store) for store in stores)]  # null where it was not finite
+        cells = ["" if loss is None else f"{loss:.4f}" for loss in shown]
+        row = [f"{entry['step']:,}", f"{entry['tokens']:,}", *cells]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 

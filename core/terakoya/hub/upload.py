@@ -7,6 +7,7 @@ There is no option for it, and it is never written.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 CARD = "README.md"
 PROBE = "これは日本の文章です。This is a text."
 """Default text for comparing the pushed model with the one that is loaded back."""
+
+logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def upload(
     """Pushes the models of `source` to the repository `name` (ORGANISATION/NAME) and loads them back from there.
 
     Args:
-        source: RUN, RUN@STEP, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept.
+        source: RUN, RUN@STEP, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept;
+            a warning names the arguments that then change nothing.
         prompt: a text to try the model with before the push. The output is reported and written into the card; if the
             model fails, nothing is pushed.
         private: whether a new repository is private.
@@ -126,7 +130,20 @@ def upload(
         if prompt is not None and try_model is not None:
             sample = (prompt, try_model(first if len(models) == 1 else folder, prompt))
             report(sample[1].rstrip())
-        if not (folder / CARD).is_file():
+        if (folder / CARD).is_file():
+            given = {
+                "--run": run, "--evaluation": evaluations, "--license": license, "--dataset": datasets,
+                "--dataset-license": dataset_license, "--language": languages, "--author": authors,
+                "--citation": citation,
+            }  # fmt: skip
+            if ignored := ", ".join(option for option, value in given.items() if value):
+                logger.warning(
+                    "%s: its README.md is kept as the card, and these options have no effect: %s; move it away for a "
+                    "card that is written anew",
+                    source,
+                    ignored,
+                )
+        else:
             facts = _training_facts(source, run)
             card = model_card.write(
                 name, models, facts=facts, license=license, sample=sample,
@@ -224,6 +241,8 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = inputs["input_ids"]
             inputs.pop("token_type_ids", None)
+        if kind.__name__.endswith("ForMultipleChoice"):  # (texts, choices, tokens): the text is the only choice
+            inputs = {name: each[:, None] for name, each in inputs.items()}
         with torch.no_grad():
             logits = model(**inputs)[0]
         return bytes(logits.float().contiguous().numpy().tobytes())

@@ -98,3 +98,23 @@ def test_a_model_with_windows_says_what_padding_beyond_them_may_do() -> None:
     assert "see 8 tokens to each side" in text and 'attn_implementation="eager"' in text
     parameters["architecture"] = {"type": "bert"}
     assert "to each side" not in card_use.describe(["BertForMaskedLM"], manifest)
+
+
+def test_only_what_is_known_of_the_whole_training_is_claimed() -> None:
+    parameters = {"architecture": {"type": "llama"}, "objective": {"type": "causal_lm"}}
+    manifest = {"parameters": parameters, "consumed_tokens": 10, "parameter_count": 5, "step": 2, "max_steps": 2}
+    text = card_use.describe(["LlamaForCausalLM"], manifest)
+    assert "It was not trained to answer" in text and "It was trained on 10 tokens in all, passes over" in text
+    started = {"started_from": {"model": {"folder": "/hub/models--school--base/snapshots/12ab"}}}
+    text = card_use.describe(["LlamaForCausalLM"], {**manifest, **started})
+    assert "It began with the weights of school/base, and was trained on 10 further tokens, passes over" in text
+    assert "It continues a text.\n" in text and "not trained to answer" not in text
+    text = card_use.describe(["LlamaForCausalLM"], None)
+    assert "It continues a text.\n" in text and "not trained to answer" not in text
+
+
+def test_a_loss_that_was_not_finite_is_an_empty_cell() -> None:
+    step = {"kind": "step", "step": 1, "tokens": 8, "loss": None}
+    check = {"kind": "validation", "step": 1, "store": "held", "loss": None}
+    facts = model_card.TrainingFacts({}, Metrics((step, check, {**step, "step": 2, "tokens": 16, "loss": 2.5})))
+    assert model_card._losses(facts).endswith("\n| 1 | 8 |  |  |\n| 2 | 16 | 2.5000 |  |")

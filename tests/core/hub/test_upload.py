@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,14 @@ import toy
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
 from small_store import rewrite_store_json
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertTokenizer,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
 from terakoya import evaluate
 from terakoya.commands.main import main
@@ -224,11 +232,20 @@ def test_a_step_of_a_run_is_what_every_command_takes(
         evaluate(Path(f"{run}@3"))
 
 
-def test_an_existing_card_is_kept(tmp_path: Path) -> None:
+def test_the_run_of_its_best_checkpoint_is_found(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "metrics.jsonl", tmp_path)
+    shutil.copytree(run / "checkpoints/step-00000004", tmp_path / "model-best")
+    assert model_card.TrainingFacts.read(tmp_path / "model-best").loss_chart() is not None
+
+
+def test_an_existing_card_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = export_bert(tmp_path / "model")
     (folder / "README.md").write_text("# Mine\n", encoding="utf-8")
     upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
-    assert (tmp_path / "pushed/README.md").read_text(encoding="utf-8") == "# Mine\n"
+    assert (tmp_path / "pushed/README.md").read_text(encoding="utf-8") == "# Mine\n" and not caplog.messages
+    upload(folder, "school/tiny", license="mit", datasets=["a/b"], dry_run=tmp_path / "again")
+    assert [f"{folder}: its README.md is kept" in each for each in caplog.messages] == [True]
+    assert "have no effect: --license, --dataset; move it away" in caplog.text
 
 
 @pytest.mark.slow
@@ -361,6 +378,15 @@ def test_the_longest_input_of_a_roberta_is_tried(tmp_path: Path) -> None:
     RobertaForMaskedLM(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, 64)
     assert len(_outputs(tmp_path, "これは日本の文章です。" * 9, trust=False)) == 12 * 64 * 4
+
+
+def test_a_model_that_chooses_among_answers_is_tried(tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+    )  # fmt: skip
+    BertForMultipleChoice(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, 40)
+    assert len(_outputs(tmp_path, "これは日本の文章です。", trust=False)) == 4
 
 
 @pytest.mark.parametrize(("settings", "said"), [
