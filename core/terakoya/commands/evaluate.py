@@ -117,11 +117,14 @@ def command(
     from terakoya.commands.guidance.training_scores import TuningProgress, show_benchmark, show_embedding
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
+    from terakoya.errors import UserError
     from terakoya.evaluation.evaluate import evaluate
     from terakoya.folder_kinds import kind_of
     from terakoya.log import console, error_console, translated
 
     if out is not None:
+        if out.is_dir():
+            raise UserError(f"--out {out}: expected a file, got a folder; give --out {out / 'evaluation.json'}")
         check_writable(out.parent)
     corpora = {file: Corpus(find_files([file]), field=field, documents=documents) for file in corpus or ()}
     given = {"seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size}

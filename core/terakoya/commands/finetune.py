@@ -70,18 +70,23 @@ def command(
     The folder has the model with its head, the tokenizer, and its scores in terakoya_scores.json. The same seed gives
     the same model.
     """
+    from pydantic import ValidationError
     from rich.text import Text
 
     from terakoya.commands.guidance.training_scores import TuningProgress, score_table
     from terakoya.finetuning.finetune import finetune
     from terakoya.finetuning.settings import TuningSettings
+    from terakoya.json_settings import explain
     from terakoya.log import console
 
-    settings = TuningSettings(
-        learning_rates=tuple(learning_rate or TuningSettings().learning_rates),
-        epochs=tuple(epochs or TuningSettings().epochs), seeds=seeds, batch_size=batch_size, max_length=max_length,
-        warmup_ratio=warmup_ratio, weight_decay=weight_decay,
-    )  # fmt: skip
+    try:
+        settings = TuningSettings(
+            learning_rates=tuple(learning_rate or TuningSettings().learning_rates),
+            epochs=tuple(epochs or TuningSettings().epochs), seeds=seeds, batch_size=batch_size, max_length=max_length,
+            warmup_ratio=warmup_ratio, weight_decay=weight_decay,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise UserError(explain(error, TuningSettings)[0]) from None  # what follows from it comes after it
     with TuningProgress(task) as shown:
         result = finetune(
             source, out, task=task, train=train, eval=evaluation, test=test, columns=read_columns(column or ()),

@@ -65,6 +65,7 @@ PRESET = Path(__file__).resolve().parents[3] / "parameters" / "bert_base.json"
 TRAIN = "train p.json --out r"
 DRY = f"{TRAIN} --dry-run"
 PREPARE = "--tokenizer data/tokenizer --out s"
+TUNE = "finetune hf --task classification --train bad.jsonl --eval bad.jsonl --out m"
 READ = "--tokenizer hf --processes 1 --out kept"
 MISTAKES = [
     # files that are missing or of another kind
@@ -124,6 +125,8 @@ MISTAKES = [
     (f"{TRAIN} --set data.train=data/store", 'data.train: expected a list, got "data/store"; write ["data/store"]'),
     # options
     ("train p.json", "terakoya train: expected --out: The run's folder"),
+    (f"{TUNE} --epochs 0", "error: epochs.0: expected greater than or equal to 1, got 0\n"),
+    (f"{TUNE} --learning-rate nan", "learning_rates.0: expected ", ", got NaN"),
     ("trian p.json", "No such command 'trian'. Did you mean 'train'?"),
     ("export run --out m --format tflite", 'exporter tflite: not installed; known: "gguf", "huggingface"'),
     ("import gguf run --out r", 'importer gguf: not installed; known: "deepspeed", "megatron"'),
@@ -177,6 +180,7 @@ MISTAKES = [
     ("prepare empty.jsonl --tokenizer data/store --out s", "a token store; its tokenizer is in data/store/tokenizer"),
     ("train p.json --out data/store", "expected a new folder or a run's, got a token store; choose another --out"),
     ("train p.json --out p.json", "p.json"),
+    ("evaluate run --out data", "--out data: expected a file, got a folder; give --out data/evaluation.json"),
     ("report run --out data", "expected an HTML file, got a folder; give --out data/report.html"),
     # addresses
     ("train p.json --out s3://b/run", "s3://b/run/writer.json: no access", "check the address and your credentials"),
