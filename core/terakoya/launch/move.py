@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,18 +66,18 @@ def move(
         raise UserError(
             f"--out {address_of(out)}: expected a folder or {address_of(run)} itself; move the run to a folder first"
         )
-    with tempfile.TemporaryDirectory() as scratch, _parameters_of(run) as parameters:
-        plan_launch(launcher, parameters, out, settings=settings, **{**plan, "folder": Path(scratch)})  # errors first
+    plan = {**plan, "folder": plan.get("folder") or find_plan_folder(out)}
+    with _parameters_of(run) as parameters:
+        plan_launch(launcher, parameters, out, settings=settings, **plan, write=False)  # errors first
     if not lost:
         stop(run, say)
     with saying_where(run, say):
         carry(run, out, say)
-    folder = plan.get("folder") or find_plan_folder(out)
     with saying_where(out, say), _parameters_of(out) as parameters:
         if is_address(out):
-            folder.mkdir(parents=True, exist_ok=True)
-            parameters = Path(shutil.copyfile(parameters, folder / PARAMETERS))
-        return plan_launch(launcher, parameters, out, settings=settings, **{**plan, "folder": folder})
+            plan["folder"].mkdir(parents=True, exist_ok=True)
+            parameters = Path(shutil.copyfile(parameters, plan["folder"] / PARAMETERS))
+        return plan_launch(launcher, parameters, out, settings=settings, **plan)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ def plan_launch(
     overrides: Sequence[str] = (),
     allow_change: Sequence[str] = (),
     global_options: Sequence[str] = (),
+    write: bool = True,
 ) -> PlannedLaunch:
     """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
 
@@ -66,6 +67,7 @@ def plan_launch(
         overrides: `KEY.PATH=VALUE`, over the parameters.
         allow_change: keys in which the parameters may differ from those of the checkpoint that the run resumes from.
         global_options: options of `terakoya` itself, such as `--plugin FILE`.
+        write: whether the files are written, or only looked for errors.
 
     Raises:
         UserError: an unknown launcher, wrong settings, a secret in them, wrong parameters: every error that can be
@@ -83,9 +85,10 @@ def plan_launch(
     refuse_address(folder, "the folder for the plan's files")
     folder = folder.absolute()
     plan = component.plan(job, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text in plan.files.items():
-        (folder / file).write_text(text, encoding="utf-8")
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in plan.files.items():
+            (folder / file).write_text(text, encoding="utf-8")
     return PlannedLaunch(component, job, plan, folder)
 
 

@@ -194,3 +194,9 @@ def test_another_run_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists and is not empty"):
         carry(run, other, lambda text: None)
     assert steps(other) == [2]
+
+
+def test_a_folder_that_the_scheduler_refuses_stops_nothing(run: Path, tmp_path: Path) -> None:
+    with held(run, "pid 77 on a01"), pytest.raises(UserError, match="sbatch accepts no folder with spaces"):
+        move(run, "slurm", SLURM, out=tmp_path / "my runs/run", say=print)
+    assert not (tmp_path / "my runs").exists()
