@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from terakoya.atomic_files import copy_folder, new_folder
+from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, describe_found, is_address, kind_of
 from terakoya.launch.jobs import find_job, find_plan_folder, poll_states
 from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya.object_store import ObjectFolder
 from terakoya.process_pool import is_alive
-from terakoya.runs import files, mirrored
+from terakoya.runs import files, metrics, mirrored
 from terakoya.runs.checkpoints import find_newest_whole
 from terakoya.runs.mirrored import work_folder_of
 from terakoya.runs.remote_view import open_views
@@ -35,6 +35,8 @@ PARAMETERS = "parameters.json"
 POLL_SECONDS = 2.0
 LAUNCHER_SECONDS = 60.0
 """How long a launcher on this machine may take to end after its run."""
+RECORD_BYTES = 1 << 16
+"""How much of a log is read for its first record."""
 
 Say = Callable[[str], None]
 
@@ -59,7 +61,8 @@ def move(
         say: receives a line about each step.
 
     Raises:
-        UserError: the plan cannot be made, in which case the run was not stopped; or a step failed.
+        UserError: the plan cannot be made, or something else is at `out`, in which cases the run was not stopped; or a
+            step failed.
     """
     out = run if out is None else out
     if is_address(run) and is_address(out) and address_of(run) != address_of(out):
@@ -69,6 +72,7 @@ def move(
     plan = {**plan, "folder": plan.get("folder") or find_plan_folder(out)}
     with _parameters_of(run) as parameters:
         plan_launch(launcher, parameters, out, settings=settings, **plan, write=False)  # errors first
+    check_target(run, out)
     if not lost:
         stop(run, say)
     with saying_where(run, say):
@@ -151,20 +155,40 @@ def _stop_process(run: Path, folder: Path, holder: str, say: Say) -> None:
 # ------------------------------------------------------------------------------------------------------------ to carry
 
 
+def check_target(run: Path, out: Path) -> None:
+    """Raises UserError where `run` cannot be carried to `out`: another run or something else is there."""
+    if _is_same(run, out):
+        return
+    if is_address(out):
+        sizes = ObjectFolder(out).sizes()
+        has_run = metrics.FILE in sizes or bool(mirrored.checkpoint_steps(mirrored.find_committed(sizes)))
+    else:
+        has_run = kind_of(out) == "run"
+    if has_run and _first_record(run) != _first_record(out):
+        raise UserError(
+            f"--out {address_of(out)}: expected a new place, or one to which {address_of(run)} was carried before, got "
+            "another run; choose another --out"
+        )
+    if not is_address(out) and not (has_run and _listed_step(out) >= _listed_step(run)):
+        check_new_folder(out)
+
+
 def carry(run: Path, out: Path, say: Say) -> None:
-    """Copies the stopped `run` to `out`, whole or not at all; does nothing where all of it is there already.
+    """Copies the stopped `run` to `out`, whole or not at all; does nothing where all of it is there already, or where
+    it has gone on there. `check_target` says whether it is another run that is there.
 
     Raises:
-        UserError: `out` is another run's, or cannot be written, or the run has no whole checkpoint.
+        UserError: `out` cannot be written, or the run has no whole checkpoint.
     """
-    if address_of(run) == address_of(out) or (not is_address(out) and out.absolute() == run.absolute()):
+    if _is_same(run, out):
+        return
+    step, there = _newest_step(run), _newest_step(out)
+    if there > step or (there == step > 0 and not is_address(out)):  # an address may have a part of that step's files
+        say(f"{address_of(out)}: has step {there:,} already")
         return
     if is_address(out):
         keep = files.read_parameters(run).get("checkpoint", {}).get("keep", 1)
         send_run(run, address_of(out), keep=keep)
-    elif _newest_step(out) >= (step := _step_there(run)) > 0:
-        say(f"{out}: has step {step:,} already")
-        return
     elif is_address(run):
         store = ObjectFolder(run)
         with new_folder(out) as draft:
@@ -184,14 +208,37 @@ def carry(run: Path, out: Path, say: Say) -> None:
     say(f"{address_of(out)}: has all of the run; {address_of(run)} stays as it is, and can be removed once that trains")
 
 
-def _step_there(run: Path) -> int:
-    if not is_address(run):
-        return _newest_step(run)
-    return max(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(run).sizes())), default=0)
+def _is_same(run: Path, out: Path) -> bool:
+    """Returns whether both are one folder or one address."""
+    return address_of(run) == address_of(out) or (not is_address(out) and out.absolute() == run.absolute())
+
+
+def _first_record(run: Path) -> bytes:
+    """Returns the first line of the run's log, which tells it from other runs, as a log is only appended to; empty
+    where there is none."""
+    if is_address(run):
+        store = ObjectFolder(run)
+        size = min(RECORD_BYTES, store.sizes().get(metrics.FILE, 0))
+        return store.read_range(metrics.FILE, 0, size).partition(b"\n")[0] if size else b""
+    try:
+        with (run / metrics.FILE).open("rb") as stream:
+            return stream.read(RECORD_BYTES).partition(b"\n")[0]
+    except FileNotFoundError:
+        return b""
+
+
+def _listed_step(run: Path) -> int:
+    """Returns the step of the newest checkpoint in the folder or at the address, by its name; 0 if it has none."""
+    if is_address(run):
+        return max(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(run).sizes())), default=0)
+    return max((each.step for each in files.find_checkpoints(run)), default=0)
 
 
 def _newest_step(run: Path) -> int:
-    """Returns the step of the newest whole checkpoint in the folder; 0 if it has none."""
+    """Returns the step of the newest whole checkpoint in the folder, or of the newest one at the address; 0 if it has
+    none."""
+    if is_address(run):
+        return _listed_step(run)
     if kind_of(run) != "run":
         return 0
     newest, _ = find_newest_whole(run / mirrored.CHECKPOINTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.errors import UserError
+from terakoya.folder_kinds import address_of
 from terakoya.launch.jobs import find_job
 from terakoya.launch.move import carry, move
 from terakoya.object_store import ObjectFolder
@@ -194,6 +196,32 @@ def test_another_run_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="already exists and is not empty"):
         carry(run, other, lambda text: None)
     assert steps(other) == [2]
+
+
+def test_a_place_of_another_run_is_refused_before_anything_is_stopped(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_checkpoint(other, 8)
+    (other / "metrics.jsonl").write_text(json.dumps({"kind": "start", "step": 0, "time": 9.0}) + "\n")
+    shutil.copytree(other, tmp_path / "bucket")
+    said: list[str] = []
+    with held(run, "pid 77 on a01"):
+        for out in (other, Path(f"file://{tmp_path}/bucket")):
+            with pytest.raises(UserError, match="got another run"):
+                move(run, "slurm", SLURM, out=out, say=said.append)
+    assert said == []
+
+
+def test_a_run_that_has_gone_on_at_its_address_is_left_alone(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    address, there = Path(f"file://{tmp_path}/bucket/run"), tmp_path / "bucket/run"
+    carry(run, address, said.append)
+    write_checkpoint(there, 8)
+    with (there / "metrics.jsonl").open("a") as log:
+        log.write("{}\n")
+    carry(run, address, said.append)
+    assert said[-1] == f"{address_of(address)}: has step 8 already"
+    assert (there / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text() + "{}\n"
+    assert steps(there) == [4, 8]
 
 
 def test_a_folder_that_the_scheduler_refuses_stops_nothing(run: Path, tmp_path: Path) -> None:
