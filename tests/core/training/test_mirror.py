@@ -512,3 +512,15 @@ def test_a_run_reads_its_stores_from_an_address(store: Path, tmp_path: Path, mon
     assert manifest["parameters"]["data"]["train"][0]["store"] == "memory://data"
     assert "memory://data" in manifest["stores"] and manifest["positions"][0]["store"] == "memory://data"
     assert "memory://data (validation)" in manifest["stores"]
+
+
+def test_a_run_that_could_not_be_sent_belongs_to_no_address(memory: ObjectFolder, tmp_path: Path) -> None:
+    def refuse(self: ObjectFolder, name: str, content: bytes) -> None:
+        raise FileNotFoundError(name)
+
+    write_checkpoint(tmp_path / "run", 2)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="found no such bucket"):
+        patch.setattr(ObjectFolder, "write", refuse)
+        mirroring.send_run(tmp_path / "run", "memory://bucke/run", keep=1)
+    mirroring.send_run(tmp_path / "run", memory.address, keep=1)
+    assert whole_steps(memory) == [2]

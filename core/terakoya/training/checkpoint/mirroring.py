@@ -107,6 +107,8 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
     _check_record(out, store)
     mirror = Mirror(store, out, keep=keep)
     mirror.take_over()  # first: a process that still writes there then removes nothing that is fetched here
+    if _recorded_address(out) is None:
+        _write_record(out, store)
     newest, damaged_here = find_newest_whole(out / mirrored.CHECKPOINTS)
     after = -1 if newest is None else int(newest.name.rpartition("-")[2])
     for folder in damaged_here:
@@ -135,16 +137,20 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
 
 def _check_record(out: Path, store: ObjectFolder) -> None:
     """Raises UserError if the work folder `out` belongs to another address."""
-    file = out / RECORD
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        address = json.loads(file.read_bytes()).get("address")
-        if address != str(store):
-            raise UserError(
-                f"{out}: expected the work folder of {store}, got that of {address}; give each run a --work-folder of "
-                "its own"
-            )
-        return
-    _write_record(out, store)
+    if (address := _recorded_address(out)) not in (None, str(store)):
+        raise UserError(
+            f"{out}: expected the work folder of {store}, got that of {address}; give each run a --work-folder of its "
+            "own"
+        )
+
+
+def _recorded_address(out: Path) -> str | None:
+    """Returns the address to which the work folder `out` belongs; None where nothing is noted."""
+    try:
+        address: str | None = json.loads((out / RECORD).read_bytes()).get("address")
+    except (FileNotFoundError, ValueError):
+        return None
+    return address
 
 
 def _write_record(out: Path, store: ObjectFolder, *, fetched: str | None = None) -> None:
