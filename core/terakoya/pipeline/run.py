@@ -173,12 +173,20 @@ class _Plan:
         folder = self.pipeline.tokenizer_folder
         return recognise_tokenizer(folder).fingerprint(folder)
 
+    @cached_property
+    def _words_fingerprint(self) -> Mapping[str, str]:
+        """The hash of everything that the words of `words` depend on; nothing without that key."""
+        from terakoya.preparation.word_borders import find_word_finder
+
+        words = self.pipeline.words
+        return {} if words is None else {"words_fingerprint": find_word_finder(words).fingerprint}
+
     def _store_inputs(self, corpus: PipelineCorpus, part: Part) -> Mapping[str, Any]:
-        return {**corpus.store_inputs(part), "ids": self._tokenizer_fingerprint}
+        return {**corpus.store_inputs(part), "ids": self._tokenizer_fingerprint, **self._words_fingerprint}
 
     def _upgrade_store_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds `ids`, which early records of stores do not have."""
-        return {"ids": self._tokenizer_fingerprint, **inputs}
+        """Adds `ids` and `words_fingerprint`, which early records of stores do not have."""
+        return {"ids": self._tokenizer_fingerprint, **self._words_fingerprint, **inputs}
 
     def _parameters(self) -> Mapping[str, Any]:
         """Returns the complete parameters, with the pipeline's stores as their data."""

@@ -13,8 +13,9 @@ import unidic_lite
 from transformers import AutoTokenizer
 
 import terakoya
-from terakoya.pipeline.run import read_pipeline, run_pipeline
+from terakoya.pipeline.run import _Plan, read_pipeline, run_pipeline
 from terakoya.store.token_store import TokenStore
+from terakoya_plugins.word_finders.mecab import Mecab
 
 TEXT = (Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt").read_text(encoding="utf-8")[:9_000]
 KEYS: dict[str, Any] = {
@@ -71,3 +72,23 @@ def test_masks_are_words_from_raw_text_to_the_exported_model(tmp_path: Path, mon
     assert compared > 500 and inside > 50
     assert json.loads(Path("run/parameters.json").read_text())["objective"]["whole_word_mask"] is True
     assert tokenizer("雨[MASK]").input_ids[-2] == tokenizer.mask_token_id
+
+
+def test_a_store_is_out_of_date_where_the_dictionary_of_its_words_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text(TEXT, encoding="utf-8")
+    Path("pipeline.json").write_text(json.dumps(KEYS), encoding="utf-8")
+    monkeypatch.setattr(_Plan, "_tokenizer_fingerprint", {})
+
+    def plan() -> tuple[Any, Any]:
+        made = _Plan(read_pipeline(Path("pipeline.json")))
+        return made, made._store_inputs(made.corpora[0], "train")
+
+    before, inputs = plan()
+    earlier = {key: value for key, value in inputs.items() if key != "words_fingerprint"}
+    assert before._upgrade_store_inputs(earlier) == inputs
+    monkeypatch.setattr(Mecab, "fingerprint", lambda self: {"dictionary": "another"})
+    after, changed = plan()
+    assert changed != inputs and after._upgrade_store_inputs(inputs) == inputs
