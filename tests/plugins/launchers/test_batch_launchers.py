@@ -223,6 +223,8 @@ def test_a_host_that_may_not_submit_jobs_says_so(programs: Programs, tmp_path: P
     programs.set(qsub="echo denied: host a01 is no submit host >&2; exit 1")
     assert run_job(plan, programs, "exit 1").returncode == 1
     assert "host a01 is no submit host" in output(plan) and not (plan.folder / "7.next").exists()
+    assert run_job(plan, programs, asked(plan, "USR1")).returncode == 1  # at the time limit
+    assert "no job continues the run" in output(plan) and (plan.folder / "7.code").read_text() == "1\n"
 
 
 def test_too_few_hosts_are_an_error(programs: Programs, tmp_path: Path) -> None:

@@ -72,7 +72,10 @@ again() {
   if next=$$($qsub -v "TERAKOYA_FIRST_JOB=$$first" $folder/$script); then
     echo "$${next%%.*}" > $folder/$$job.next
     echo "continues in job $${next%%.*}" >&2
+    finish $$code
   fi
+  echo "no job continues the run, as qsub failed here: give the command of terakoya launch again" >&2
+  [ $$code != 75 ] || code=1  # 75 would say that the run was to stop
   finish $$code
 }
 [ "$$code,$$asked" != 75,limit ] || [ "$$(newest)" != "$$before" ] || code=143  # nothing was trained since the start
