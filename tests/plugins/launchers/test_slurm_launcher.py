@@ -275,6 +275,8 @@ def test_a_job_that_slurm_has_forgotten(programs: Programs) -> None:
     assert SlurmJob("12").state() == JobState("COMPLETED", "exit code 0", done=True)
     programs.set(sacct="echo 'CANCELLED by 0|0:15'")
     assert SlurmJob("12").state().failed
+    programs.set(sacct="echo 'FAILED|75:0'")
+    assert SlurmJob("12").state() == JobState("FAILED", "stopped on request, checkpoint saved", done=True)
     with pytest.raises(UserError, match="job 12 has ended"):
         SlurmJob("12").stop()
     programs.set(scontrol="echo 'Unable to contact slurm controller' >&2; exit 1")

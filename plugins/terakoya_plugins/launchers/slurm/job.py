@@ -47,8 +47,7 @@ class SlurmJob:
         if facts.get("Restarts", "0") != "0":
             details.append(f"requeued {facts['Restarts']} times" if facts["Restarts"] != "1" else "requeued once")
         if status in END_STATES and code:
-            saved = code == Stopped.exit_code
-            details.append("stopped on request, checkpoint saved" if saved else f"exit code {code}")
+            details.append(_describe_code(code))
         done = status in END_STATES
         return JobState(status, "; ".join(details), done, done and status != "COMPLETED" and code != Stopped.exit_code)
 
@@ -69,10 +68,10 @@ class SlurmJob:
             lines = answer.stdout.splitlines() if answer.returncode == 0 else []
         if not lines:
             return JobState("unknown", "Slurm has no such job, or has forgotten it since its end", done=True)
-        status, _, code = lines[-1].partition("|")
-        return JobState(
-            status, f"exit code {code.partition(':')[0]}", done=True, failed=not status.startswith("COMPLETED")
-        )
+        status, _, codes = lines[-1].partition("|")
+        code = int(codes.partition(":")[0])
+        failed = not status.startswith("COMPLETED") and code != Stopped.exit_code
+        return JobState(status, _describe_code(code), done=True, failed=failed)
 
     def stop(self) -> str:
         """Sends its processes a stop request and keeps Slurm from requeueing it; cancels a job that is still waiting.
@@ -117,6 +116,11 @@ class SlurmJob:
         """Returns the fields of `scontrol show job` by name, or None if it does not know the job."""
         answer = run_program(WHERE, "scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
         return None if answer is None else dict(re.findall(r"(?:^|\s)(\w[\w:/]*)=(\S*)", answer))
+
+
+def _describe_code(code: int) -> str:
+    """Returns what the exit code of a job says."""
+    return "stopped on request, checkpoint saved" if code == Stopped.exit_code else f"exit code {code}"
 
 
 def submit(script: Path) -> str:
