@@ -176,6 +176,16 @@ def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
         plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(tmp_path)])
 
 
+def test_keys_that_may_change_are_passed_on(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
+    plan = plan_launch(
+        "sagemaker", file, tmp_path / "run", settings={**REQUIRED, "channels": {"train": SHARED}, **NETWORK},
+        overrides=["seed=3"], allow_change=["seed"],
+    )  # fmt: skip
+    assert "--set seed=3 --allow-change seed" in plan.plan.files["entry.sh"]
+
+
 # ------------------------------------------------------------------------------------------ what an instance runs
 
 

@@ -47,7 +47,8 @@ class SageMaker(SageMakerSettings):
                 f"{nodes} instance{'s' if nodes > 1 else ''}: --set batch_size, or leave instance_count out"
             )
         run = self._run(job, nodes)
-        global_options, parameters, sets = _parts(job)
+        global_options, parameters = _parts(job)
+        sets, allowed = (_values(job, option) for option in ("--set", "--allow-change"))
         self._check_paths(parameters, sets, nodes)
         files = {"parameters.json": json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"}
         global_options = [_ship_plugin(word, files) for word in global_options]
@@ -55,7 +56,9 @@ class SageMaker(SageMakerSettings):
         train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", job.address or run]
         train += [] if job.address is None else ["--work-folder", run]
         given = ["--nodes", str(nodes)] if "--nodes" in job.arguments else []
-        command = quote(*train, *(word for value in sets for word in ("--set", value)), *given)
+        changes = [word for value in sets for word in ("--set", value)]
+        changes += [word for key in allowed for word in ("--allow-change", key)]
+        command = quote(*train, *changes, *given)
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         code = f"{(self.code_location or self.output_path).rstrip('/')}/{name}/{CODE}"
         files["entry.sh"] = sagemaker_script.script(
@@ -157,17 +160,18 @@ class SageMaker(SageMakerSettings):
                 )
 
 
-def _parts(job: Job) -> tuple[list[str], Path, list[str]]:
-    """Returns the options before `train`, the parameter file, and the `--set` values."""
+def _parts(job: Job) -> tuple[list[str], Path]:
+    """Returns the options before `train`, and the parameter file."""
     arguments = list(job.arguments)
     verb = next(index for index in range(0, len(arguments), 2) if not arguments[index].startswith("--"))
     assert arguments[verb] == "train", arguments
-    rest = arguments[verb + 2 :]
-    return (
-        arguments[:verb],
-        Path(arguments[verb + 1]),
-        [rest[i + 1] for i in range(0, len(rest), 2) if rest[i] == "--set"],
-    )
+    return arguments[:verb], Path(arguments[verb + 1])
+
+
+def _values(job: Job, option: str) -> list[str]:
+    """Returns the values of an `option` of the job, in their order."""
+    pairs = zip(job.arguments[::2], job.arguments[1::2], strict=True)
+    return [value for name, value in pairs if name == option]
 
 
 def _ship_plugin(word: str, files: dict[str, str]) -> str:
