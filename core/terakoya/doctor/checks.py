@@ -31,7 +31,8 @@ class Finding:
 
 
 def query_nvidia_smi() -> list[str] | None:
-    """Returns "name, driver version, total MiB, free MiB" of each GPU; None without a working driver."""
+    """Returns "name, driver version, total MiB, free MiB" of each GPU, [N/A] for what is not known; None without a
+    working driver."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"]
@@ -86,6 +87,11 @@ def check_gpus(*, built_for: str | None, available: bool, driver: Sequence[str] 
     findings = []
     for index, line in enumerate(driver):
         name, version, total, free = (part.strip() for part in line.split(","))
+        if not (total.isdigit() and free.isdigit()):  # [N/A] of GPUs that share the processor's memory
+            findings.append(
+                Finding("GPU", "ok", f"{index}: {name}, driver {version}, CUDA {built_for}; its memory is not known")
+            )
+            continue
         text = f"{index}: {name}, driver {version}, CUDA {built_for}, {int(free):,} of {int(total):,} MiB free"
         if int(free) < 0.8 * int(total):
             remedy = (

@@ -42,6 +42,12 @@ def test_an_old_gpu_driver_a_cpu_build_and_a_missing_driver_are_distinguished() 
     assert good.status == "ok" and "81,000 of 81,559 MiB free" in good.message
 
 
+def test_a_gpu_that_shares_its_memory_has_no_numbers() -> None:
+    shared = ["NVIDIA GB10, 580.95.05, [N/A], [N/A]"]
+    found = only(checks.check_gpus(built_for="13.0", available=True, driver=shared))
+    assert found.status == "ok" and "0: NVIDIA GB10" in found.message and "memory is not known" in found.message
+
+
 def test_the_remedy_of_a_full_gpu_names_cuda_out_of_memory() -> None:
     full = checks.check_gpus(built_for="12.6", available=True, driver=["A, 1, 100, 99", "B, 1, 100, 10"])[1]
     assert full.status == "warning" and full.message.startswith("1: B")
