@@ -211,3 +211,9 @@ def test_a_stage_that_does_not_exist_is_named(
     monkeypatch.setattr(sys, "argv", ["hour.py", "--part", "B", "--tiny", "--only", "bert_bse", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="--only bert_bse: part B has bert_base, bert_large"):
         hour.main()
+
+
+def test_without_git_the_commit_is_not_known(hour: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(hour, "ROOT", tmp_path)
+    assert hour.where.__wrapped__()["commit"] == ""

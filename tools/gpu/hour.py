@@ -152,11 +152,12 @@ def keep(file: Path, measurement: Measurement) -> None:
 
 @cache
 def where() -> Mapping[str, str]:
-    """Returns the device, the versions and the commit."""
+    """Returns the device, the versions and the commit, which is empty where it is not known."""
     packed, ask = ROOT / "commit", ["git", "rev-parse", "--short", "HEAD"]  # of a pack, of a clone
-    commit = (
-        packed.read_text() if packed.exists() else subprocess.run(ask, cwd=ROOT, capture_output=True).stdout.decode()
-    )
+    commit = packed.read_text() if packed.exists() else ""
+    if not commit:
+        with contextlib.suppress(OSError):  # no git here
+            commit = subprocess.run(ask, cwd=ROOT, capture_output=True).stdout.decode()
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "python": platform.python_version(),
