@@ -217,3 +217,24 @@ def test_without_git_the_commit_is_not_known(hour: ModuleType, tmp_path: Path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(hour, "ROOT", tmp_path)
     assert hour.where.__wrapped__()["commit"] == ""
+
+
+def test_a_way_that_fails_leaves_the_others_alone(
+    hour: ModuleType, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correctness = importlib.import_module("correctness")
+
+    class Problem:
+        loss, gradient = 2.0, torch.ones(1)
+
+        def solve(self, settings: Any, way: Any) -> Any:
+            if way == correctness.EXACT:
+                raise ValueError("no kernel")
+            return 2.0, (torch.ones(1), torch.ones(1))
+
+    monkeypatch.setattr(correctness, "PRESETS", ("bert_base",))
+    monkeypatch.setattr(correctness.Problem, "of", lambda name, settings: Problem())
+    monkeypatch.setattr(correctness, "take_deterministic", lambda settings: None)
+    found = list(correctness.parity(hour.Settings(tmp_path, work, True)))
+    assert found[0]["error"] == "ValueError: no kernel" and found[0]["precision"] == "fp32"
+    assert [each["close"] for each in found[1:]] == [True, True]

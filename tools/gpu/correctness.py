@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from settings import Case, Measurement, Settings, take_deterministic
 from torch import Tensor
+from turns_at_device import describe
 
 from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
@@ -67,12 +68,18 @@ def parity(settings: Settings) -> Iterator[Measurement]:
     pairs = [(name, way) for name in PRESETS for way in ways(name, settings)]
     for name, way in sorted(pairs, key=lambda pair: pair[1].is_compiled):  # those last, as they take longest
         problem = problems[name]
-        loss, (gradient, again) = problem.solve(settings, way)
-        loss_error = abs(loss / problem.loss - 1)
-        yield {
+        case = {
             "preset": name, "precision": way.precision, "attention": way.attention, "compiled": way.is_compiled,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "loss_error": loss_error, "close": loss_error <= GOALS[way.precision],
+        }  # fmt: skip
+        try:
+            loss, (gradient, again) = problem.solve(settings, way)
+        except Exception as raised:  # noqa: BLE001 - what fails is a measurement, too, and others follow
+            yield {**case, "error": describe(raised)}
+            continue
+        loss_error = abs(loss / problem.loss - 1)
+        yield {
+            **case, "loss_error": loss_error, "close": loss_error <= GOALS[way.precision],
             "gradient_error": float((gradient - problem.gradient).norm() / problem.gradient.norm()),
             "same_bits_twice": torch.equal(gradient, again),
         }  # fmt: skip
@@ -179,7 +186,7 @@ def waits(settings: Settings) -> Iterator[Measurement]:
             ours.run(raw.parameters(settings), steps, WaitsForbidden(steps))
             error = ""
         except Exception as raised:  # noqa: BLE001 - the measurement is whether it fails
-            error = f"{type(raised).__name__}: {raised}"[:500]
+            error = describe(raised)
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("default")
         yield {"optimizer": name, "waits": "synchronizing" in error, "error": error}  # else a package may be missing
