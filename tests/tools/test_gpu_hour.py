@@ -238,3 +238,27 @@ def test_a_way_that_fails_leaves_the_others_alone(
     found = list(correctness.parity(hour.Settings(tmp_path, work, True)))
     assert found[0]["error"] == "ValueError: no kernel" and found[0]["precision"] == "fp32"
     assert [each["close"] for each in found[1:]] == [True, True]
+
+
+def test_a_profiled_run_ends_before_its_last_step(
+    hour: ModuleType, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from terakoya.errors import UserError
+
+    rates, ours = importlib.import_module("rates"), importlib.import_module("ours")
+    taken: list[int] = []
+
+    def run(raw: Any, steps: int, clock: Any) -> None:
+        try:
+            for step in range(steps):
+                taken.append(step)
+                torch.ones(2).sum()
+                clock.step_ended()
+        except Exception as raised:
+            clock.step_ended()  # of another run in this process
+            raise UserError("an event of a plugin failed") from raised
+
+    monkeypatch.setattr(ours, "run", run)
+    case = stages.Case("bert_base", rows=4)
+    (found,) = rates.profiles(hour.Settings(tmp_path, work, True), cases=[("plain", case)])
+    assert found["kernels_per_step"] > 0 and len(taken) == 1 + rates.PROFILED

@@ -13,7 +13,7 @@ import torch
 from contestants import Ours, Peer
 from kernel_times import product_ceiling
 from settings import Case, Measurement, Settings
-from turns_at_device import Contestant, Outcome, alone, take_turns, warm_up
+from turns_at_device import Contestant, Enough, Outcome, alone, take_turns, warm_up
 
 from terakoya.errors import UserError
 
@@ -171,7 +171,8 @@ def named(case: Case, label: str, settings: Settings) -> Measurement:
 
 
 class ProfileClock:
-    """A clock for `ours.run` that profiles the last steps but one."""
+    """A clock for `ours.run` that profiles the last steps but one, and has `Enough` before the last, after which a run
+    is saved."""
 
     def __init__(self, *, warm_up: int) -> None:
         self.warm_up, self.ended = warm_up, 0
@@ -182,11 +183,16 @@ class ProfileClock:
 
     @property
     def steps(self) -> int:
-        """Steps to take."""
+        """Steps of the run."""
         return self.warm_up + PROFILED + 1
 
+    @property
+    def done(self) -> bool:
+        """Whether the profile has ended."""
+        return self.ended >= self.warm_up + PROFILED
+
     def step_ended(self) -> None:
-        """Begins and ends the profile."""
+        """Begins and ends the profile. Raises Enough at its end."""
         self.ended += 1
         if self.ended == self.warm_up:
             self.profiler.__enter__()
@@ -194,6 +200,7 @@ class ProfileClock:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.profiler.__exit__(None, None, None)
+            raise Enough
 
 
 def profiles(settings: Settings, *, cases: Sequence[tuple[str, Case]]) -> Iterator[Measurement]:
@@ -203,7 +210,11 @@ def profiles(settings: Settings, *, cases: Sequence[tuple[str, Case]]) -> Iterat
 
     for label, case in cases:
         clock = ProfileClock(warm_up=1 if settings.tiny else 8)
-        ours.run(case.parameters(settings), clock.steps, clock)
+        try:
+            ours.run(case.parameters(settings), clock.steps, clock)
+        except UserError:
+            if not clock.done:  # its `Enough`, as the error of a plugin
+                raise
         averages = clock.profiler.key_averages()
         by = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         file = settings.out / f"profile-{case.preset}-{label.replace(' ', '-')}.txt"
