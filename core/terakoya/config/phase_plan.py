@@ -77,6 +77,7 @@ def find_problems(parameters: ParameterFields) -> Iterator[str]:
         if phase.batch_size is not None and phase.batch_size.keys() != parameters.batch_size.keys():
             expected, got = (json.dumps(list(table)) for table in (parameters.batch_size, phase.batch_size))
             yield f"phases.{number}.batch_size: expected the nodes of batch_size, {expected}, got {got}"
+    yield from _rate_problems(parameters)
     yield from _length_problems(parameters)
     shapes = [key for key in ("batch_size", "micro_batch_size") if any(getattr(each, key) for each in phases)]
     if any(each.data and each.data.sequence_length for each in phases):
@@ -89,6 +90,19 @@ def find_problems(parameters: ParameterFields) -> Iterator[str]:
     fixed = next((key for key, wants in wants_one_shape.items() if wants), None)
     if fixed and shapes:
         yield f"phases: {fixed} needs batches of one shape, but the phases change {' and '.join(shapes)}; leave one out"
+
+
+def _rate_problems(parameters: ParameterFields) -> Iterator[str]:
+    """Yields where a phase has another learning rate than the run, whose optimizer has a second one."""
+    optimizer = parameters.optimizer
+    others = [key for key, value in dict(optimizer).items() if key.endswith("_learning_rate") and value is not None]
+    for number, phase in enumerate(parameters.phases):
+        if others and phase.optimizer is not None and phase.optimizer.learning_rate != optimizer.learning_rate:
+            yield (
+                f"phases.{number}.optimizer.learning_rate: would change optimizer.{others[0]} by the same factor; set "
+                "that to null, or change both with a schedule of the phase"
+            )
+            return
 
 
 def _length_problems(parameters: ParameterFields) -> Iterator[str]:

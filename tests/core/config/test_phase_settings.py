@@ -81,6 +81,11 @@ def test_a_phase_changes_its_keys_and_the_others_are_those_of_the_run() -> None:
         ([{"tokens": 8}, {"tokens": 8}], {}, 'phases: their tokens give the length .* write "max_tokens": 16'),
         ([{"steps": 8}, {}], {"max_steps": None, "epochs": 1}, "phases: the length of an epoch depends on the phase"),
         (
+            [{"steps": 8, "optimizer": {"learning_rate": 0.02}}, {"optimizer": {"learning_rate": 0.01}}],
+            {"optimizer": {"type": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.001}},
+            "phases.1.optimizer.learning_rate: would change optimizer.adamw_learning_rate by the same factor; set that",
+        ),
+        (
             [{"steps": 8}, {"batch_size": {"-1": 4}}],
             {"parallel": {"engine": "deepspeed", "zero_stage": 1}},
             'phases: parallel.engine "deepspeed" needs batches of one shape, but the phases change batch_size',
