@@ -13,10 +13,15 @@ from terakoya.components import EventPlugin
 from terakoya.components.event import Validations
 from terakoya.components.run import Run
 from terakoya.errors import UserError
+from terakoya.toolkit.changing_rates import ChangingRate
 
 Mode = Literal["min", "max"]
 
-BEGINS_ANEW = "its metric or the rows of validation are others than before, so it looks for the best anew"
+BEGINS_ANEW = (
+    "its metric, the rows of validation or the objective are others than before, so it looks for the best anew"
+)
+SAVES_MEMORY = frozenset({"head_positions"})
+"""Settings of objectives that change no loss."""
 
 
 def choose_mode(metric: str, mode: Mode | None) -> Mode:
@@ -52,6 +57,19 @@ def read_metric(values: Validations, metric: str, store: str | None) -> float:
     return sum(found.values()) / len(found)
 
 
+def measuring_settings(parameters: Any) -> dict[str, Any]:
+    """Returns what the numbers of a validation depend on, beside the weights and the documents, as JSON values by key.
+    Validation takes the last value of a rate that changes."""
+    objective = parameters.objective
+    last = {name: value.end for name, value in dict(objective).items() if isinstance(value, ChangingRate)}
+    settings = {"type": type(objective).__name__, **objective.model_copy(update=last).model_dump(mode="json")}
+    return {
+        "seed": parameters.seed,
+        "data.sequence_length": parameters.data.sequence_length,
+        **{f"objective.{name}": value for name, value in settings.items() if name not in SAVES_MEMORY},
+    }
+
+
 class FollowsMetric(EventPlugin):
     """The settings of an event plugin that follows a metric."""
 
@@ -76,7 +94,7 @@ class FollowsMetric(EventPlugin):
 
 
 class BestValue:
-    """The best value of a metric so far, among validations on the same rows.
+    """The best value of a metric so far, among validations on the same rows with the same objective.
 
     Attributes:
         value, step: that value and the step of its validation; None and -1 before the first.
@@ -90,6 +108,7 @@ class BestValue:
         self.begins_anew = False
         self._mode = choose_mode(settings.metric, settings.mode)
         self._rows = run.validation_rows
+        self._measured_with = measuring_settings(run.parameters)
 
     def take(self, run: Run, values: Validations) -> bool:
         """Takes the validation of this step; returns whether it counts and is the best one.
@@ -109,13 +128,16 @@ class BestValue:
         """Returns the value, and of what it is, as JSON values."""
         return {
             "metric": self.settings.metric, "store": self.settings.store, "validation_rows": self._rows,
-            "value": self.value, "step": self.step,
+            "measured_with": self._measured_with, "value": self.value, "step": self.step,
         }  # fmt: skip
 
     def load(self, facts: Mapping[str, Any]) -> None:
-        """Continues from `facts`, or `begins_anew` where they are of another metric or of other rows."""
+        """Continues from `facts`, or `begins_anew` where they are of another metric, other rows or another objective.
+        What older facts do not say counts as equal."""
         now = self.facts()
         same = all(facts.get(key, now[key]) == now[key] for key in ("metric", "store", "validation_rows"))
+        before = facts.get("measured_with", {})
+        same = same and all(before.get(key, value) == value for key, value in self._measured_with.items())
         self.begins_anew = not same or "value" not in facts
         if not self.begins_anew:
             self.value, self.step = facts["value"], facts["step"]

@@ -20,7 +20,7 @@ from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
 from terakoya.runs import files
 from terakoya.toolkit.checkpoint_copies import copy_checkpoint, finish_copy
-from terakoya.toolkit.validation_metrics import choose_mode, is_better, read_metric
+from terakoya.toolkit.validation_metrics import BestValue, FollowsMetric, choose_mode, is_better, read_metric
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_losses_on_other_rows_are_not_compared(stores: tuple[Path, Path], tmp_pa
     assert "anew" not in toy.train(settings, run)
     settings["data"]["validation"] = [str(stores[1])]
     printed = toy.train({**settings, "max_steps": 24}, run)
-    assert "early_stopping: its metric or the rows" in printed and "best_checkpoint: its metric or the rows" in printed
+    assert "early_stopping: its metric, the rows" in printed and "best_checkpoint: its metric, the rows" in printed
     losses = {each["step"]: each["loss"] for each in lines(run, "validation")}
     new = [losses[step] for step in (15, 18, 21, 24)]
     assert new == sorted(new, reverse=True), "the loss falls, so that the run does not stop"
@@ -242,6 +242,31 @@ def test_a_metric_is_read_from_one_store_or_from_all() -> None:
     assert (choose_mode("masked_accuracy", None), choose_mode("loss", None), choose_mode("loss", "max")) == (
         "max", "min", "max",
     )  # fmt: skip
+
+
+def test_a_best_value_counts_only_for_the_objective_that_it_was_measured_with() -> None:
+    causal = {"type": "causal_lm", "head_positions": 64}
+    falling = {"type": "masked_lm", "mlm_probability": {"start": 0.3, "end": 0.2}}
+    longer = {"train": ["store"], "validation": ["validation"], "sequence_length": 16}
+
+    def follow(**changes: Any) -> BestValue:
+        run: Any = SimpleNamespace(parameters=parameters(**changes), validation_rows="a")
+        return BestValue(FollowsMetric(), run)
+
+    def begins_anew(before: dict[str, Any], **changes: Any) -> bool:
+        best = follow(**changes)
+        best.load(json.loads(json.dumps(before)))
+        return best.begins_anew
+
+    facts = follow().facts()
+    for changes in ({"objective": {"type": "masked_lm", "mlm_probability": 0.4}}, {"seed": 7}, {"data": longer}):
+        assert begins_anew(facts, **changes), changes
+    assert not begins_anew(facts) and not begins_anew(facts, objective=falling), "validation masks as at its end"
+    del facts["measured_with"]
+    assert not begins_anew(facts, seed=7), "an older checkpoint does not say"
+    gpt2 = {"type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    facts = follow(architecture=gpt2, objective=causal).facts()
+    assert not begins_anew(facts, architecture=gpt2, objective={**causal, "head_positions": None})
 
 
 def test_better_is_better_by_more_than_the_margin_and_never_nan() -> None:
