@@ -111,8 +111,13 @@ def test_rates_leave_out_what_was_before_skipped_steps(
 def test_a_resumed_run_skips_steps(store: Path, tmp_path: Path) -> None:
     changes = {"checkpoint": {"save_steps": 2, "keep": 9}}
     train_in_this_process(settings(store, {}, max_steps=4, **changes), tmp_path / "run")
-    train_in_this_process(settings(store, {"skip_steps": [[5, 6]]}, max_steps=8, **changes), tmp_path / "run")
+    later = settings(store, {"skip_steps": [[3, 6]]}, max_steps=8, **changes)
+    train_in_this_process(later, tmp_path / "run")
     assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3, 4, 7, 8]
+    records = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    (text,) = [record["text"] for record in records if record["kind"] == "warning"]
+    assert text.startswith("data.skip_steps: [[3, 4]] comes too late: the checkpoint of step 4, from")
+    assert "remove the checkpoints of step 3 and later" in text
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,6 +101,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     if "step_health" in manifest:
         trainer.health.load(manifest["step_health"])
     trainer.skipped.rollbacks = Rollback.of_manifest(manifest)
+    _warn_of_late_skips(trainer, manifest)
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
     for name, state in manifest.get("events", {}).items():
@@ -184,6 +186,25 @@ def _warn_of_moved_stores(trainer: Trainer, manifest: Mapping[str, Any]) -> None
             "data: the mixture counts as if it had been this one from the first row on, which changes the next row of "
             f"some stores: {', '.join(moved)}. To go on where each store was, leave the mixture up to here as it was, "
             f"and give the new one to data.stages, or to a phase, from step {trainer.run.step + 1:,} on"
+        )
+
+
+def _warn_of_late_skips(trainer: Trainer, manifest: Mapping[str, Any]) -> None:
+    """Says which steps `data.skip_steps` names too late: the run had taken them when this checkpoint was written."""
+    run = trainer.run
+    skipped = [(first, last) for first, last in manifest["parameters"]["data"].get("skip_steps", ())]
+    skipped += [(each.first, each.last) for each in trainer.skipped.rollbacks]
+    late = []
+    for first, last in run.parameters.data.skip_steps:
+        steps = range(first, min(last, run.step) + 1)
+        taken = [step for step in steps if not any(start <= step <= end for start, end in skipped)]
+        if taken:
+            late.append([taken[0], taken[-1]])
+    if late:
+        trainer.run_log.warn(
+            f"data.skip_steps: {json.dumps(late)} comes too late: the checkpoint of step {run.step:,}, from which the "
+            "run continues, was trained on the rows of these steps. To skip them, stop the run, remove the checkpoints "
+            f"of step {min(first for first, _ in late):,} and later, and give the same command again"
         )
 
 
