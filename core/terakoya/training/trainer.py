@@ -19,6 +19,7 @@ from terakoya.plugins import PluginError, Registry
 from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
+from terakoya.runs.metrics import store_names
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.checkpoint import event_tensors
@@ -411,6 +412,7 @@ class Trainer:
         start = time.perf_counter()
         batches = parameters.evaluation.batches if parameters.evaluation else VALIDATION_BATCHES
         numbers: dict[str, Mapping[str, float]] = {}
+        short_names = store_names(self.validation)
         for name, source in self.validation.items():
             values = validate(
                 self.engine, self.context, source, run.objective, run.vocabulary, self.plan.validation_batch,
@@ -419,7 +421,7 @@ class Trainer:
             numbers[name] = values
             self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
             self.run_log.track(
-                run.step, {f"validation/{Path(name).name}/{key}": value for key, value in values.items()}
+                run.step, {f"validation/{short_names[name]}/{key}": value for key, value in values.items()}
             )
         self.run_log.show_validation(run.step, numbers)
         # the numbers of rank 0 count: sums over ranks may be rounded differently, but all ranks need one learning rate

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -82,6 +83,12 @@ def _import_mlflow() -> Any:
     return mlflow
 
 
+def _accepted_name(name: str) -> str:
+    """Returns `name` as MLflow takes it, which refuses other characters and what is not the shortest form of a path."""
+    parts = re.sub(r"[^\w./ -]", "_", name).split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts if part)
+
+
 def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """Returns (key path, value) of every value in `value`; lists are values."""
     if isinstance(value, Mapping):
@@ -106,7 +113,7 @@ class _MlflowRun:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self.client.log_metric(self.run_id, name, value, step=step)
+            self.client.log_metric(self.run_id, _accepted_name(name), value, step=step)
 
     def log_text(self, step: int, name: str, text: str) -> None:
         self.client.log_text(self.run_id, text, f"{name}/step-{step:08d}.txt")

@@ -81,6 +81,14 @@ def test_a_resumed_run_continues_the_same_mlflow_run(tmp_path: Path, client: Cli
     assert client.of("set_terminated") == [(("abc123",), {})] * 2
 
 
+def test_mlflow_gets_names_that_it_accepts(tmp_path: Path, client: Client) -> None:
+    names = ("store (validation)", "s3://bucket/語", "../wiki.v2", "/data/a-b")
+    Mlflow().open(tmp_path, {}).log(1, {f"validation/{name}/loss": 2.5 for name in names})
+    assert [arguments[1].split("/", 1)[1] for arguments, _ in client.of("log_metric")] == [
+        "store _validation_/loss", "s3_/bucket/語/loss", "_/wiki.v2/loss", "data/a-b/loss",
+    ]  # fmt: skip
+
+
 def go_back(tracker: Tracker, folder: Path) -> None:
     """Logs step 5, goes back to step 3 and logs steps 4 and 5; then is resumed at step 4, and once more before it went
     back, so that it does so again."""
