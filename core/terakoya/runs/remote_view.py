@@ -67,14 +67,19 @@ def _view(run: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def _hold_lock(store: ObjectFolder, folder: Path) -> int:
-    """Locks the run's folder as the process that mirrors there locks its own; returns the handle."""
+    """Locks the run's folder as the process that mirrors there locks its own, since the time at which that began to
+    write there; returns the handle."""
+    began = None
     try:
         record = json.loads(store.read(mirrored.WRITER))
+        began = store.find_time(mirrored.WRITER)
     except (FileNotFoundError, ValueError):
         record = {}
     handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(handle, fcntl.LOCK_EX)
     os.write(handle, f"pid {record.get('process', '?')} on {record.get('host', 'another machine')}".encode())
+    if began is not None:
+        os.utime(handle, (began, began))
     return handle
 
 

@@ -120,6 +120,11 @@ def test_a_run_whose_log_grows_counts_as_one_that_trains(tmp_path: Path) -> None
     address = Path(f"file://{bucket}")
     with open_views([address]) as (folder,):
         assert read(folder).state in ("training", "starting") and "spot-7" in (folder / "run.lock").read_text()
+    with (bucket / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "step", "step": 5, "time": time.time() - 30}) + "\n")
+    os.utime(bucket / "writer.json", (time.time() - 60,) * 2)
+    with open_views([address]) as (folder,):
+        assert read(folder).told.startswith("training: pid 12 on spot-7"), "since the process began to write there"
     hour = time.time() - 3600
     os.utime(bucket / "metrics.jsonl", (hour, hour))
     with open_views([address, tmp_path]) as (folder, same):
