@@ -125,7 +125,7 @@ def curves(metrics: Metrics, names: Collection[str] | None = None) -> Curves:
             _drop_after(result, step)
             tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
             hours_at = {logged: value for logged, value in hours_at.items() if logged <= step}
-            trained, hours = max(tokens_at.values()), max(hours_at.values())
+            trained, hours = max(tokens_at.values(), default=0), max(hours_at.values(), default=0.0)
             result.restarts.append((step, hours))
         elif kind == "step":
             rate, tokens = record.get("tokens_per_second"), record.get("tokens")

@@ -90,3 +90,9 @@ def test_of_a_repeated_step_the_last_record_counts(tmp_path: Path) -> None:
     assert [(point.step, point.value) for point in curves.points["loss"]] == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
     assert [point.hours for point in curves.points["loss"]] == pytest.approx([n / 3600 for n in (1, 2, 3, 4)])
     assert curves.restarts == [(2, pytest.approx(2 / 3600))]
+
+
+def test_a_fork_that_was_started_over_has_curves(tmp_path: Path) -> None:
+    fork, over = {"kind": "fork", "step": 5, "tokens": 18_000}, {"kind": "resume", "step": 0, "folder": None}
+    curves = metrics.curves(metrics.read(written(tmp_path / "run", fork, step(6, loss=9.0), over, step(1, loss=5.0))))
+    assert curves.points["loss"] == [(1, pytest.approx(1 / 3600), 5.0, 3600)]
