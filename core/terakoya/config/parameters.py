@@ -139,6 +139,10 @@ class Parameters(ParameterFields):
         plugins = [plugin for plugin in self.events.values() if plugin is not None]
         return self.checkpoint.keep + sum(plugin.count_copies(steps) for plugin in plugins)
 
+    def count_event_bytes(self, trained: int) -> int:
+        """Returns the bytes that event plugins keep for `trained` weights, such as an average of them."""
+        return sum(plugin.count_bytes(trained) for plugin in self.events.values() if plugin is not None)
+
     @property
     def length_key(self) -> str:
         """The key that sets the length of the run."""

@@ -143,7 +143,7 @@ def estimate(
     speed, used_mfu = _speed(loaded.precision, target, mfu, tflops)
     hours = flops / (processes * speed * 1e12) / 3600 if flops is not None and speed else None
     kept = loaded.kept_checkpoints(steps or 0) + 1
-    state = sizes.saved_bytes + optimizer_bytes + event_bytes(loaded, sizes.trained)
+    state = sizes.saved_bytes + optimizer_bytes + loaded.count_event_bytes(sizes.trained)
     checkpoint = {"state": state, "model": sizes.model_bytes}
     return Estimate(
         sizes, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage,
@@ -183,7 +183,7 @@ def measure(
     )  # fmt: skip
     windows = memory_per_process(simulation.windows, sharding, sizes)
     shards = sharding.processes if fully_sharded or parallel.zero_stage else 1
-    beside = event_bytes(parameters, -(-sizes.trained // shards))
+    beside = parameters.count_event_bytes(-(-sizes.trained // shards))
     if beside:
         windows = {name: {**parts, "event plugins": beside} for name, parts in windows.items()}
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
@@ -204,11 +204,6 @@ def measure(
     if gpu:
         notes.append("a GPU's own context and the fragmentation of its allocator come on top")
     return Memory(parts, moment, moments, offloaded, interpreter, read_ahead), simulation.optimizer_bytes, tuple(notes)
-
-
-def event_bytes(parameters: Parameters, trained: int) -> int:
-    """Returns the bytes that event plugins keep for `trained` weights, such as an average of them."""
-    return sum(plugin.count_bytes(trained) for plugin in parameters.events.values() if plugin is not None)
 
 
 def first_rank_batch(

@@ -20,6 +20,7 @@ from terakoya.training.run import Run
 from terakoya.training.run_folder import check_place, free_bytes, held_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
+from terakoya.training.saving import choose_saved_models
 from terakoya.training.setup import Advice, build_trainer, no_advice
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -99,13 +100,16 @@ def dry_run(
 def _checkpoint_bytes(trainer: Trainer, checkpoints: int) -> int:
     """Returns the disk space that `checkpoints` checkpoints take, in bytes.
 
-    In fp32: all weights and two moments of the trained weights in `state/`, and all weights again in `model/`. With
-    lora only the adapters, and the merged model of the last checkpoint.
+    In fp32: all weights, or with lora the adapters, and two moments of the trained weights in `state/`, with what event
+    plugins keep; and all weights in each `model/`.
     """
+    parameters = trainer.parameters
     weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
-    if trainer.parameters.lora is not None:
-        return 4 * (3 * trained * checkpoints + weights)
-    return 4 * (2 * weights + 2 * trained) * checkpoints
+    saved = weights if parameters.lora is None else trained
+    state_bytes = 4 * (saved + 2 * trained) + parameters.count_event_bytes(trained)
+    saved_models = choose_saved_models(parameters, full_module=trainer.engine.full_module)
+    models = {"every": checkpoints, "last": 1, "never": 0}[saved_models]
+    return state_bytes * checkpoints + 4 * weights * models
 
 
 def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:

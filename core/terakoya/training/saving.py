@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -162,8 +162,7 @@ class Saver:
 
     def _saves_model(self) -> bool:
         """Whether the checkpoint of this step gets a `model/`."""
-        prefers_adapters = self.run.parameters.lora is not None  # they are small next to merged models
-        model = self.settings.model or ("every" if self.engine.full_module and not prefers_adapters else "last")
+        model = choose_saved_models(self.run.parameters, full_module=self.engine.full_module)
         return model == "every" or (model == "last" and self.run.finished)
 
     def has_finished(self) -> bool:
@@ -211,6 +210,12 @@ class Saver:
             return None
         self.saved_step, self.failures = self.step, 0
         return SavedCheckpoint(self.step, folder)
+
+
+def choose_saved_models(parameters: Parameters, *, full_module: bool) -> Literal["every", "last", "never"]:
+    """Returns which checkpoints get a `model/`; `full_module` is the engine's."""
+    prefers_adapters = parameters.lora is not None  # they are small next to merged models
+    return parameters.checkpoint.model or ("every" if full_module and not prefers_adapters else "last")
 
 
 def _write_nothing(folder: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +222,25 @@ def test_a_dry_run_takes_a_step_and_writes_nothing(store: Path, tmp_path: Path) 
     assert "one step: loss 5." in output and "GB are free" in output
     assert "disk: 5 checkpoints and one being written need" in output  # checkpoint.keep, and those of steps 5 and 10
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "full_module", "numbers"),
+    [
+        ({}, True, 3 * 400),
+        ({}, False, 3 * 300 + 100),
+        ({"checkpoint": {"save_steps": 5, "model": "never"}}, True, 3 * 300),
+        ({"events": {"ema": {}}}, True, 3 * 500),
+    ],
+)
+def test_a_dry_run_counts_what_checkpoints_hold(changes: dict[str, Any], full_module: bool, numbers: int) -> None:
+    """Of 100 weights and two moments each; without a model in each checkpoint, and with an average in each."""
+    trainer: Any = SimpleNamespace(
+        parameters=Parameters.from_dict(toy.parameters(Path("store"), **changes), source="test"),
+        facts={"parameter_count": 100, "trained_parameter_count": 100},
+        engine=SimpleNamespace(full_module=full_module),
+    )
+    assert dry._checkpoint_bytes(trainer, 3) == 4 * numbers
 
 
 @pytest.mark.slow
