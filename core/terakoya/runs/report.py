@@ -135,6 +135,9 @@ def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]
             )  # fmt: skip
         elif starts and kind in ("step", "checkpoint", "finished", "stopped"):
             starts[-1]["to step"] = f"{step:,}"
+        if starts and kind == "rollback":  # written before the process starts again
+            back_to = int(record.get("back_to") or 0)
+            ends[len(starts)] = f"went back to step {back_to:,}"
         if starts and kind in ("finished", "stopped", "error"):
             reason = record.get("reason") or record.get("text")
             ends[len(starts)] = ("failed" if kind == "error" else kind) + (f": {reason}" if reason else "")

@@ -163,7 +163,9 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         else None,
         checkpoints_gone=not saved and _has_saved(written),
         saving_step=run_files.saving_step(folder) if alive else None,
-        restarts=max(0, len(written.of_kind("resume")) - (fork is not None)),
+        restarts=max(
+            0, len(written.of_kind("resume")) - len(written.of_kind("rollback")) - (fork is not None)
+        ),  # a process that goes back resumes, too
         skipped_steps=len(skipped),
         last_skipped=_last_text(skipped),
         spikes=len(spikes),

@@ -314,3 +314,15 @@ def test_the_page_is_japanese_where_the_user_has_chosen_it(tmp_path: Path, monke
     words = json.loads(html.unescape(re.findall('data-words="(.*?)"', page)[0]))
     assert words["live"] == "追跡中" and words["gone"].startswith("サーバー")
     assert set(re.findall(r"words\.(\w+)", live_scripts())) == set(words)
+
+
+def test_a_run_that_went_back_was_neither_killed_nor_restarted(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", learning_rate=0.1)
+    start = {"kind": "start", "step": 0, "devices": {"cpu": 1}}
+    back = {"kind": "rollback", "step": 9, "back_to": 5, "text": "a spike"}
+    records = [start, {"kind": "step", "step": 9}, {"kind": "resume", "step": 5}, back, {**start, "step": 5}]
+    records += [{"kind": "finished", "step": 40}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (report,) = read_reports([run], now=NOW)
+    assert [each["what"] for each in report.phases] == ["1 x cpu; went back to step 5", "1 x cpu; finished"]
+    assert (report.facts["restarts"], report.facts["rollbacks"]) == ("0", "1")
