@@ -82,7 +82,7 @@ def command(
             "processes": gpus or processes, "device": device, "vocab_size": vocab_size, "mfu": mfu, "tflops": tflops
         }  # fmt: skip
         phases = estimate_phases(loaded, **options) if loaded.phases else []
-        estimated = whole_run(phases) if phases else estimate(loaded, **options)
+        estimated = whole_run(phases, loaded) if phases else estimate(loaded, **options)
         # a layout is one of the rows outside of phases: the hours of the run are not its steps times their time
         steps = None if phases else estimated.steps
         as_given = mfu is not None or tflops is not None

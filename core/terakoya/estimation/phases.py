@@ -54,14 +54,19 @@ def estimate_phases(parameters: Parameters, *, vocab_size: int | None, **options
     return estimates
 
 
-def whole_run(phases: Sequence[PhaseEstimate]) -> Estimate:
-    """Returns the estimate of the run: the memory of the phase that needs most, the work and the time of all."""
+def whole_run(phases: Sequence[PhaseEstimate], parameters: Parameters) -> Estimate:
+    """Returns the estimate of the run with these `parameters`: the memory of the phase that needs most, the work and
+    the time of all, and the disk for the checkpoints that are kept of all."""
     largest = max((each.estimate for each in phases), key=lambda each: each.memory.peak)
     flops = [each.estimate.flops for each in phases if each.estimate.flops is not None]
     hours = [each.estimate.hours for each in phases if each.estimate.hours is not None]
+    steps = phases[-1].span.stop_step
+    checkpoint = max((each.estimate.checkpoint for each in phases), key=lambda each: sum(each.values()))
     return replace(
         largest,
-        steps=phases[-1].span.stop_step,
+        steps=steps,
+        checkpoint=checkpoint,
+        disk=sum(checkpoint.values()) * (parameters.kept_checkpoints(steps) + 1),
         flops=sum(flops) if len(flops) == len(phases) else None,
         hours=sum(hours) if len(hours) == len(phases) else None,
     )

@@ -298,10 +298,12 @@ def test_status_report_and_card_name_the_phases(straight: Path) -> None:
 
 
 def test_an_estimate_names_the_phases_and_takes_the_memory_of_the_largest(store: Path, validation_store: Path) -> None:
-    parameters = Parameters.from_dict(phased(store, validation_store, micro_batch_size=5), source="test")
+    events = {"permanent_checkpoints": {"every": 2}}
+    parameters = Parameters.from_dict(phased(store, validation_store, micro_batch_size=5, events=events), source="test")
     phases = estimate_phases(parameters, vocab_size=None, processes=1, tflops=0.001)
     assert [(each.name, each.estimate.steps) for each in phases] == [("short rows", 5), ("long rows", 4), ("decay", 3)]
-    run = whole_run(phases)
+    run = whole_run(phases, parameters)
+    assert run.disk == (20 + 6 + 1) * sum(run.checkpoint.values()), "keep, those of 12 steps, one in progress"
     assert run.memory.peak == max(each.estimate.memory.peak for each in phases)
     assert run.steps == 12 and run.hours == sum(each.estimate.hours or 0 for each in phases) > 0
     assert run.flops == sum(each.estimate.flops or 0 for each in phases)
