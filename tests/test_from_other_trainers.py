@@ -139,8 +139,8 @@ def test_every_option_of_the_llama_is_in_the_table() -> None:
 
 
 UNSUPPORTED = {
-    "log_optimizer_state", "offload_activations", "logits_output", "--input_model_max_length",
-    "--load_in_8bit", "--load_in_4bit", "--fp8-amax-compute-algo", "--fp8-amax-history-len", "--no-fp8-wgrad",
+    "log_optimizer_state", "offload_activations", "logits_output", "--load_in_8bit", "--load_in_4bit",
+    "--fp8-amax-compute-algo", "--fp8-amax-history-len", "--no-fp8-wgrad",
 }  # fmt: skip
 """The keys and flags that the page calls not supported."""
 
@@ -152,7 +152,7 @@ def test_what_is_called_unsupported_has_no_key_no_option_and_no_equivalent() -> 
     options = {flag for words in VERBS for parameter in find_command([words])[0].params for flag in parameter.opts}
     for name in said:
         bare = name.lstrip("-").replace("-", "_")
-        assert find_equivalent(bare, paths) == ([], None) or bare == "input_model_max_length", name
+        assert find_equivalent(bare, paths) == ([], None), name
         assert f"--{bare.replace('_', '-')}" not in options and not any(bare in path for path in paths), name
 
 
