@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -59,12 +59,7 @@ class Cleaning:
     def counts(self) -> dict[str, int]:
         """Number of documents in total, dropped by each step, and held out. Raises UserError if there is no plan, or
         another one than `key` says."""
-        try:
-            facts = json.loads((self.folder / PLAN).read_bytes())
-        except FileNotFoundError:
-            raise UserError(f"{self.folder}: expected a cleaning plan, found none; start again") from None
-        self._check_key(facts["key"])
-        return {name: int(count) for name, count in facts["counts"].items()}
+        return {name: int(count) for name, count in self._read_plan()["counts"].items()}
 
     @property
     def facts(self) -> dict[str, str | int]:
@@ -109,11 +104,8 @@ class Cleaning:
         first = self.document_number(block.file, block.line)
         dropped = _DocumentNumbers(self.folder / "dropped.u8", first)
         held_out = _DocumentNumbers(self.folder / "held_out.u8", first)
-        if self.key:  # a new plan removes plan.json before it writes the other files, so these are of the same plan
-            try:
-                self._check_key(json.loads((self.folder / PLAN).read_bytes())["key"])
-            except FileNotFoundError:
-                self._check_key("")
+        if self.key:
+            self._read_plan()  # a new plan removes plan.json before it writes the other files: these are of this plan
         for item in items:
             if isinstance(item, Reject):
                 yield item
@@ -127,12 +119,19 @@ class Cleaning:
         """Takes the plan with `key`, which is in `folder`, as the one to read."""
         object.__setattr__(self, "key", key)
 
-    def _check_key(self, key: str) -> None:
-        if self.key and key != self.key:
+    def _read_plan(self) -> Mapping[str, Any]:
+        try:
+            plan: Mapping[str, Any] = json.loads((self.folder / PLAN).read_bytes())
+        except FileNotFoundError:
+            if not self.key:
+                raise UserError(f"{self.folder}: expected a cleaning plan, found none; start again") from None
+            plan = {"key": ""}
+        if self.key and plan["key"] != self.key:
             raise UserError(
                 f"{self.folder}: the cleaning plan was replaced by another command while it was in use; give each its "
                 "own --clean-folder and start again"
             )
+        return plan
 
     @cached_property
     def _file_indices(self) -> dict[str, int]:
