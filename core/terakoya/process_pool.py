@@ -160,7 +160,9 @@ def workers(
 
 def _explain_death(pool: ProcessPoolExecutor, processes: int) -> str:
     """Returns how a worker of the broken `pool` died, and what to do. The pool ends its other workers with SIGTERM."""
-    codes = {process.exitcode for process in list((pool._processes or {}).values())}
+    started = list((pool._processes or {}).values())
+    pool.shutdown()  # its thread reads the exit codes, too: of two that read one at a time, one gets 255
+    codes = {process.exitcode for process in started}
     if codes & ENDED_BY_AN_ERROR and -signal.SIGKILL not in codes:
         return (
             "a worker process ended with an error, which is printed above. A script that calls terakoya does so below "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import multiprocessing.process
@@ -129,11 +130,13 @@ def launched(nodes: Sequence[int]) -> list[dict[str, str]]:
 
 
 def free_port() -> int:
-    """A port of this machine at which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of this machine at which nothing listens, below those that Linux gives to whoever asks for any: one of
+    those could be gone before the process that is to listen has started."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def become(variables: Mapping[str, str], output: Path) -> None:
