@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 
 SHIPPED = "as shipped"
 PEER = "Trainer, compiled, same rows"
-WARM_SHARE = 0.75
+WARM_SHARE = 0.85
 """The share of a stage's time in which both sides must have warmed up."""
 PROFILED, TOP_KERNELS = 3, 20
 
