@@ -121,6 +121,9 @@ class _Event:
     def synchronize(self) -> None:
         self.work.note_wait("Event.synchronize")
 
+    def query(self) -> bool:
+        return True
+
 
 class _Stream:
     """A stream of work on the device."""

@@ -19,7 +19,7 @@ FIRST = ("loss", "perplexity")
 """Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
 LAST = (
     "learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "tflops", "mfu", "gpu_memory", "gpu_power",
-    "gpu_temperature", "slowest_rank_excess",
+    "gpu_temperature", "gpu_waits", "slowest_rank_excess",
 )  # fmt: skip
 NO_CHART = "slowest_rank"
 """A metric that is a number of a rank, not an amount."""
@@ -27,6 +27,7 @@ TITLES = {
     "tokens_per_second": "tokens a second", "samples_per_second": "samples a second", "tflops": "TFLOP/s a device",
     "mfu": "share of the devices' peak (MFU)", "gpu_memory": "most GPU memory of rank 0, GB",
     "gpu_power": "power of rank 0's GPU, W", "gpu_temperature": "temperature of rank 0's GPU, °C",
+    "gpu_waits": "share of steps in which rank 0's GPU waited for its host",
     "slowest_rank_excess": "how much longer the slowest rank works",
     "grad_norm": "gradient norm", "learning_rate": "learning rate",
     "loss": "loss (nats)", "bits_per_character": "bits per character", "bits_per_byte": "bits per byte",

@@ -7,7 +7,7 @@ import time
 
 from terakoya.components.run import StepReport
 from terakoya.training.batches import BatchMaker
-from terakoya.training.gpu_state import gpu_values
+from terakoya.training.gpu_state import MOST_WAITS, Backlog, gpu_values
 from terakoya.training.loss import Meter, to_bits
 from terakoya.training.progress_line import view_step
 from terakoya.training.run import Run
@@ -35,6 +35,7 @@ class StepLog:
         health: StepHealth,
         throughput: Throughput,
         batches: BatchMaker,
+        backlog: Backlog,
     ) -> None:
         self.run = run
         self.run_log = run_log
@@ -42,7 +43,8 @@ class StepLog:
         self.health = health
         self.throughput = throughput
         self.batches = batches
-        self.record_next = False
+        self.backlog = backlog
+        self.record_next = self._has_said_that_the_gpu_waits = False
         self.step_seconds = 0.0
         self.step_start = self._start = time.perf_counter()
         self.metered_from = self._first_row = self._tokens = 0
@@ -92,7 +94,7 @@ class StepLog:
             samples=run.consumed_rows - self._first_row,
             seconds=time.perf_counter() - self._start,
         )
-        values |= {**self._slowest_rank(), **gpu_values(run.device)}
+        values |= {**self._slowest_rank(), **gpu_values(run.device), **self._gpu_waits()}
         self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
         tracked = {name: value for name, value in values.items() if math.isfinite(value)}
         tracked["consumed_tokens"] = run.consumed_tokens
@@ -107,6 +109,20 @@ class StepLog:
         name = phase.title() if plan.has_phases else ""
         self.run_log.show_step(view_step(run, values, remaining_rows=remaining_rows, phase=name), last=run.finished)
         return values
+
+    def _gpu_waits(self) -> dict[str, float]:
+        """Returns the share of steps in which the GPU waited for the host, where known; says so once if it is high."""
+        share = self.backlog.take_waits()
+        if share is None:
+            return {}
+        if share >= MOST_WAITS and not self._has_said_that_the_gpu_waits:
+            self._has_said_that_the_gpu_waits = True
+            self.run_log.print(
+                f"the GPU waits for the processor in {share:.0%} of the steps, as preparing rows and starting kernels "
+                'takes longer than computing them: a larger micro_batch_size helps, or "cuda_graphs": true; "profile" '
+                "shows where the time goes"
+            )
+        return {"gpu_waits": share}
 
     def _slowest_rank(self) -> dict[str, float]:
         """Returns the slowest rank since the last call, on rank 0, where there are several and it is known."""

@@ -28,6 +28,7 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.engines.compared_examples import compare_examples
 from terakoya.training.engines.engine import Engine
+from terakoya.training.gpu_state import Backlog
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.model.compilation import run_uncompiled
 from terakoya.training.model.rotary import set_rotary_base
@@ -82,6 +83,7 @@ class Trainer:
         architecture: with the rotary positions that the module has now.
         throughputs: turns tokens and seconds into rates, by phase.
         work: how long this rank's steps take before they wait for others.
+        backlog: whether the GPU waits for the host.
         finished: whether the run log says that the run has finished.
     """
 
@@ -127,7 +129,8 @@ class Trainer:
         self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work=lambda: self.work.done)
-        self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches)
+        self.backlog = Backlog(run.device)
+        self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches, self.backlog)
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
         self.save_seconds = 0.0
         self.finished = False
@@ -245,7 +248,8 @@ class Trainer:
             with self.profile.phase("data"):
                 tensors = self._begin_micro_step(batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
-            with self.profile.forward_and_backward(self.work.until_loss(loss_fn) if last else loss_fn) as timed:
+            until_loss = self.backlog.after_forward(self.work.until_loss(loss_fn)) if last else loss_fn
+            with self.profile.forward_and_backward(until_loss) as timed:
                 sums = self.engine.micro_step(tensors, timed, last=last)
             if is_real:
                 self.health.step_meter.add_sums(sums)
@@ -260,6 +264,7 @@ class Trainer:
         skip_above = self.health.skip_above()
         with self.profile.phase("update"):
             norm = self.engine.step(learning_rate, skip_above=skip_above)
+        self.backlog.step_started()
 
         rows = self.batches.rows(run.step)
         run.step, run.consumed_rows = run.step + 1, rows[1]

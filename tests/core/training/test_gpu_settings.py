@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toy
 
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.training import step_log
 from terakoya.training.distributed import gpu_allocator
+from terakoya.training.gpu_state import FEWEST_STEPS, Backlog
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
@@ -89,3 +91,62 @@ def test_memory_power_and_temperature_are_in_records_lines_trackers_and_the_stat
     with pytest.raises(SystemExit):
         main(["status", str(tmp_path / "run")])
     assert "GPU 12.3 GB  346 W  61 °C" in capsys.readouterr().out
+
+
+class Marks:
+    """Events of a GPU that is as far as `reached` events."""
+
+    reached = 0
+    recorded = 0
+
+    def record(self) -> None:
+        Marks.recorded += 1
+        self.number = Marks.recorded
+
+    def query(self) -> bool:
+        return self.number <= Marks.reached
+
+
+@pytest.mark.parametrize(("behind", "share"), [(0, 1.0), (1, 0.0), (2, 0.0)])
+def test_a_gpu_waits_where_it_is_done_with_a_forward_pass_before_its_step_has_been_started(
+    behind: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Marks)
+    monkeypatch.setattr(Marks, "recorded", 0)
+    backlog = Backlog(torch.device("cuda"))
+    loss_fn = backlog.after_forward(lambda value: value)
+    for steps, known in ((FEWEST_STEPS, False), (FEWEST_STEPS + 1, True), (FEWEST_STEPS + 1, True)):
+        for step in range(steps):
+            assert loss_fn(torch.tensor(3.0)) == 3
+            # in the first step after a record the host has waited for the GPU, whichever is slower
+            monkeypatch.setattr(Marks, "reached", Marks.recorded if step == 0 else Marks.recorded - behind)
+            backlog.step_started()
+        assert backlog.take_waits() == (share if known else None)
+    backlog.step_started()  # without a forward pass here, as on a rank of a pipeline
+    assert backlog.take_waits() is None
+
+
+def test_a_cpu_has_no_backlog() -> None:
+    backlog = Backlog(torch.device("cpu"))
+
+    def loss_fn(value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    assert backlog.after_forward(loss_fn) is loss_fn
+    backlog.step_started()
+    assert backlog.take_waits() is None
+
+
+@pytest.mark.parametrize(("shares", "said"), [((0.5, 0.96, 1.0), 1), ((0.5, 0.89, 0.0), 0)])
+def test_a_run_says_once_that_its_gpu_waits_for_the_processor(
+    shares: tuple[float, ...], said: int, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    left = list(shares)
+    monkeypatch.setattr(Backlog, "take_waits", lambda _: left.pop(0) if left else None)
+    settings = toy.parameters(store, max_steps=6, logging_steps=2)
+    train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
+    notice = "the GPU waits for the processor in 96% of the steps"
+    assert capsys.readouterr().err.count(notice) == said
+    steps = toy.records(tmp_path / "run")
+    assert [record["gpu_waits"] for record in steps.values() if "gpu_waits" in record] == list(shares)
