@@ -61,8 +61,8 @@ def move(
         say: receives a line about each step.
 
     Raises:
-        UserError: the plan cannot be made, or something else is at `out`, in which cases the run was not stopped; or a
-            step failed.
+        UserError: the plan cannot be made, something else is at `out`, or a job goes on there, in which cases the run
+            was not stopped; or a step failed.
     """
     out = run if out is None else out
     if is_address(run) and is_address(out) and address_of(run) != address_of(out):
@@ -74,6 +74,8 @@ def move(
         plan_launch(launcher, parameters, out, settings=settings, **plan, write=False)  # errors first
     check_target(run, out)
     if not lost:
+        if not _is_same(run, out):
+            check_no_job(out, plan["folder"])
         stop(run, say)
     with saying_where(run, say):
         carry(run, out, say)
@@ -171,6 +173,20 @@ def check_target(run: Path, out: Path) -> None:
         )
     if not is_address(out) and not (has_run and _listed_step(out) >= _listed_step(run)):
         check_new_folder(out)
+
+
+def check_no_job(out: Path, folder: Path) -> None:
+    """Raises UserError where a job that was submitted from the plan in `folder` goes on at `out`, as after an earlier
+    move."""
+    record = SubmittedJobRecord.read(folder)
+    if record is None:
+        return
+    job, _ = find_job(record.launcher, str(folder))
+    if not (state := job.state()).done:
+        raise UserError(
+            f"--out {address_of(out)}: job {record.job} was submitted for it before, and is there still ({state.status})"
+            f"; `terakoya launch {record.launcher} status {address_of(out)}` shows it; give --lost if it is gone"
+        )
 
 
 def carry(run: Path, out: Path, say: Say) -> None:

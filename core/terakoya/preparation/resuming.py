@@ -46,10 +46,10 @@ def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
 
 
 def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> None:
-    """Records what the parts are made from. Raises UserError if `out` holds parts of other input; a record without a
-    part, as a corpus without a document leaves it, keeps nothing and is replaced."""
+    """Records what the parts are made from. Raises UserError if `out` holds parts of other input, or of input that no
+    record names; a record without a part, as a corpus without a document leaves it, keeps nothing and is replaced."""
     record = out / PARTS / "inputs.json"
-    if record.exists() and any(file != record for file in record.parent.iterdir()):
+    if any(file != record for file in record.parent.glob("[!.]*")):  # the names of drafts begin with a dot
         recorded = _read_inputs(record)
         _check_inputs(out, "holds an unfinished store", recorded["inputs"], recorded["options"], inputs, options)
         logger.info("%s: continuing an interrupted preparation", out)
@@ -62,7 +62,8 @@ def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
 def _read_inputs(record: Path) -> Mapping[str, Mapping[str, str]]:
     try:
         return load_hashed_json(record.read_bytes())
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as raised:
+        error = raised if isinstance(raised, ValueError) else "expected it beside the parts, found none"
         raise UserError(
             f"{record}: {error}: what the parts were made from is not known; start again with --force"
         ) from None

@@ -113,6 +113,30 @@ def test_a_submitted_job_is_stopped_and_another_goes_on(run: Path, programs: Pro
     assert "#SBATCH --partition=gpu" in script and f"--out {run}" in script
 
 
+def test_a_run_is_not_submitted_twice_to_the_place_where_its_job_goes_on(
+    run: Path, programs: Programs, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.write_text("PENDING")
+    programs.set(
+        sbatch="echo $((12 + $(grep -c ^sbatch {calls}) - 1))".replace("{calls}", str(programs.calls_file)),
+        scontrol=f"echo JobId=12 JobState=$(cat {state}) Requeue=1 ExitCode=0:0 NodeList=n1 StdOut=/o Power=",
+    )
+    there, say = tmp_path / "there", CliRunner()
+    words = ["move", str(run), "slurm:gpu", "--time", "02:00:00", "--out", str(there)]
+    assert say.invoke(app, words).exit_code == 0 and steps(there) == [4]
+    again = say.invoke(app, words)
+    assert isinstance(again.exception, UserError)
+    assert "job 12 was submitted for it before, and is there still (PENDING)" in str(again.exception)
+    assert sum(call.startswith("sbatch") for call in programs.calls()) == 1
+    with pytest.raises(UserError, match="give --lost if it is gone"), held(run, "pid 5 on nowhere"):
+        move(run, "slurm", {"partition": "gpu", **SLURM}, out=there, say=lambda _: None)  # before anything is stopped
+    assert say.invoke(app, [*words, "--lost"]).exit_code == 0
+    state.write_text("COMPLETED")
+    assert say.invoke(app, words).exit_code == 0
+    assert sum(call.startswith("sbatch") for call in programs.calls()) == 3
+
+
 def test_nothing_is_stopped_before_the_plan_is_sound(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with held(run, f"pid {os.getpid()} on {os.uname().nodename}"):

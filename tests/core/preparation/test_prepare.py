@@ -351,6 +351,9 @@ def test_a_part_that_is_damaged_before_the_join_ends_the_run(
     (out / ".parts" / "inputs.json").write_bytes(inputs[:50])
     with pytest.raises(UserError, match=r"inputs\.json: expected JSON, .* start again with --force"):
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    (out / ".parts" / "inputs.json").unlink()  # as a removal leaves it that is killed halfway
+    with pytest.raises(UserError, match=r"inputs\.json: expected it beside the parts, .* start again with --force"):
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     (out / ".parts" / "inputs.json").write_bytes(inputs)
     prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     assert verify(out) == []
