@@ -184,8 +184,8 @@ def check_no_job(out: Path, folder: Path) -> None:
     job, _ = find_job(record.launcher, str(folder))
     if not (state := job.state()).done:
         raise UserError(
-            f"--out {address_of(out)}: job {record.job} was submitted for it before, and is there still ({state.status})"
-            f"; `terakoya launch {record.launcher} status {address_of(out)}` shows it; give --lost if it is gone"
+            f"--out {address_of(out)}: job {record.job} was submitted for it before, and is there still "
+            f"({state.status}); `terakoya launch {record.launcher} status {address_of(out)}` shows it; give --lost if it is gone"
         )
 
 
