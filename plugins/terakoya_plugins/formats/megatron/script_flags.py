@@ -72,7 +72,7 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         ),
         "kv-channels": Flag("unsupported", "heads of another size than the hidden size divided by their number"),
         "rotary-percent": Flag("unsupported", "rotary positions on a part of each head"),
-        "use-rope-scaling": Flag("unsupported", "scaled rotary positions"),
+        "use-rope-scaling": Flag("unsupported", "scaled rotary positions; set `architecture.rope_scaling`"),
         "add-qkv-bias": Flag("unsupported", "biases of only queries, keys and values"),
         "qk-layernorm": Flag("unsupported", "norms of queries and keys"),
         "num-experts": Flag("unsupported", EXPERTS),
@@ -139,7 +139,7 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "train-samples": _map_to("max_steps", "64000"),
         "train-tokens": _map_to("max_tokens", "5000000"),
         "exit-duration-in-mins": _map_to("max_minutes", "90"),
-        "rampup-batch-size": Flag("unsupported", "a batch size that grows"),
+        "rampup-batch-size": Flag("unsupported", "a batch size that grows; write `phases`"),
         "exit-interval": Flag("unsupported", "ending the process every N steps"),
     },
     "Numbers and memory": {
