@@ -185,8 +185,8 @@ def check_no_job(out: Path, folder: Path) -> None:
     if not (state := job.state()).done:
         raise UserError(
             f"--out {address_of(out)}: job {record.job} was submitted for it before, and is there still "
-            f"({state.status}); `terakoya launch {record.launcher} status {address_of(out)}` shows it; give --lost if it "
-            "is gone"
+            f"({state.status}); `terakoya launch {record.launcher} status {address_of(out)}` shows it; give --lost "
+            "if it is gone"
         )
 
 
