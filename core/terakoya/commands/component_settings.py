@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from terakoya.commands.guidance import unknown_options
 from terakoya.errors import UserError
@@ -82,6 +83,10 @@ def _value(text: str, annotation: Any) -> Any:
 
 
 def _is(annotation: Any, kind: type) -> bool:
-    """Returns whether `annotation` is `kind`, or `kind | None`."""
-    arguments: Iterable[Any] = get_args(annotation) or (annotation,)
-    return {each for each in arguments if each is not type(None)} == {kind}
+    """Returns whether `annotation` is `kind`, or `kind | None`, with checks or without."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _is(arguments[0], kind)
+    if origin in (Union, UnionType):
+        return all(_is(each, kind) for each in arguments if each is not type(None))
+    return bool(annotation is kind)

@@ -121,6 +121,9 @@ class Launcher(Component):
 
     main_setting: ClassVar[str | None] = None
     """The setting that VALUE of `terakoya move RUN LAUNCHER:VALUE` is, such as the partition."""
+    fetches: ClassVar[bool] = False
+    """Whether the results of a submitted job are where this machine does not see them, and `SubmittedJob.fetch` copies
+    them."""
     places_run: ClassVar[bool] = False
     """Whether the settings say in which folder of the nodes a run trains, so that it is no choice of the user's."""
 

@@ -24,7 +24,7 @@ from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya.object_store import ObjectFolder
 from terakoya.process_pool import is_alive
 from terakoya.runs import files, metrics, mirrored
-from terakoya.runs.checkpoints import find_newest_whole
+from terakoya.runs.checkpoints import DamagedError, find_newest_whole
 from terakoya.runs.mirrored import work_folder_of
 from terakoya.runs.remote_view import open_views
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
@@ -208,13 +208,20 @@ def carry(run: Path, out: Path, say: Say) -> None:
         send_run(run, address_of(out), keep=keep)
     elif is_address(run):
         store = ObjectFolder(run)
+        sizes = store.sizes()
         with new_folder(out) as draft:
-            fetched, damaged = mirrored.fetch_newest(store, draft, store.sizes())
+            fetched, damaged = mirrored.fetch_newest(store, draft, sizes)
             if fetched is None:
                 raise UserError(
                     f"{store}: expected a whole checkpoint, found none:\n  "
                     + "\n  ".join([*damaged.values()] or ["none there"])
                 )
+            committed = mirrored.find_committed(sizes)
+            for name in sorted(set(committed) - set(mirrored.checkpoint_steps(committed).values())):
+                try:
+                    mirrored.fetch_checkpoint(store, name, draft / name)  # permanent ones, and the best
+                except (DamagedError, FileNotFoundError) as error:
+                    say(f"warning: {store}/{name} is left out, as it is not whole: {error}")
     else:
         with new_folder(out) as draft:
             copy_folder(run, draft)

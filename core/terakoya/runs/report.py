@@ -252,9 +252,15 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
 
 def _stores(settings: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns the stores that the run trained and validated on, with counts if the stores still exist."""
-    data = settings.get("data", {})
-    used = [(each.get("store", ""), f"training, weight {each.get('weight', 1):g}") if isinstance(each, dict)
-            else (str(each), "training") for each in data.get("train", ())]  # fmt: skip
+    data, phases = settings.get("data", {}), settings.get("phases") or ()
+    of_phases = [(each.get("data") or {}).get("train") for each in phases]
+    mixtures = {} if phases and all(of_phases) else {"training": data.get("train", ())}
+    mixtures |= {
+        f"training, data stage {n}": each.get("train", ()) for n, each in enumerate(data.get("stages") or (), 2)
+    }
+    mixtures |= {f"training, phase {n}": mixture or () for n, mixture in enumerate(of_phases, 1)}
+    used = [(each.get("store", ""), f"{purpose}, weight {each.get('weight', 1):g}") if isinstance(each, dict)
+            else (str(each), purpose) for purpose, mixture in mixtures.items() for each in mixture]  # fmt: skip
     used += [(str(each), "validation") for each in data.get("validation", ())]
     return [{"store": path, "for": purpose, **_counts(Path(path), fingerprints.get(path))} for path, purpose in used]
 

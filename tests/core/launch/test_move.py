@@ -187,6 +187,9 @@ def test_a_copy_that_is_cut_short_leaves_nothing(run: Path, tmp_path: Path, monk
 
 def test_a_run_is_carried_to_an_address_and_back(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
+    kept = ("model-best", "permanent/step-00000004")
+    for name in kept:
+        shutil.copytree(run / "checkpoints/step-00000004", run / name)
     address = Path(f"file://{tmp_path}/bucket/run")
     planned = move(run, "slurm", SLURM, out=address, say=said.append)
     there = ObjectFolder(address)
@@ -198,6 +201,11 @@ def test_a_run_is_carried_to_an_address_and_back(run: Path, tmp_path: Path) -> N
     move(address, "slurm", SLURM, out=back, say=said.append, lost=True)
     assert steps(back) == [4] and not find_problems(back / "checkpoints/step-00000004")
     assert (back / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    assert all((back / name / "manifest.json").is_file() and not find_problems(back / name) for name in kept)
+    next((tmp_path / "bucket/run/model-best/state").iterdir()).write_text("x")
+    move(address, "slurm", SLURM, out=tmp_path / "again", say=said.append, lost=True)
+    assert "model-best is left out, as it is not whole: " in said[-2] and "has all of the run" in said[-1]
+    assert (tmp_path / "again" / kept[1]).is_dir() and not (tmp_path / "again" / kept[0]).exists()
 
 
 @pytest.mark.parametrize(

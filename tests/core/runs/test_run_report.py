@@ -238,6 +238,14 @@ def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
         ("data stage 1", "1", "20", "work/a"),
         ("data stage 2", "21", "40", "work/b"),
     ]
+    used = [("work/a", "training"), ("work/b", "training, data stage 2, weight 1")]
+    assert [(each["store"], each["for"]) for each in report.stores] == used
+    own = [{"data": {"train": [each]}} for each in ("work/c", "work/d")]
+    for phases, first in (([*own], []), ([{"data": None}, *own], [("work/a", "training")])):
+        (run / "parameters.json").write_text(json.dumps({**settings, "data": {"train": ["work/a"]}, "phases": phases}))
+        begin = len(phases) - 1
+        used = [*first, ("work/c", f"training, phase {begin}"), ("work/d", f"training, phase {begin + 1}")]
+        assert [(each["store"], each["for"]) for each in read_reports([run])[0].stores] == used
     page = render_page([report], created="today")
     assert "<b>" not in page and "<i>" not in page and "首都 50% &lt;i&gt; 39%" in page
     shown = re.findall(r"<tr><th>([\d,]+)</th><td>首都", page)

@@ -55,6 +55,15 @@ def test_a_batch_script_has_all_settings(tmp_path: Path) -> None:
     assert plan.plan.commands == [f"sbatch {plan.folder}/job.sbatch"]
 
 
+@pytest.mark.parametrize("after", ["120", "120,121"])
+def test_jobs_to_wait_for_are_given_as_an_option(after: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(toy.parameters(Path("store"))))
+    words = ["launch", "slurm", str(tmp_path / "run.json"), "--out", str(tmp_path / "run"), "--time", "60"]
+    done = CliRunner().invoke(app, [*words, "--after", after])
+    assert done.exit_code == 0, repr(done.exception)
+    assert f"--dependency=afterok:{after.replace(',', ':')}\n" in (tmp_path / "run.launch/job.sbatch").read_text()
+
+
 def test_the_job_speaks_the_language_that_its_user_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
     assert "\nexport TERAKOYA_LANG=ja\n" in planned(tmp_path, {}).plan.files["job.sbatch"]

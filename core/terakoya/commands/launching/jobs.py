@@ -64,6 +64,7 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
 def _show_next(launcher: str, job: str, state: JobState, run: Path | None) -> None:
     """Names what follows from the state of a job, given as `job`, and of its run, if that is visible here."""
     from terakoya.folder_kinds import is_address, kind_of
+    from terakoya.plugins import registry
 
     if state.failed:
         next_command.show("launch", launcher, "logs", job)
@@ -73,8 +74,10 @@ def _show_next(launcher: str, job: str, state: JobState, run: Path | None) -> No
         next_command.show("status", run)
     elif run is not None and kind_of(run) == "run":
         next_command.after_run(run)
-    else:
+    elif registry().component("launchers", launcher).fetches:
         next_command.show("launch", launcher, "fetch", job, "--out", run.name if run is not None else "run")
+    else:
+        next_command.show("launch", launcher, "logs", job)
 
 
 def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:

@@ -150,6 +150,7 @@ class SageMakerSettings(Launcher):
     """The settings of the launcher `sagemaker`, with their validation."""
 
     detached: ClassVar[bool] = True
+    fetches: ClassVar[bool] = True
     places_run: ClassVar[bool] = True
     test_settings: ClassVar[Mapping[str, Any]] = {
         "role": "arn:aws:iam::123456789012:role/trainer",
