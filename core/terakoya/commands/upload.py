@@ -98,6 +98,7 @@ def command(
         options += [word for each in author or () for word in ("--author", each)]
         options += ["--citation", str(citation)] if citation else []
         options += [*(["--run", str(run)] if run else []), *(["--only", only] if only else [])]
+        options += [*(["--private"] if private else []), *(["--trust-remote-code"] if trust_remote_code else [])]
         options += ["--prompt", prompt] if prompt else []
         next_command.show("upload", source, "--name", name, *options)
     else:

@@ -26,6 +26,8 @@ from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
+from terakoya.hub import upload as hub_upload
+from terakoya.hub.upload import UploadResult
 from terakoya.json_settings import read_settings
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.run_record import record_plugins
@@ -109,6 +111,14 @@ def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.Mo
     manifest.write_text(json.dumps(recorded), encoding="utf-8")
     assert next_command.upload_words(Path("work/model")) == (*upload[:1], Path("work/model"), *upload[2:], "--dry-run",
                                                              Path("work/upload"))  # fmt: skip
+
+
+def test_an_upload_that_was_tried_stays_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("", encoding="utf-8")
+    monkeypatch.setattr(hub_upload, "upload", lambda *_, **__: UploadResult("", None, tmp_path, {}))
+    options = ["--private", "--trust-remote-code"]
+    following, _ = run(["upload", "model", "--name", "a/b", *options, "--dry-run", "files"])
+    assert following == ["upload", "model", "--name", "a/b", *options]
 
 
 @pytest.mark.parametrize(
