@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder
@@ -22,6 +22,7 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
 from terakoya.hub import card_evaluation, model_card
 from terakoya.hub.card_languages import guess_languages
+from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.toolkit.formats import folder_digests
 
@@ -81,7 +82,8 @@ def upload(
             model fails, nothing is pushed.
         private: whether a new repository is private.
         only: the only model to push of several; it becomes the repository itself.
-        run: the run or checkpoint that an exported folder comes from, for the card.
+        run: the run or checkpoint that an exported folder comes from, for the card. Of a run it is the checkpoint that
+            the folder names, or the newest one where it names none.
         evaluations: files that `terakoya evaluate --out` wrote, for the card and its metadata.
         license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
         datasets: where the text comes from, names on the Hub or words, for the card.
@@ -95,8 +97,9 @@ def upload(
         report: receives a line for each finished step.
 
     Raises:
-        UserError: no model, a model that cannot be loaded, no token, no permission to push, or the model that is loaded
-            back differs.
+        UserError: no model, a model that cannot be loaded, a `run` without the checkpoint that the model is from, no
+            token, no permission to push, or the model that is loaded back differs.
+        TemporaryFailure: the run removed the checkpoint while it was read.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -109,8 +112,9 @@ def upload(
         check_new_folder(dry_run)
     entry = None if citation is None else _read_citation(citation)
     measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
+    checkpoint = find_checkpoint(source) if names_checkpoint(source) else None  # a run may save another one meanwhile
     with tempfile.TemporaryDirectory() as temporary:
-        folder = _collect_files(source, Path(temporary) / "model", only)
+        folder = _collect_files(checkpoint or source, Path(temporary) / "model", only)
         if dry_run is None:
             _check_token()
         models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
@@ -144,7 +148,9 @@ def upload(
                     ignored,
                 )
         else:
-            facts = _training_facts(source, run)
+            if run is not None:
+                checkpoint = _find_origin(source, first, run)
+            facts = None if checkpoint is None else _training_facts(checkpoint)
             card = model_card.write(
                 name, models, facts=facts, license=license, sample=sample,
                 languages=guess_languages(load_tokenizer(first)) if languages is None else languages,
@@ -248,11 +254,31 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
         return bytes(logits.float().contiguous().numpy().tobytes())
 
 
-def _training_facts(source: Path, run: Path | None) -> model_card.TrainingFacts | None:
-    """Reads the facts for the card from `run`, else from `source` if it is a run or checkpoint."""
-    if run is not None:
-        return model_card.TrainingFacts.read(find_checkpoint(run))
-    return model_card.TrainingFacts.read(find_checkpoint(source)) if names_checkpoint(source) else None
+def _training_facts(checkpoint: Path) -> model_card.TrainingFacts:
+    """Reads the facts for the card. Raises TemporaryFailure if the run removes `checkpoint` meanwhile."""
+    with while_kept(checkpoint):
+        return model_card.TrainingFacts.read(checkpoint)
+
+
+def _find_origin(source: Path, model: Path, run: Path) -> Path:
+    """Returns the checkpoint that the folder `model`, with the files of `source`, was exported from: the one that it
+    names if `run` is its run, else `run` itself or the newest checkpoint of it.
+
+    Raises:
+        UserError: `model` names another checkpoint, which `run` does not have.
+    """
+    place = folder_digests.read_place(model)
+    if place is None:
+        return find_checkpoint(run)
+    named = run / Path(*PurePosixPath(place).parts[1:])  # the run may have another name now
+    found = find_checkpoint(named if folder_digests.is_from(model, named) else run)
+    if not folder_digests.is_from(model, found):
+        raise UserError(
+            f"--run {run}: expected the checkpoint that {source} was exported from, {place}, got {found} with other "
+            "weights; name that checkpoint with --run, or export the model again, or leave out --run: the card then "
+            "says nothing of the training"
+        )
+    return found
 
 
 def _weights(folder: Path, models: Iterable[str]) -> dict[str, str]:

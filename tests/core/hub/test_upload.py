@@ -31,9 +31,11 @@ from transformers import (
 from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.finetuning.model import finished_model
 from terakoya.hub import card_training, model_card
+from terakoya.hub import upload as upload_module
 from terakoya.hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
 from terakoya.training.setup import train_in_this_process
@@ -209,6 +211,37 @@ def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path:
     cells = [[each.strip() for each in line.split("|")[1:-1]] for line in losses.splitlines() if line.startswith("| ")]
     assert [row[0] for row in cells] == ["step", "0", "1", "2"]
     assert cells[1][1:3] == ["0", ""] and cells[1][3] and not cells[2][3], "validation before the first step"
+
+
+def test_the_card_is_that_of_the_checkpoint_that_the_folder_was_exported_from(run: Path, tmp_path: Path) -> None:
+    older = Path("checkpoints/step-00000002")
+    export(run / older, tmp_path / "model")
+    upload(tmp_path / "model", "school/tiny", run=run, dry_run=tmp_path / "one")
+    assert "| steps | 2 of 4 |" in (tmp_path / "one/README.md").read_text(encoding="utf-8")
+    shutil.copytree(run, tmp_path / "moved")
+    upload(tmp_path / "model", "school/tiny", run=tmp_path / "moved", dry_run=tmp_path / "two")
+    assert "| steps | 2 of 4 |" in (tmp_path / "two/README.md").read_text(encoding="utf-8")
+    shutil.rmtree(tmp_path / "moved" / older)
+    with pytest.raises(
+        UserError, match=r"exported from, run/checkpoints/step-00000002, got .*step-00000004 with other"
+    ):
+        upload(tmp_path / "model", "school/tiny", run=tmp_path / "moved", dry_run=tmp_path / "three")
+
+
+def test_a_run_that_trains_gives_weights_and_card_of_one_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = tmp_path / "run"
+    shutil.copytree(run, live)
+    (live / "checkpoints/step-00000004").rename(tmp_path / "later")
+
+    def save_another(source: Path, out: Path, **options: Any) -> None:
+        export(source, out, **options)
+        (tmp_path / "later").rename(live / "checkpoints/step-00000004")
+
+    monkeypatch.setattr(upload_module, "export", save_another)
+    upload(live, "school/tiny", dry_run=tmp_path / "pushed")
+    assert "| steps | 2 of 4 |" in (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -71,12 +71,26 @@ def read(folder: Path) -> Mapping[str, FileFacts] | None:
 def find_checkpoint(folder: Path, near: Path) -> Path | None:
     """Returns the checkpoint that the model in `folder` is from, if its run is in the folder `near`; None if it is not,
     or if nothing is recorded."""
+    place = read_place(folder)
+    return near / place if place is not None and is_from(folder, near / place) else None
+
+
+def read_place(folder: Path) -> str | None:
+    """Returns where the checkpoint was that the model in `folder` is from, such as "run/checkpoints/step-00001000"; or
+    None if nothing is recorded."""
     try:
-        origin = load_hashed_json((folder / NAME).read_bytes())["checkpoint"]
-        found = near / origin["place"]
-        return found if _digest_weights(found) == origin["weights"] else None
+        return str(load_hashed_json((folder / NAME).read_bytes())["checkpoint"]["place"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def is_from(folder: Path, checkpoint: Path) -> bool:
+    """Returns whether the model in `folder` is recorded to be from `checkpoint`, wherever that is now."""
+    try:
+        origin = load_hashed_json((folder / NAME).read_bytes())["checkpoint"]
+        return bool(_digest_weights(checkpoint) == origin["weights"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def find_changes(folder: Path) -> list[str]:
