@@ -25,7 +25,7 @@ from terakoya.errors import UserError
 from terakoya.finetuning import loop, metrics
 from terakoya.finetuning.answers import Answers
 from terakoya.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
-from terakoya.finetuning.model import load_fast_tokenizer, load_with_head
+from terakoya.finetuning.model import load_fast_tokenizer, load_with_head, pad_id, write_model
 from terakoya.finetuning.rows import Row
 from terakoya.finetuning.settings import TuningSettings
 from terakoya.finetuning.similarity import TextVectors
@@ -146,6 +146,29 @@ def test_padding_changes_no_logits(model: Path) -> None:
         for size in (3, 1)
     )
     assert np.allclose(together, alone, atol=1e-5) and not np.allclose(alone[0], alone[1], atol=1e-3)
+
+
+def test_a_classifier_finds_the_end_of_a_text_before_the_padding_of_its_tokenizer(tmp_path: Path) -> None:
+    tiny = transformers.LlamaConfig(
+        vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    transformers.LlamaForCausalLM(tiny).save_pretrained(tmp_path / "base")
+    pieces = Tokenizer(WordLevel({"a": 0, "<unk>": 1, "</s>": 2, "b": 3}, unk_token="<unk>"))
+    pieces.pre_tokenizer = Whitespace()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="<unk>", eos_token="</s>")
+    made.save_pretrained(tmp_path / "base")
+    task = Classification([Row("rows", {"text": "a", "label": each}) for each in (0, 1)])
+    tokenizer = load_fast_tokenizer(tmp_path / "base", trust=False, needs_offsets=False)
+    plain = load_with_head(tmp_path / "base", task, seed=1, trust=False)
+    pad = pad_id(tokenizer, plain, tmp_path / "base")
+    classifier = load_with_head(tmp_path / "base", task, seed=1, trust=False, pad=pad)
+    write_model(classifier, tmp_path / "base", tmp_path / "out")
+    written, tokenizer = loaded("AutoModelForSequenceClassification", tmp_path / "out")
+    alone, padded = (
+        logits_of(written, **tokenizer(texts, padding=True, return_tensors="pt")) for texts in (["a"], ["a", "b a b"])
+    )
+    np.testing.assert_allclose(padded, alone, atol=1e-6)
+    assert tokenizer.pad_token_id == written.config.pad_token_id == pad
 
 
 @pytest.mark.slow

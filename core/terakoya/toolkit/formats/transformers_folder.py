@@ -113,7 +113,7 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
         names.insert(1, "token_type_ids")  # trained with them, although Transformers 5 makes none for this class
     settings["model_input_names"] = names  # defaults of the same class differ between Transformers 4 and 5
     settings["model_max_length"] = _longest_input(model)  # the tokenizer may be from a model with fewer positions
-    if tokenizer.pad_token is None and (pad := tokenizer.unk_token or tokenizer.eos_token or tokenizer.sep_token):
+    if tokenizer.pad_token is None and (pad := _choose_padding(tokenizer, model)):
         settings["pad_token"] = str(pad)  # an id that the model has; the attention mask says what is padding
     code = None
     if settings.get("tokenizer_class") == "SentencePieceBackend" and settings.get("legacy", True):
@@ -137,6 +137,16 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     if code is not None:
         (folder / "tokenization.py").write_text(code, encoding="utf-8")
         _write(file, settings | {"auto_map": {"AutoTokenizer": [f"tokenization.{tokenizer_class.__name__}", None]}})
+
+
+def _choose_padding(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> str | None:
+    """Returns the token that fills up short texts for a `tokenizer` that has none for it: the one that the config of
+    `model` names, by which a classifier finds the end of a text, if it is no ordinary piece; else another special
+    token."""
+    number = getattr(model.config, "pad_token_id", None)
+    if number in {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}:
+        return str(tokenizer.convert_ids_to_tokens(number))
+    return tokenizer.unk_token or tokenizer.eos_token or tokenizer.sep_token
 
 
 def _use_former_names(settings: dict[str, Any]) -> None:
