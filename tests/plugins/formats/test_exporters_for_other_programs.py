@@ -11,11 +11,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from hard_lines import LINES
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tiny_exports import TEXT, make_model, train_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -23,6 +25,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from terakoya.contract import toy
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
+from terakoya.preparation.chat_template import find_template
 from terakoya.toolkit.formats import other_programs
 from terakoya_plugins.formats.gguf import families, vocabulary, weights
 from terakoya_plugins.formats.gguf.exporter import GgufExporter
@@ -278,6 +281,44 @@ def test_a_byte_level_tokenizer_that_normalises_is_refused_unless_texts_are_norm
         GgufExporter().export({"": model}, source, tmp_path / "out")
     GgufExporter(allow_unnormalized=True).export({"": model}, source, tmp_path / "out")
     assert 'unicodedata.normalize("NFC", text)`.' in (tmp_path / "out" / "README.md").read_text()
+
+
+TAGS = """{% for each in messages %}
+  {% if each['role'] == 'assistant' %}
+    {%- generation +%}  {{ each['content'] + eos_token }} {%+ endgeneration %}
+    {% generation %}
+  !
+    {% endgeneration %}
+  {% else %}
+  ? {{ each['content'] }}
+  {% endif %}
+{% endfor %}"""
+
+
+@pytest.mark.parametrize("template", ["alpaca", "alpaca_en", TAGS])
+def test_the_chat_template_renders_in_plain_jinja_as_in_transformers(template: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(train_split_bpe(tmp_path, vocabulary.GPT2))
+    tokenizer.chat_template = template if template == TAGS else find_template(template, tokenizer, tmp_path).text
+    turns = [{"role": "user", "content": "雨?"}, {"role": "assistant", "content": "はい"}]
+    writer = mock.Mock()
+    vocabulary._write_chat_template(writer, tokenizer)
+    ((written,),) = writer.add_chat_template.call_args.args
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(written["template"])
+    text = plain.render(messages=turns, eos_token=tokenizer.eos_token)
+    assert written["name"] == "default" and text == tokenizer.apply_chat_template(turns, tokenize=False)
+
+
+@needs("gguf")
+@pytest.mark.slow
+def test_the_chat_template_is_in_the_file(tmp_path: Path) -> None:
+    from gguf import GGUFReader
+
+    source = train_split_bpe(tmp_path / "tokenizer", vocabulary.GPT2)
+    (source / "chat_template.jinja").write_text(TAGS, encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    GgufExporter().export({"": make_model("llama", "causal", source, "huggingface")}, source, tmp_path / "out")
+    field = GGUFReader(tmp_path / "out/model.gguf").get_field("tokenizer.chat_template")
+    assert field is not None and field.contents() == vocabulary._as_plain_jinja(TAGS)
 
 
 def compare_with_llama_cpp(model: PreTrainedModel, source: Path, out: Path, **settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ PATTERNS: Mapping[tuple[str | None, bool], str] = {
     (LLAMA3, False): "dbrx",
 }
 """Pattern by which words are split, and whether a word that is a piece needs no merges -> llama.cpp's name of both."""
+GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+"""A tag before or after what a model learns to write."""
 
 
 def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnormalized: bool) -> str:
@@ -53,6 +56,7 @@ def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnor
             "the model with --type byte_bpe or --type sentencepiece, or use --format onnx"
         )
     _write_roles(writer, tokenizer)
+    _write_chat_template(writer, tokenizer)
     return normalize
 
 
@@ -69,6 +73,19 @@ def _write_roles(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None
         writer.add_eos_token_id(last[0])
     writer.add_add_bos_token(bool(first))
     writer.add_add_eos_token(bool(last))
+
+
+def _write_chat_template(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the chat template, or all where there are several by name. Without one, llama.cpp takes ChatML."""
+    if template := tokenizer.chat_template:
+        named = {"default": template} if isinstance(template, str) else template
+        writer.add_chat_template([{"name": name, "template": _as_plain_jinja(text)} for name, text in named.items()])
+
+
+def _as_plain_jinja(template: str) -> str:
+    """Returns a chat template that renders the same text without the tags around an answer, which only Transformers
+    has. A condition that always holds is in their place, and so removes the same spaces around it."""
+    return GENERATION.sub(lambda tag: f"{{%{tag[1]}{'endif' if tag[2] else 'if true'}{tag[3]}%}}", template)
 
 
 def _write_byte_level(
