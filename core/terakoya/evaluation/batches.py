@@ -61,7 +61,7 @@ def negative_log_likelihood(
     wait.
 
     Args:
-        model: a model whose output has `logits` (B, T, V).
+        model: a model whose output has `logits` (B, T, V), or `prediction_logits`, as that of BertForPreTraining.
         pad: the id that pads sequences at their end; padding is masked out.
         arguments: further arguments of the model.
     """
@@ -79,6 +79,7 @@ def negative_log_likelihood(
         return copy_to_device(torch.from_numpy(array.astype(np.int64)), device)
 
     with torch.no_grad():
-        logits = model(input_ids=to_tensor(ids), attention_mask=to_tensor(mask), **arguments).logits
+        output = model(input_ids=to_tensor(ids), attention_mask=to_tensor(mask), **arguments)
+        logits = output.logits if hasattr(output, "logits") else output.prediction_logits
         scored = logits[to_tensor(rows), to_tensor(positions)].float()
         return torch.nn.functional.cross_entropy(scored, to_tensor(labels), reduction="none").double().sum()

@@ -101,7 +101,7 @@ def evaluate(
         start_token: whether to begin each document with the tokenizer's BOS, or EOS if it has no BOS, so that the
             first token is scored too.
         batch_tokens: largest number of positions in a batch, with padding.
-        precision: by default fp32; for the objective, the run's own.
+        precision: by default fp32; for the objective, the run's own, of an fp8 run bf16.
         device: by default the first GPU, or the CPU.
         tasks: names of lm-eval's tasks; or suites, their tasks and suite files, for which the model is fine-tuned, and
             `stores` is the folder with their files; or benchmarks of mteb and their tasks, see `embedding.BENCHMARKS`.

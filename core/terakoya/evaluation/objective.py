@@ -40,14 +40,16 @@ class RunObjective:
         self.folder, self.manifest, self.device = folder, manifest, device
         self.parameters = saved_parameters(folder, manifest)
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
-        self.precision = precision or self.parameters.precision
+        own = self.parameters.precision
+        self.precision = precision or ("bf16" if own == "fp8" else own)  # nothing is multiplied in 8 bits
         module = restore_module(
             folder, self.parameters, self.vocabulary,
             tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
         )  # fmt: skip
         module = module.to(device).eval()
+        has_flash = device.type == "cuda" and self.precision != "fp32"
         backend = attention.choose(
-            "sdpa" if self.parameters.attention == "flash" and self.precision == "fp32" else self.parameters.attention,
+            "sdpa" if self.parameters.attention == "flash" and not has_flash else self.parameters.attention,
             device=device,
             precision=self.precision,
             dropout=0.0,

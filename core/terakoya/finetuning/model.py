@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ FAMILIES = {
     "AutoModelForQuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
 }
 """Auto class -> the families for which Transformers has such a model."""
+
+KEPT_LAYERS = frozenset({"pooler", "head"})
+"""Layers outside of the base model that are no new head: poolers, and what ModernBERT's masked model has, too."""
 
 
 @contextmanager
@@ -76,14 +79,21 @@ def load_with_head(folder: Path, task: Task[Any], *, seed: int, trust: bool, pad
     Raises:
         UserError: Transformers has no such model of this family, or weights below the head are missing.
     """
+    random: set[str] = set()
+
+    def is_new(model: PreTrainedModel, name: str) -> bool:
+        random.add(name)
+        return is_of_head(model, name)
+
     with silence_transformers():
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
         auto, settings = _head_class(folder, config, task)
         torch.manual_seed(seed)
         model, _ = load_model_and_tokenizer(
-            getattr(transformers, auto), folder, trust=trust, is_new=is_of_head, ignore_mismatched_sizes=True,
+            getattr(transformers, auto), folder, trust=trust, is_new=is_new, ignore_mismatched_sizes=True,
             dtype=torch.float32, **settings,
         )  # fmt: skip
+        _initialise_head(model, random)
     if pad is not None:
         model.config.pad_token_id = pad
     loaded: PreTrainedModel = model
@@ -113,6 +123,22 @@ def is_of_head(model: PreTrainedModel, name: str) -> bool:
     that is nothing but a base model has no other head than its pooler."""
     is_outside = model.base_model is not model and not name.startswith(f"{model.base_model_prefix}.")
     return is_outside or "pooler" in name.split(".")
+
+
+def _initialise_head(model: PreTrainedModel, random: Collection[str]) -> None:
+    """Makes the weights of a head that was trained before random, as Transformers makes missing ones. `random` are the
+    names of those that are random already."""
+    trained = [
+        (name.split("."), weight)
+        for name, weight in model.named_parameters()
+        if name not in random and is_of_head(model, name) and not KEPT_LAYERS & set(name.split("."))
+    ]
+    for parts, weight in trained:
+        weight._is_hf_initialized = False
+        for depth in range(len(parts)):  # the model, and each module that holds the weight
+            model.get_submodule(".".join(parts[:depth]))._is_hf_initialized = False
+    if trained:
+        model.initialize_weights()
 
 
 def pad_id(tokenizer: Any, model: PreTrainedModel, folder: Path) -> int:

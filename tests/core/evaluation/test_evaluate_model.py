@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,6 +29,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    BertForPreTraining,
     ElectraConfig,
     ElectraForPreTraining,
     GPT2Config,
@@ -44,9 +46,12 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.evaluation.batches import ScoredSequence, negative_log_likelihood
 from terakoya.evaluation.data import CorpusTexts
 from terakoya.evaluation.models import _trained_length
+from terakoya.evaluation.objective import RunObjective
 from terakoya.plugins import registry
+from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.token_store import TokenStore
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
@@ -225,6 +230,19 @@ def test_pseudo_perplexity_masks_tokens_one_at_a_time(bert: Path, tmp_path: Path
     assert evaluate(bert, corpora={"t": Corpus([corpus(tmp_path, text)])}, limit=2).results["t"]["lines"] == 2
 
 
+def test_a_bert_with_next_sentence_prediction_has_the_losses_of_its_masked_model(bert: Path) -> None:
+    item = ScoredSequence(np.array([2, 4, 6, 3]), np.array([1]), np.array([5]))
+    masked = BertForMaskedLM.from_pretrained(bert).eval()
+    with_pairs = BertForPreTraining(masked.config).eval()
+    with_pairs.bert.load_state_dict(masked.bert.state_dict(), strict=False)
+    with_pairs.cls.predictions.load_state_dict(masked.cls.predictions.state_dict())
+    losses = [
+        float(negative_log_likelihood(model, [item], pad=0, device=torch.device("cpu")))
+        for model in (masked, with_pairs)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] > 0.1
+
+
 @pytest.fixture(scope="module")
 def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run that validates on the whole second store."""
@@ -257,6 +275,16 @@ def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores:
     assert numbers["masked"] > 10 and numbers["rows"] > 3
     other = evaluate(run / "checkpoints" / "step-00000004", stores=[stores[0]], limit=5)
     assert list(other.results) == [str(stores[0])] and other.results[str(stores[0])]["rows"] == 5
+
+
+@pytest.mark.parametrize("settings", [{"precision": "fp8"}, {"precision": "bf16", "attention": "flash"}])
+def test_a_run_of_a_gpu_is_evaluated_on_a_cpu(run: Path, settings: dict[str, str]) -> None:
+    """What cannot run there is replaced, and what is reported is what runs."""
+    folder = run / "checkpoints" / "step-00000004"
+    manifest = read_manifest(folder)
+    manifest["parameters"] = {**manifest["parameters"], **settings}
+    objective = RunObjective(folder, manifest, device=torch.device("cpu"), precision=None)
+    assert objective.precision == "bf16" and not objective.flash
 
 
 @pytest.mark.slow

@@ -389,6 +389,28 @@ def test_a_head_for_other_labels_is_replaced(model: Path, tmp_path: Path) -> Non
     assert load_file(tmp_path / "new/model.safetensors")["classifier.weight"].shape == (3, 32)
 
 
+@pytest.mark.parametrize(
+    ("family", "last", "kept"), [("Bert", "classifier", "bert.pooler"), ("ModernBert", "classifier", "head")]
+)
+def test_a_head_for_as_many_labels_is_replaced(model: Path, tmp_path: Path, family: str, last: str, kept: str) -> None:
+    """The layers below it, also those that are outside of the base model, stay."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=15, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=24, pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
+    )  # fmt: skip
+    shutil.copytree(model, tmp_path / "first")
+    getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(tmp_path / "first")
+    trained = load_file(tmp_path / "first/model.safetensors")
+    task = Classification([Row("x", {"text": "mi", "label": label}) for label in ("yes", "no")])
+    first, second, again = (load_with_head(tmp_path / "first", task, seed=n, trust=False) for n in (1, 2, 1))
+    weights, others, same = (each.state_dict() for each in (first, second, again))
+    name = f"{last}.weight"
+    assert not torch.equal(weights[name], trained[name]) and not torch.equal(weights[name], others[name])
+    assert torch.equal(weights[name], same[name]) and weights[name].std() > 0
+    assert any(each.startswith(kept) for each in trained)
+    assert all(torch.equal(weights[each], trained[each]) for each in trained if not each.startswith(last))
+
+
 def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "t.jsonl", classified(4, 1))
     broken = tmp_path / "broken"

@@ -251,6 +251,31 @@ def test_a_warmup_fraction_of_an_unknown_length_is_not_supported() -> None:
         assert found.unsupported["lr-warmup-fraction"].endswith(f"only with {needed}")
 
 
+@pytest.mark.parametrize(
+    ("style", "decay_type", "reported"),
+    [
+        ("", None, "exponential, Megatron's default without it: another kind of decay"),
+        ("--lr-wsd-decay-style exponential", None, "exponential: another kind of decay"),
+        ("--lr-wsd-decay-style minus_sqrt", "1-sqrt", None),
+        ("--lr-wsd-decay-style cosine", "cosine", None),
+    ],
+)
+def test_the_kind_of_a_wsd_decay_is_that_of_megatron_or_reported(
+    style: str, decay_type: str | None, reported: str | None
+) -> None:
+    found = convert(f"{SIZES} {BATCH} --lr-decay-style WSD --lr-wsd-decay-iters 100 {style}".split(), nodes=1)
+    assert found.parameters["schedule"].get("decay_type") == decay_type
+    assert found.unsupported.get("lr-wsd-decay-style") == reported
+    Parameters.from_dict(found.parameters, source="test")
+
+
+def test_no_batches_of_validation_are_no_validation() -> None:
+    found = convert(f"{SIZES} {BATCH} --eval-iters 0 --eval-interval 25".split(), nodes=1)
+    assert "evaluation" not in found.parameters and found.parameters["data"]["split"] == [969, 30, 1]
+    assert found.ignored["eval-iters"] == found.ignored["eval-interval"] == "validation is off: --eval-iters 0"
+    Parameters.from_dict(found.parameters, source="test")
+
+
 def test_what_megatron_does_without_an_option_is_not_lost() -> None:
     base = f"{SIZES} {BATCH}"
     llama = convert(f"{base} {LLAMA} --eval-interval 25".split(), nodes=1)

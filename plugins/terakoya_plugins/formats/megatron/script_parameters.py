@@ -24,6 +24,8 @@ SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "inverse-square-root": "inverse_square_root",
     "WSD": "warmup_stable_decay",
 }  # fmt: skip
+DECAY_TYPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
+"""--lr-wsd-decay-style -> schedule.decay_type."""
 DEFAULT_SPLIT = [969, 30, 1]
 """What Megatron uses for --data-path without --split."""
 Z_LOSS = 1e-4
@@ -320,8 +322,12 @@ def convert_schedule(options: Options, batch: int | None, row: int | None) -> di
     if converted["type"] == "warmup_stable_decay":
         converted["decay_steps"] = options.take("lr-wsd-decay-iters", parse_integer, "schedule.decay_steps")
         kind = options.take("lr-wsd-decay-style", str, "schedule.decay_type")
-        converted["decay_type"] = {"exponential": None, "minus_sqrt": None}.get(kind, kind) if kind else None
-        if kind and converted["decay_type"] is None:
+        converted["decay_type"] = DECAY_TYPES.get(kind)
+        if "lr-wsd-decay-style" not in options:
+            options.mark_unsupported(
+                "lr-wsd-decay-style", "exponential, Megatron's default without it: another kind of decay"
+            )
+        elif kind is not None and kind not in DECAY_TYPES:
             options.mark_unsupported("lr-wsd-decay-style", f"{kind}: another kind of decay")
     return {key: value for key, value in converted.items() if value is not None}
 

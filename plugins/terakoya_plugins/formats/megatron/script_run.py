@@ -187,12 +187,14 @@ def convert_saving(options: Options, data: dict[str, Any]) -> dict[str, Any]:
     converted: dict[str, Any] = {"logging_steps": options.take("log-interval", parse_integer, "logging_steps") or 100}
     if save:
         converted["checkpoint"] = {"save_steps": save}
-    if data.get("validation") or (len(data.get("split", ())) > 1 and data["split"][1]):
+    has_data = data.get("validation") or (len(data.get("split", ())) > 1 and data["split"][1])
+    if has_data and batches != 0:
         converted["evaluation"] = {"steps": every or 1000, "batches": batches or 100}  # Megatron's defaults
     else:
         for name in ("eval-interval", "eval-iters"):
             if name in options:
-                options.mark_ignored(name, "there is no validation data")
+                reason = "validation is off: --eval-iters 0" if has_data else "there is no validation data"
+                options.mark_ignored(name, reason)
     return converted
 
 
