@@ -5,12 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toy
 from engine_runs import LAST, MIDDLE, STAGES, assert_close, checkpoint, here, settings, start, state
 from frozen_weights import is_low
 from safetensors.torch import load_file
 from start_folders import spread
+from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
+
+from terakoya.errors import UserError
+from terakoya.training.engines.deepspeed import DeepSpeedEngine, Fragment
+from terakoya.training.engines.whole_tensors import WholeTensors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
@@ -61,3 +67,30 @@ def test_a_stage_resumes_exactly(runs: Path, stage: int) -> None:
     assert toy.losses(resumed)[LAST] == toy.losses(straight)[LAST]
     for kind in ("model", "optimizer"):
         assert_close(state(straight, kind), state(resumed, kind), 0.0)
+
+
+class Saved(dict[str, Tensor]):
+    """The tensors of a checkpoint."""
+
+    __call__ = dict.__getitem__
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].shape)
+
+    def part(self, name: str, start: int, size: int) -> Tensor:
+        return self[name][start : start + size]
+
+
+def test_weights_that_were_frozen_do_not_get_the_step_count_of_others() -> None:
+    """Their moments of 0 would be those of many steps. A count that stays, without bias correction, is no such one."""
+    flat, saved = nn.Parameter(torch.zeros(4)), Saved({"high/exp_avg": torch.ones(2), "high/step": torch.tensor(7.0)})
+    engine: Any = object.__new__(DeepSpeedEngine)
+    engine.optimizer, engine.fused = torch.optim.AdamW([flat]), False
+    engine.whole = WholeTensors(engine.optimizer, {}, None, device=flat.device)
+    engine.trainable = {name: nn.Parameter(torch.zeros(2)) for name in ("low", "high")}
+    engine.fragments = {"low": Fragment(flat, 0, 0, 2), "high": Fragment(flat, 2, 0, 2)}
+    with pytest.raises(UserError, match=r'low: its optimizer state step is 0 but others have 7; .* engine "ddp"'):
+        engine.load_optimizer_state(saved, frozenset(saved))
+    saved["high/step"] = torch.tensor(1e8)
+    engine.load_optimizer_state(saved, frozenset(saved))
+    assert engine.optimizer.state[flat]["exp_avg"].tolist() == [0.0, 0.0, 1.0, 1.0]

@@ -275,7 +275,7 @@ class DeepSpeedEngine:
         """See `Engine`.
 
         Raises:
-            UserError: parameters in the same flat tensor have different step counts.
+            UserError: parameters in the same flat tensor have different step counts, or some have none.
         """
         keys: defaultdict[str, list[str]] = defaultdict(list)
         for each in sorted(names):
@@ -296,14 +296,25 @@ class DeepSpeedEngine:
                     on_device = self.fused or id(fragment.flat) in fused or value.ndim
                     device = fragment.flat.device if on_device else "cpu"
                     if not torch.equal(state.setdefault(key, value.to(device, copy=True)).cpu(), value):
-                        raise UserError(
-                            f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "
-                            'ZeRO keeps one value for many parameters: resume with engine "ddp"'
-                        )
+                        raise _other_value(name, key, value, state)
                     continue
                 if key not in state:
                     state[key] = torch.zeros_like(fragment.flat, requires_grad=False)
                 fragment.set_values(state[key], values.part(f"{name}/{key}", fragment.start, fragment.size))
+        for name, fragment in self.fragments.items():
+            state = self.optimizer.state.get(fragment.flat, {})
+            count = state.get("step")
+            # a parameter that was frozen before; a count that no step changes corrects nothing
+            if count is not None and not keys[name] and name not in self.whole and 0 < count < count + 1:
+                raise _other_value(name, "step", torch.tensor(0.0), state)
+
+
+def _other_value(name: str, key: str, value: Tensor, state: Mapping[str, Tensor]) -> UserError:
+    """Returns the error of a parameter whose `value` of `key` is not that of its flat tensor's `state`."""
+    return UserError(
+        f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "
+        'ZeRO keeps one value for many parameters: resume with engine "ddp"'
+    )
 
 
 def _shape(parameter: Tensor) -> tuple[int, ...]:
