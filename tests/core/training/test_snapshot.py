@@ -12,7 +12,7 @@ import torch.distributed as dist
 import toy
 from safetensors.torch import load_file
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.distributed import all_ranks
@@ -67,6 +67,17 @@ def test_models_are_written_as_they_were_copied_with_tied_weights_once(tmp_path:
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "model/a" / name).read_bytes() == (tmp_path / "direct" / name).read_bytes()
     assert "cls.predictions.decoder.weight" not in load_file(tmp_path / "model/a/model.safetensors")
+
+
+def test_a_model_is_written_with_the_config_that_it_had_when_it_was_copied(tmp_path: Path) -> None:
+    """The next phase may give the run's model other rotary positions before the file is written."""
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=20, rope_parameters={"rope_theta": 10_000.0}))
+    write = Snapshot(threading.Event()).copy_models({"a": model})
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 160_000.0}
+    write(tmp_path)
+    assert json.loads((tmp_path / "model/a/config.json").read_text())["rope_parameters"]["rope_theta"] == 10_000.0
+    assert model.config.rope_parameters["rope_theta"] == 160_000.0
 
 
 def test_tensors_of_event_plugins_are_copied() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
@@ -55,11 +56,14 @@ class Snapshot:
             yield shard
 
     def copy_models(self, exported: Mapping[str, PreTrainedModel]) -> Callable[[Path], None]:
-        """Copies the weights of `exported`, by sub-folder; returns a function that writes them into a checkpoint."""
+        """Copies the weights and configs of `exported`, by sub-folder; returns a function that writes them into a
+        checkpoint."""
         copies: dict[Hashable, Tensor] = {}
         states: dict[str, dict[str, Tensor]] = {}
+        models: dict[str, PreTrainedModel] = {}
         for name, model in exported.items():
-            states[name] = {}
+            models[name], states[name] = copy.copy(model), {}
+            models[name].config = copy.deepcopy(model.config)  # the next phase changes that of the run
             for key, value in model.state_dict().items():
                 identity = (value.data_ptr(), value.shape, value.stride())  # tied weights stay tied
                 if identity not in copies:
@@ -68,7 +72,7 @@ class Snapshot:
         _wait_for_copies()
 
         def write(folder: Path) -> None:
-            for name, model in exported.items():
+            for name, model in models.items():
                 model_folder.write(model, folder / "model" / name, states[name])
 
         return write
@@ -97,12 +101,12 @@ class Snapshot:
         return copies
 
     def _copy(self, key: Hashable, value: Tensor) -> Tensor:
-        copy = self.memory.get(key)
-        if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
-            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            self.memory[key] = copy
+        held = self.memory.get(key)
+        if held is None or held.shape != value.shape or held.dtype != value.dtype:
+            held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self.memory[key] = held
         with torch.no_grad():
-            return copy.copy_(value, non_blocking=True)
+            return held.copy_(value, non_blocking=True)
 
 
 def _wait_for_copies() -> None:
