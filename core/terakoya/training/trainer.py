@@ -209,7 +209,7 @@ class Trainer:
         if not stop_reason:
             self._judge(self._pending_losses())
             stop.leave_after_the_end(self._say_end)
-            if not (parameters.evaluation and self._is_due(parameters.evaluation.steps)):
+            if not run.validation_losses or run.validation_losses[-1][0] != run.step:
                 self._validate()
         self.step_sync.raise_plugin_error()
         reason = stop_reason or run.ended_by

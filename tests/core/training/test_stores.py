@@ -96,6 +96,14 @@ def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> 
     assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "a skipped step is not saved"
 
 
+def test_a_run_whose_last_steps_are_skipped_is_validated_at_its_end(
+    store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    data = {"validation": [str(validation_store)], "skip_steps": [[2, 2]]}
+    train_in_this_process(settings(store, data, max_steps=2, evaluation={"steps": 2, "batches": 1}), tmp_path / "run")
+    assert sorted(toy.records(tmp_path / "run", "validation")) == [0, 2]
+
+
 def test_rates_leave_out_what_was_before_skipped_steps(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
