@@ -10,8 +10,9 @@ See docs/design/phases.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from terakoya.components import Objective, Progress
 from terakoya.components.progress import Length
@@ -174,6 +175,21 @@ class RunPlan:
             * phase.sequence_length
             for phase in self.phases
         )
+
+    def check_borders(self, manifest: Mapping[str, Any]) -> None:
+        """Raises UserError where phases began at other steps than those of the plan, before the checkpoint with this
+        `manifest`."""
+        step = manifest["step"]
+        saved = manifest.get("phases", [{"first_step": 0}])
+        before = [each["first_step"] for each in saved if each["first_step"] < step]
+        now = [phase.span.first_step for phase in self.phases if phase.span.first_step < step]
+        if before != now:
+            steps = [", ".join(f"{first + 1:,}" for first in each) for each in (before, now)]
+            raise UserError(
+                f"phases: up to step {step:,}, that of the checkpoint, phases began at steps {steps[0]}, but now they "
+                f"would have begun at {steps[1]}: give them such lengths that they begin where they did; a share is "
+                "one of the length of the run"
+            )
 
     def continued_at(self, step: int, row: int) -> RunPlan:
         """Returns the plan of the run from step `step` on, which takes the rows from `row` on.

@@ -20,6 +20,7 @@ from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
@@ -86,6 +87,18 @@ def test_a_longer_run_does_not_go_back_to_an_earlier_phase(store: Path, tmp_path
     trained({**longer, "phases": [{"share": 0.25}, LONG]}, out, "phases")
     manifest = json.loads((out / "checkpoints/step-00000008/manifest.json").read_text())
     assert manifest["phase"]["first_step"] == 2 and manifest["phase"]["steps"] == 6
+
+
+def test_a_fork_does_not_go_back_to_an_earlier_phase(store: Path, tmp_path: Path) -> None:
+    """It is refused before anything is written, as its start would be."""
+    out = trained(settings(store, phases=[{"share": 0.5}, LONG]), tmp_path / "run")
+    with pytest.raises(UserError, match=r"phases began at steps 1, 3, but now they would have begun at 1: give"):
+        fork(out, tmp_path / "new", ["max_steps=8"])
+    other_rows = json.dumps([{"steps": 2, "batch_size": {"-1": 8}}, LONG])
+    with pytest.raises(UserError, match=r"the 4 steps of the checkpoint took 64 rows, .* they take 48: keep"):
+        fork(out, tmp_path / "new", ["max_steps=8", f"phases={other_rows}"])
+    assert not (tmp_path / "new").exists()
+    fork(out, tmp_path / "new", ["max_steps=8", f"phases={json.dumps([{'share': 0.25}, LONG])}"])
 
 
 def test_the_batch_of_a_phase_without_a_table_of_its_own_changes_with_consent(store: Path, tmp_path: Path) -> None:

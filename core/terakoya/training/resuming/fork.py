@@ -24,6 +24,7 @@ import torch
 
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, changed_keys
 from terakoya.errors import UserError
 from terakoya.plugins import registry
@@ -34,13 +35,17 @@ from terakoya.runs.finding import PERMANENT, find_checkpoint
 from terakoya.runs.forks import Fork, write_fork
 from terakoya.toolkit.checkpoint_copies import link_file
 from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import saved_values
 from terakoya.training.resuming.changes import needed_consent
+from terakoya.training.run_plan import make_plan
 from terakoya.training.stores import Stores
 
 MODEL = ("architecture", "objective")
 """The sections of the parameters that decide which tensors a model has."""
+PLAN = ("max_steps", "max_tokens", "batch_size", "data", "seed", "objective", "phases")
+"""The sections that decide at which steps and rows phases begin."""
 
 
 def fork(source: Path, out: Path, overrides: Sequence[str] = ()) -> Fork:
@@ -142,13 +147,26 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
             f"{now.max_tokens:,}: nothing would be left to train; raise it with --set max_tokens=N"
         )
     fingerprints: Mapping[str, str] = manifest["stores"]
+    changed = {key.partition(".")[0] for key in changed_keys(before, now)}
     if before.data != now.data or before.phases != now.phases:
         stores = Stores.open(now.data, [phase.data for phase in now.of_phases])
         fingerprints = stores.fingerprints()
         stores.check_checkpoint(folder)
-    if before.lora is None and any(key.partition(".")[0] in MODEL for key in changed_keys(before, now)):
+    if now.phases and not changed.isdisjoint(PLAN):
+        _check_phases(manifest, now)
+    if before.lora is None and not changed.isdisjoint(MODEL):
         _check_tensors(folder, now, Vocabulary.model_validate(manifest["vocabulary"]))
     return needed_consent(manifest, now, fingerprints)
+
+
+def _check_phases(manifest: Mapping[str, Any], parameters: Parameters) -> None:
+    """Raises UserError if the phases of `parameters` took other steps or rows before the checkpoint of `manifest`."""
+    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+    hosts = batch_table.node_names(parameters.batch_size)
+    nodes = Topology(tuple(ProcessInfo(node, node, 0, host) for node, host in enumerate(hosts)))
+    plan = make_plan(parameters, stores, nodes, 0)
+    plan.check_borders(manifest)
+    plan.continued_at(manifest["step"], manifest["consumed_rows"])
 
 
 def _check_tensors(folder: Path, parameters: Parameters, vocabulary: Vocabulary) -> None:

@@ -150,7 +150,7 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     run, global_rows = trainer.run, trainer.plan.validation_batch.global_rows
     previous_rows = sum(manifest["parameters"]["batch_size"].values())
     if trainer.plan.has_phases:
-        _check_borders(trainer, manifest.get("phases", [{"first_step": 0}]))
+        trainer.plan.check_borders(manifest)
         trainer.batches.start_at(run.step, run.consumed_rows)
         _restore_phase(trainer, manifest.get("phase"))
         return
@@ -214,20 +214,6 @@ def _rows_of_stores(positions: Sequence[Mapping[str, Any]], stores: Mapping[str,
     for each in positions:
         rows[stores[each["store"]]] += each["rows"]
     return rows
-
-
-def _check_borders(trainer: Trainer, saved: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UserError where phases have begun at other steps than those of the plan; `saved` are the checkpoint's."""
-    step = trainer.run.step
-    before = [each["first_step"] for each in saved if each["first_step"] < step]
-    now = [phase.span.first_step for phase in trainer.plan.phases if phase.span.first_step < step]
-    if before != now:
-        steps = [", ".join(f"{first + 1:,}" for first in each) for each in (before, now)]
-        raise UserError(
-            f"phases: up to step {step:,}, that of the checkpoint, phases began at steps {steps[0]}, but now they "
-            f"would have begun at {steps[1]}: give them such lengths that they begin where they did, with "
-            "--allow-change phases; a share is one of the length of the run"
-        )
 
 
 def _restore_phase(trainer: Trainer, saved: Mapping[str, Any] | None) -> None:
