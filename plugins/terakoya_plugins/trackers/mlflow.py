@@ -52,13 +52,13 @@ class Mlflow(Tracker):
         client = _import_mlflow().MlflowClient(tracking_uri=self.tracking_uri)
         return _MlflowRun(client, partial(self._run_id, client, run_folder, parameters))
 
-    def _run_id(self, client: Any, run_folder: Path, parameters: Mapping[str, Any], attempt: int) -> str:
-        """Returns the id of the MLflow run of `attempt`; makes it at the first call."""
+    def _run_id(self, client: Any, run_folder: Path, parameters: Mapping[str, Any], attempt: int) -> tuple[str, bool]:
+        """Returns the id of the MLflow run of `attempt`, and whether it is new: the first call makes it."""
         file = run_folder / FILE
         ids = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         key = "run_id" if attempt == 1 else f"attempt-{attempt}"
         if key in ids:
-            return str(ids[key])
+            return str(ids[key]), False
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found is not None else client.create_experiment(self.experiment)
         name = self.name or run_folder.resolve().name
@@ -71,7 +71,7 @@ class Mlflow(Tracker):
         for path, value in _leaves(parameters):
             client.log_param(run_id, path, json.dumps(value, ensure_ascii=False)[:LONGEST_VALUE])
         client.log_text(run_id, json.dumps(parameters, indent=2, ensure_ascii=False), "parameters.json")
-        return run_id
+        return run_id, True
 
 
 def _import_mlflow() -> Any:
@@ -97,16 +97,17 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 class _MlflowRun:
-    def __init__(self, client: Any, run_id_of: Callable[[int], str]) -> None:
+    def __init__(self, client: Any, run_id_of: Callable[[int], tuple[str, bool]]) -> None:
         self.client = client
         self.run_id_of = run_id_of
-        self.run_id = run_id_of(1)
+        self.run_id, _ = run_id_of(1)
         client.update_run(self.run_id, status="RUNNING")
 
     def begin(self, step: int, attempt: int) -> None:
-        run_id = self.run_id_of(attempt)
+        run_id, is_new = self.run_id_of(attempt)
         if run_id != self.run_id:
-            self.client.set_tag(self.run_id, "terakoya.undone_after_step", str(step))
+            if is_new:  # else the run resumes, long after it went back
+                self.client.set_tag(self.run_id, "terakoya.undone_after_step", str(step))
             self.client.set_terminated(self.run_id, "KILLED")
             self.client.update_run(run_id, status="RUNNING")
             self.run_id = run_id

@@ -116,6 +116,12 @@ def test_steps_after_going_back_are_in_another_mlflow_run(tmp_path: Path, client
     ]  # fmt: skip
 
 
+def test_a_resume_does_not_change_where_an_mlflow_run_was_undone(tmp_path: Path, client: Client) -> None:
+    go_back(Mlflow(name="bert"), tmp_path)
+    undone = [arguments for arguments, _ in client.of("set_tag") if arguments[1] == "terakoya.undone_after_step"]
+    assert undone == [("abc123", "terakoya.undone_after_step", "3")], "it resumes at step 4"
+
+
 def test_steps_after_going_back_are_in_another_trackio_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[tuple[str, int]] = []
 
