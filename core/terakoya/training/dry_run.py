@@ -113,12 +113,17 @@ def _checkpoint_bytes(trainer: Trainer, checkpoints: int) -> int:
 
 
 def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
-    """Returns the host memory that background saves keep, in bytes: of each process, for its shards of `state/` as in
-    `_checkpoint_bytes`; and of rank 0, for the weights of `model/`."""
+    """Returns the host memory that background saves keep, in bytes: of this process, for its shards of `state/` as in
+    `_checkpoint_bytes`; and of rank 0, for the weights of `model/`, or with lora for what training changes."""
+    parameters, engine = trainer.parameters, trainer.engine
     weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
-    saved = weights if trainer.parameters.lora is None else trained
-    state_bytes = 4 * (saved + 2 * trained) // trainer.run.world_size
-    return state_bytes, 4 * weights if trainer.parameters.checkpoint.model != "never" else 0
+    saved = weights if parameters.lora is None else trained
+    own = sum(shard.value.numel() for shard in engine.weight_shards())  # of which event plugins keep something
+    state_bytes = 4 * (saved + 2 * trained) // trainer.run.world_size + parameters.count_event_bytes(own)
+    if not engine.full_module:  # the model is built of the files
+        return state_bytes, 0
+    is_copied = parameters.lora is not None or choose_saved_models(parameters, full_module=True) != "never"
+    return state_bytes, 4 * saved if is_copied else 0
 
 
 def _try_step(trainer: Trainer, phase: PlannedPhase, out: Path) -> str:

@@ -18,6 +18,7 @@ from terakoya.errors import UserError
 from terakoya.training import dry_run as dry
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
 from terakoya.training.resuming.fork import fork
 from terakoya.training.run_folder import held_bytes
@@ -241,6 +242,33 @@ def test_a_dry_run_counts_what_checkpoints_hold(changes: dict[str, Any], full_mo
         engine=SimpleNamespace(full_module=full_module),
     )
     assert dry._checkpoint_bytes(trainer, 3) == 4 * numbers
+
+
+ADAPTERS = {"start_from": "model", "lora": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "full_module", "state", "model"),
+    [
+        ({}, True, 300, 100),
+        ({}, False, 300, 0),
+        ({"checkpoint": {"save_steps": 5, "model": "never"}}, True, 300, 0),
+        ({"events": {"ema": {}}}, True, 300 + 80, 100),
+        (ADAPTERS, True, 30, 10),
+        (ADAPTERS, False, 30, 0),
+    ],
+)
+def test_a_dry_run_counts_what_background_saves_copy(
+    changes: dict[str, Any], full_module: bool, state: int, model: int
+) -> None:
+    """Of 100 weights, 10 in adapters, two moments of each trained one, and averages of those that this process has."""
+    trainer: Any = SimpleNamespace(
+        parameters=Parameters.from_dict(toy.parameters(Path("store"), **changes), source="test"),
+        facts={"parameter_count": 100, "trained_parameter_count": 10 if "lora" in changes else 100},
+        engine=SimpleNamespace(full_module=full_module, weight_shards=lambda: [whole_shard("a", torch.zeros(80))]),
+        run=SimpleNamespace(world_size=1),
+    )
+    assert dry._snapshot_bytes(trainer) == (4 * state, 4 * model)
 
 
 @pytest.mark.slow
