@@ -24,10 +24,8 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
 
     refuse_address(out, "the demo's folder")
     files = Demo(out)
-    if fresh:
-        files.remove()
     start = time.perf_counter()
-    results = list(run_pipeline(files.write(max_steps=max_steps or MAX_STEPS)))
+    results = list(run_pipeline(files.write(max_steps=max_steps or MAX_STEPS, fresh=fresh)))
     seconds = time.perf_counter() - start
     console().print(f"\nterakoya demo: {seconds:.0f} s", soft_wrap=True)
     for line in summary_lines(files, results):

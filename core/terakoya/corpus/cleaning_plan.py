@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("terakoya")
 
+PARTS = ".parts"
+"""The folder of an unfinished plan; a user's own folder has another name."""
+
 KEPT = 255
 """The verdict on a document that no step drops; for other documents it is the index of the step that drops it."""
 
@@ -90,7 +93,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
         is_new = not _has_key(folder / PLAN, key)
         if is_new:
             (folder / PLAN).unlink(missing_ok=True)
-            parts = folder / "parts"
+            parts = folder / PARTS
             if not _has_key(parts / "key.json", key):
                 shutil.rmtree(parts, ignore_errors=True)
                 parts.mkdir()
@@ -132,7 +135,12 @@ def _indent(examples: Sequence[str]) -> str:
 
 
 def _has_key(file: Path, key: str) -> bool:
-    return file.exists() and json.loads(file.read_bytes())["key"] == key
+    try:
+        return file.exists() and bool(json.loads(file.read_bytes())["key"] == key)
+    except (ValueError, TypeError, KeyError):
+        raise UserError(
+            f"{file}: expected a plan of cleaning, got another file; choose another --clean-folder, or remove it"
+        ) from None
 
 
 def _write_json(file: Path, value: object) -> None:

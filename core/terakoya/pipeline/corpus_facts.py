@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -119,4 +120,8 @@ def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
             if isinstance(value, dict):
                 yield value
         return
-    yield from csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
+    csv.field_size_limit(sys.maxsize)
+    if kind == "tsv":
+        yield from csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        yield from csv.DictReader(lines)

@@ -7,6 +7,7 @@ a minute. What makes that minute suffice is in docs/explanation/recipes.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from terakoya.errors import UserError
 from terakoya.pipeline.run import Pipeline
 from terakoya.pipeline.stages import StageResult
 
@@ -35,6 +37,11 @@ class Demo:
     """The files that the demo writes and reads."""
 
     folder: Path
+
+    @property
+    def hashes(self) -> Path:
+        """The SHA-256 of corpus and pipeline as the demo wrote them, by name."""
+        return self.folder / ".demo.json"
 
     @property
     def corpus(self) -> Path:
@@ -97,16 +104,30 @@ class Demo:
             "training_processes": 1,
         }
 
-    def write(self, *, max_steps: int = MAX_STEPS) -> Pipeline:
-        """Writes corpus and pipeline, after removing the output of an earlier demo with other settings."""
+    def write(self, *, max_steps: int = MAX_STEPS, fresh: bool = False) -> Pipeline:
+        """Writes corpus and pipeline, after removing the output of an earlier demo with other settings, or of any if
+        `fresh`.
+
+        Raises:
+            UserError: one of both files is there and is not as a demo wrote it, so that the output may be the user's.
+        """
         text = json.dumps(self.pipeline(max_steps=max_steps), ensure_ascii=False, indent=2) + "\n"
         corpus = (resources.files("terakoya.pipeline") / "demo_town.txt").read_bytes()
-        inputs = (self.pipeline_file, text.encode()), (self.corpus, corpus)
-        if self.pipeline_file.is_file() and any(not f.is_file() or f.read_bytes() != content for f, content in inputs):
+        wanted = {self.pipeline_file: text.encode(), self.corpus: corpus}
+        there = {file: file.read_bytes() for file in wanted if file.is_file()}
+        written = json.loads(self.hashes.read_bytes()) if self.hashes.is_file() else {}
+        for file, content in there.items():
+            if content != wanted[file] and _hash(content) != written.get(file.name):
+                raise UserError(
+                    f"{file}: is not as a demo wrote it, and what is beside it may be yours: choose another --out, or "
+                    "remove it first"
+                )
+        if self.pipeline_file in there and (fresh or there != wanted):
             self.remove()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.corpus.write_bytes(corpus)
-        self.pipeline_file.write_text(text, encoding="utf-8")
+        for file, content in wanted.items():
+            file.write_bytes(content)
+        self.hashes.write_text(json.dumps({file.name: _hash(content) for file, content in wanted.items()}))
         return Pipeline.model_validate_json(text)
 
     def remove(self) -> None:
@@ -119,6 +140,10 @@ class Demo:
         """Returns the validation records of the run, in order."""
         lines = (self.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [record for record in map(json.loads, lines) if record["kind"] == "validation"]
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:

@@ -134,9 +134,11 @@ class ConversationEncoder:
         return _Rendered(text, spans, prompts)
 
     def _extend_to_end(self, text: str, span: Span) -> Span:
-        """Returns `span` of a marked answer, extended by the special token that follows it, unless it ends with one."""
+        """Returns `span` of a marked answer, extended by the special token that follows it, unless it ends with one, or
+        with white space after one."""
         start, stop = span
-        if any(match.end() == stop for match in self._literal.finditer(text, start, stop)):
+        end_of_text = start + len(text[start:stop].rstrip())
+        if any(match.end() in (end_of_text, stop) for match in self._literal.finditer(text, start, stop)):
             return span
         end = self._literal.match(text, stop)
         return (start, end.end()) if end else span

@@ -130,3 +130,24 @@ def test_other_settings_remove_only_the_files_of_the_demo(tmp_path: Path) -> Non
     files.write(max_steps=6)
     assert not run_folder.exists()
     assert mine.read_text() == "mine"
+    run_folder.mkdir()
+    files.write(max_steps=6, fresh=True)
+    assert not run_folder.exists()
+
+
+@pytest.mark.parametrize("name", ["pipeline.json", "corpus.txt"])
+def test_a_demo_whose_files_were_changed_is_left_alone(name: str, tmp_path: Path) -> None:
+    files = Demo(tmp_path / "out")
+    files.write(max_steps=4)
+    (files.folder / "run").mkdir()
+    changed = files.folder / name
+    changed.write_text(changed.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    for fresh in (False, True):
+        with pytest.raises(UserError, match="is not as a demo wrote it"):
+            files.write(max_steps=4, fresh=fresh)
+    assert (files.folder / "run").is_dir() and changed.read_text(encoding="utf-8").endswith(" ")
+    own = Demo(tmp_path / "own")
+    own.folder.mkdir()
+    own.pipeline_file.write_text("{}")
+    with pytest.raises(UserError, match="choose another --out, or remove it first"):
+        own.write()

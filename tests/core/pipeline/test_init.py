@@ -54,6 +54,13 @@ def test_what_it_sees_of_a_corpus_of_several_formats(tmp_path: Path) -> None:
     assert facts.characters == len(numbered(0)) * (3 * 40 + 2 * 20 + 10 + 30)
 
 
+def test_quotes_of_a_tsv_are_text_and_a_field_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("title\tbody\n" + f'"題\t{numbered(1) * 3}\n' * 20, encoding="utf-8")
+    assert look_at([str(tmp_path / "a.tsv")]).field == "body"
+    (tmp_path / "b.csv").write_text("title,body\n" + "題," + "word " * 40_000 + "\n題,x\n", encoding="utf-8")
+    assert look_at([str(tmp_path / "b.csv")]).field == "body"
+
+
 def test_a_parquet_file_is_looked_at_in_bytes_and_a_broken_one_is_refused(tmp_path: Path) -> None:
     whole, broken = tmp_path / "a.parquet", tmp_path / "b.parquet"
     texts = pa.array([JAPANESE.encode() * 9, JAPANESE.encode()[:20]], pa.binary())

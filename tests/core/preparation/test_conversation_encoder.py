@@ -78,6 +78,22 @@ def test_a_mark_is_widened_to_the_end_of_the_turn(fast: PreTrainedTokenizerBase)
     assert fast.decode(learnt) == "".join(turn["content"] + "<|im_end|>" for turn in (*MESSAGES[:2], ASKED_AGAIN))
 
 
+def test_a_mark_with_the_line_end_after_its_end_is_not_widened_into_the_next_turn(
+    fast: PreTrainedTokenizerBase,
+) -> None:
+    turn = "{% generation %}{{ m['content'] + '<|im_end|>\n' }}{% endgeneration %}"
+    fast.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}" + turn +
+        "{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )  # fmt: skip
+    turns = [*MESSAGES[:2], ASKED_AGAIN, MESSAGES[1]]
+    expected = fast.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+    ids, answers = rows(encoded(fast, fast.chat_template, turns))[0]
+    assert ids == expected["input_ids"] and sum(answers) > 4
+    assert answers == [bool(mark) for mark in expected["assistant_masks"]]
+
+
 def test_an_end_of_ordinary_text_is_learnt_without_the_line_end_after_it(fast: PreTrainedTokenizerBase) -> None:
     template = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '[.]\n' }}{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant]{% endif %}"
