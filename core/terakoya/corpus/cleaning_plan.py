@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("terakoya")
 
-PARTS = ".parts"
+PARTS = ".cleaning"
 """The folder of an unfinished plan; a user's own folder has another name."""
 
 KEPT = 255

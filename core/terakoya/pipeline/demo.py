@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import write_atomically
 from terakoya.errors import UserError
 from terakoya.pipeline.run import Pipeline
 from terakoya.pipeline.stages import StageResult
@@ -40,7 +41,7 @@ class Demo:
 
     @property
     def hashes(self) -> Path:
-        """The SHA-256 of corpus and pipeline as the demo wrote them, by name."""
+        """The SHA-256 of each corpus and pipeline that a demo has written here."""
         return self.folder / ".demo.json"
 
     @property
@@ -115,9 +116,9 @@ class Demo:
         corpus = (resources.files("terakoya.pipeline") / "demo_town.txt").read_bytes()
         wanted = {self.pipeline_file: text.encode(), self.corpus: corpus}
         there = {file: file.read_bytes() for file in wanted if file.is_file()}
-        written = json.loads(self.hashes.read_bytes()) if self.hashes.is_file() else {}
+        written: list[str] = json.loads(self.hashes.read_bytes()) if self.hashes.is_file() else []
         for file, content in there.items():
-            if content != wanted[file] and _hash(content) != written.get(file.name):
+            if content != wanted[file] and _hash(content) not in written:
                 raise UserError(
                     f"{file}: is not as a demo wrote it, and what is beside it may be yours: choose another --out, or "
                     "remove it first"
@@ -125,9 +126,10 @@ class Demo:
         if self.pipeline_file in there and (fresh or there != wanted):
             self.remove()
         self.folder.mkdir(parents=True, exist_ok=True)
-        for file, content in wanted.items():
-            file.write_bytes(content)
-        self.hashes.write_text(json.dumps({file.name: _hash(content) for file, content in wanted.items()}))
+        known = sorted({*written, *map(_hash, wanted.values())})
+        for file, content in {self.hashes: json.dumps(known).encode(), **wanted}.items():
+            with write_atomically(file) as stream:
+                stream.write(content)
         return Pipeline.model_validate_json(text)
 
     def remove(self) -> None:

@@ -269,7 +269,7 @@ def test_a_file_that_changes_while_the_plan_is_made_is_refused(tmp_path: Path, m
     monkeypatch.setattr(cleaning_plan, "_write_parts", changing)
     with pytest.raises(UserError, match="a file was changed while it was read"):
         run(corpus, [{"type": "nfkc"}])
-    assert not (tmp_path / "clean" / "plan.json").exists() and not (tmp_path / "clean" / ".parts").exists()
+    assert not (tmp_path / "clean" / "plan.json").exists() and not (tmp_path / "clean" / ".cleaning").exists()
 
 
 def test_files_of_a_user_in_the_folder_of_the_plan_stay(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_files_of_a_user_in_the_folder_of_the_plan_stay(tmp_path: Path) -> None:
     corpus = write(tmp_path, ["一", "二二"])
     steps = [{"type": "length", "min_characters": 2}]
     run(corpus, steps)
-    assert mine.read_text() == "mine" and not (folder / ".parts").exists()
+    assert mine.read_text() == "mine" and not (folder / ".cleaning").exists()
     for other in ("{}", "[]", "x"):
         (folder / "plan.json").write_text(other)
         with pytest.raises(UserError, match=r"plan\.json: expected a plan of cleaning, got another file"):
@@ -353,7 +353,7 @@ def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeyp
         patch.setattr(cleaning_plan, "_write_plan", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(corpus, [{"type": "length", "min_characters": 2}])
-    assert list((tmp_path / "clean" / ".parts").glob("*.npy"))
+    assert list((tmp_path / "clean" / ".cleaning").glob("*.npy"))
     assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["三三三"]
 
 
@@ -391,7 +391,7 @@ def test_after_a_kill_no_worker_remains_and_the_same_plan_is_made(tmp_path: Path
     script = tmp_path / "make.py"
     script.write_text(KILLED)
     process = subprocess.Popen([sys.executable, script, tmp_path], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    parts = tmp_path / "killed" / ".parts"
+    parts = tmp_path / "killed" / ".cleaning"
     while not list(parts.glob("*.npy")):
         assert process.poll() is None
         time.sleep(0.02)
