@@ -1,5 +1,6 @@
-"""torch's Muon with all matrices of one shape at once, on a GPU, where one matrix after another is too little work for
-a kernel; without waiting for the device where a step must be skipped; and for matrices of either orientation."""
+"""torch's Muon with all matrices of one shape at once, since one matrix after another is too little work for a GPU's
+kernel; in float32 where a device multiplies bf16 slowly, as most processors do; without waiting for the device where a
+step must be skipped; and for matrices of either orientation."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.toolkit.parameter_groups import of_one_shape
 
 MOST_AT_ONCE = 1 << 26
@@ -31,9 +33,6 @@ class BatchedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every matrix that has a gradient."""
-        on_cpu = all(each.device.type == "cpu" for group in self.param_groups for each in group["params"])
-        if on_cpu and not any(group.get(TRANSPOSED) for group in self.param_groups):
-            return super().step(closure)
         assert closure is None, "terakoya computes gradients before"
         for group in self.param_groups:
             step_by_shape(group, self.state, self.found_inf)
@@ -79,10 +78,10 @@ def _step_stack(
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:
     """Returns nearly orthogonal matrices in the directions of `matrices` (n, a, b), float32, by Newton-Schulz
-    iterations in bf16, each over products of whole stacks."""
+    iterations, each over products of whole stacks: in bf16 where the device multiplies it fast, otherwise in float32."""
     first, second, third = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
-    each = matrices.bfloat16()
+    each = matrices.bfloat16() if multiplies_fast("bf16", matrices.device) else matrices
     each = each.mT if tall else each
     each = each / each.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(steps):

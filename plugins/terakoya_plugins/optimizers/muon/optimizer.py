@@ -23,8 +23,8 @@ class Muon(Optimizer):
     `learning_rate` for AdamW suits both. With "original" Muon needs a higher one, such as 0.02, and
     `adamw_learning_rate` is that of the rest. The schedule multiplies both.
 
-    Muon's updates are computed in bf16: with another world size, which changes the last bits of gradients, losses
-    differ more than with AdamW.
+    Muon's updates are computed in bf16 where the device multiplies it fast, otherwise in float32. In bf16 losses differ
+    more than with AdamW with another world size, which changes the last bits of gradients.
     """
 
     elementwise: ClassVar[bool] = False
