@@ -14,7 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 GB = 1e9
 OLD_LOCK_SECONDS = 3600.0
@@ -247,6 +250,18 @@ def _holders(file: Path) -> list[int]:
         except OSError:  # the process has ended, or belongs to another user
             continue
     return holders
+
+
+def check_products(device: torch.device) -> list[Finding]:
+    """Names the device, and the precisions in which it multiplies slowly, with how many times slower than in fp32."""
+    from terakoya.toolkit.fast_products import DTYPES, describe_processor, multiplies_fast, slowdown
+
+    name = describe_processor(device)
+    slow = {each: slowdown(each, device) for each in DTYPES if not multiplies_fast(each, device)}
+    if not slow:
+        return [Finding("products", "ok", f"{name}: bf16 and fp16 as fast as fp32")]
+    factors = ", ".join(f"{precision} {factor:.0f} x slower" for precision, factor in slow.items())
+    return [Finding("products", "ok", f"{name}: {factors} than fp32")]
 
 
 def check_threads(

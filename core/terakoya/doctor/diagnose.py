@@ -104,8 +104,8 @@ def check_versions(
 
 
 def _check_torch() -> tuple[tuple[str | None, bool], list[Finding]]:
-    """Returns (CUDA version of torch's build, whether it can use a GPU), and an error if torch cannot be imported, or a
-    word on a GPU that is not used."""
+    """Returns (CUDA version of torch's build, whether it can use a GPU), and an error if torch cannot be imported, or
+    what the device of a run multiplies fast and a word on a GPU that is not used."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -115,7 +115,9 @@ def _check_torch() -> tuple[tuple[str | None, bool], list[Finding]]:
     if torch.backends.mps.is_available():
         text = "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have"
         findings.append(Finding("GPU", "ok", text))
-    return (torch.version.cuda, torch.cuda.is_available()), findings
+    available = torch.cuda.is_available()
+    findings += checks.check_products(torch.device("cuda", 0) if available else torch.device("cpu"))
+    return (torch.version.cuda, available), findings
 
 
 def check_text_encoding(file_names: str, output: str | None) -> list[Finding]:

@@ -123,7 +123,7 @@ def evaluate(
 
     use_safe_attention()  # also for the models of checkpoints and of lm-eval, which no loader here loads
     corpora = corpora or {}
-    torch_device = find_device(device)
+    torch_device = find_device(device, precision=precision or "fp32")
     if torch_device.type == "mps":
         raise UserError(
             f"--device {device}: losses are added up in float64, which Apple's GPU (MPS) does not have; "

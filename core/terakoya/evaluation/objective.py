@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from terakoya.plugins.run_record import check_plugins
 from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.fast_products import precision_problems
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, to_bits, total_counts
 from terakoya.training.stores import open_validation, validation_rows
+
+log = logging.getLogger("terakoya")
 
 
 class RunObjective:
@@ -42,6 +46,8 @@ class RunObjective:
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
         own = self.parameters.precision
         self.precision = precision or ("bf16" if own == "fp8" else own)  # nothing is multiplied in 8 bits
+        for text in precision_problems("fp32" if precision else self.precision, device):
+            log.warning(text)
         module = restore_module(
             folder, self.parameters, self.vocabulary,
             tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),

@@ -57,7 +57,7 @@ def finetune(
     check_new_folder(out)
     files = {"train": train, "eval": eval, **({} if test is None else {"test": test})}
     sets = {name: read_rows(file, columns=columns, limit=limit) for name, file in files.items()}
-    chosen_device = find_device(device)
+    chosen_device = find_device(device, precision=precision)
     with finished_model(source) as folder:
         result = search(
             folder, kind, sets, settings or TuningSettings(), device=chosen_device, precision=precision,

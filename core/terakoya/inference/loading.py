@@ -6,6 +6,7 @@ Transformers' Auto classes load the model, from local files only.
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +25,15 @@ DISCRIMINATOR_CLASS = "ElectraForPreTraining"
 REPLACED_LABEL = "replaced"
 """The label that makes a token classifier a discriminator."""
 
+log = logging.getLogger("terakoya")
 
-def find_device(name: str | None) -> torch.device:
-    """Returns the device of this name, by default the first GPU or the CPU. Raises UserError if torch has none of this
-    name, or sees no GPU where one is named."""
+
+def find_device(name: str | None, *, precision: str = "fp32") -> torch.device:
+    """Returns the device of this name, by default the first GPU or the CPU; warns where it multiplies `precision`
+    slowly. Raises UserError if torch has none of this name, or sees no GPU where one is named."""
     import torch
 
+    from terakoya.toolkit.fast_products import precision_problems
     from terakoya.training.distributed.context import with_index
 
     try:
@@ -38,7 +42,10 @@ def find_device(name: str | None) -> torch.device:
         raise UserError(f'--device: expected a device of torch, such as "cpu" or "cuda:0", got "{name}"') from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"--device {name}: torch sees no GPU on this machine; use --device cpu")
-    return with_index(device)
+    device = with_index(device)
+    for text in precision_problems(precision, device):
+        log.warning(text)
+    return device
 
 
 def find_models(folder: Path) -> Path:

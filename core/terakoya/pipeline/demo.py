@@ -21,6 +21,7 @@ from terakoya.atomic_files import write_atomically
 from terakoya.errors import UserError
 from terakoya.pipeline.run import Pipeline
 from terakoya.pipeline.stages import StageResult
+from terakoya.process_pool import available_cores
 
 SENTENCES = (
     "パン屋の森さんは、毎朝たくさんの[MASK]を焼きます。",
@@ -102,7 +103,7 @@ class Demo:
             },
             "run": str(self.folder / "run"),
             "export": str(self.model),
-            "training_processes": 1,
+            "training_processes": min(2, available_cores()),
         }
 
     def write(self, *, max_steps: int = MAX_STEPS, fresh: bool = False) -> Pipeline:

@@ -13,12 +13,10 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-HalfPrecision = Literal["bf16", "fp16"]
-DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 WITH_BF16 = ("ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX10_1_512", "AVX10_2", "AVX512_CORE_AMX", "AVX10_1_512_AMX")
 """Values of the variable, or the beginnings of some, with which oneDNN uses instructions for bf16
@@ -29,15 +27,17 @@ PROBE_SIZE = 192
 
 
 @functools.cache
-def multiplies_fast(precision: HalfPrecision, device: torch.device) -> bool:
-    """Returns whether `device` multiplies matrices of this precision at least about as fast as float32 ones."""
+def multiplies_fast(precision: str, device: torch.device) -> bool:
+    """Returns whether `device` multiplies matrices in `precision`, "bf16" or "fp16", about as fast as in float32."""
     if device.type == "cuda":
         return precision == "fp16" or torch.version.hip is not None or _is_ampere(device)
     if device.type != "cpu" or not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[attr-defined]
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
         supported = torch.ops.mkldnn
-        return bool(supported._is_mkldnn_bf16_supported() if precision == "bf16" else supported._is_mkldnn_fp16_supported())
+        return bool(
+            supported._is_mkldnn_bf16_supported() if precision == "bf16" else supported._is_mkldnn_fp16_supported()
+        )
     allowed = os.environ.get(ISA_VARIABLE, "ALL").upper()
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or not allowed.startswith(WITH_BF16):
         return False
@@ -51,7 +51,7 @@ def _is_ampere(device: torch.device) -> bool:
 
 
 @functools.cache
-def slowdown(precision: HalfPrecision, device: torch.device) -> float:
+def slowdown(precision: str, device: torch.device) -> float:
     """Returns how many times slower `device` multiplies matrices of this precision than float32 ones; timed, for about
     50 ms on a slow processor."""
     return _seconds(DTYPES[precision], device) / _seconds(torch.float32, device)
@@ -68,16 +68,13 @@ def _seconds(dtype: torch.dtype, device: torch.device) -> float:
     return min(seconds)
 
 
-def slow_precision(precision: str, device: torch.device) -> Iterator[str]:
+def precision_problems(precision: str, device: torch.device) -> Iterator[str]:
     """Yields a warning where products in `precision`, such as "bf16", are slower on `device` than float32 ones."""
-    if precision not in DTYPES or multiplies_fast(precision, device):  # type: ignore[arg-type]
+    if precision not in DTYPES or multiplies_fast(precision, device):
         return
-    factor = slowdown(precision, device)  # type: ignore[arg-type]
+    factor = slowdown(precision, device)
     if factor > 1.5:
-        yield (
-            f'precision: this {"GPU" if device.type == "cuda" else "processor"} multiplies {precision} {factor:.0f} times '
-            'slower than fp32; use "fp32" here'
-        )
+        yield f"{describe_processor(device)} multiplies {precision} {factor:.0f} times slower than fp32; use fp32 here"
 
 
 def describe_processor(device: torch.device) -> str:

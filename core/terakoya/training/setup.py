@@ -29,6 +29,7 @@ from terakoya.plugins import PluginError, Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention, attention_backends
+from terakoya.toolkit.fast_products import describe_processor, precision_problems
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.mirror import Mirror
@@ -385,6 +386,8 @@ def _report_run(
         run_log.print(
             "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have; trains on the CPU"
         )
+    for text in precision_problems(parameters.precision, context.device):
+        run_log.warn(text)
     tokens = sum(store.facts.tokens for store in stores.train)
     first = plan.phases[0]
     rank_batch = first.rank_batch
@@ -450,6 +453,7 @@ def _manifest_facts(
             "nodes": context.topology.processes_per_node(),
             "threads": torch.get_num_threads(),
             "device": context.device.type,
+            "processor": describe_processor(context.device),
             "engine": parameters.parallel.engine,
             "compile": kernels.compiled,
             "bf16_stream": uses_bf16_stream(parameters),
