@@ -10,11 +10,11 @@ TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # Tests start processes of their own: one thread each keeps them from fighting over the cores, bytecode is kept.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
-# Workers take whole files, the longest first (tests/conftest.py); two more than cores, as many tests wait for something.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 2)")
+# Workers take whole files, the longest first (tests/conftest.py); one more than cores, as many tests wait for something.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick one check format cluster bench nightly docs docs-serve
+.PHONY: demo test quick durations one check format cluster bench nightly docs docs-serve
 
 demo: $(VENV)/.base
 	$(VENV)/bin/terakoya demo
@@ -25,6 +25,10 @@ test: $(VENV)/.dev
 # The inner loop: what takes less than half a second each.
 quick: $(VENV)/.dev
 	$(PYTEST) $(PARALLEL) -q -m "not nightly and not slow"
+
+# After tests have become longer or shorter: tests/durations.json, by which workers take the longest files first.
+durations: $(VENV)/.dev
+	$(PYTEST) $(PARALLEL) --write-durations
 
 # make one T=tests/core/rows/test_packing.py
 one: $(VENV)/.dev

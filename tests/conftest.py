@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
+import math
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,31 +29,10 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)  # type
 settings.register_profile("terakoya", deadline=None)
 settings.load_profile("terakoya")
 
-FIRST = (
-    "tools/test_cluster.py",
-    "core/training/test_tensor_parallel.py",
-    "core/estimation/test_estimate_engines.py",
-    "core/training/test_deepspeed.py",
-    "test_contract.py",
-    "core/training/test_pipeline_parallel.py",
-    "core/contract/test_plugin_contract.py",
-    "core/training/test_invariants.py",
-    "core/test_file_faults.py",
-    "core/launch/test_launch.py",
-    "core/training/test_fsdp.py",
-    "plugins/test_family.py",
-    "core/training/test_fake_cuda.py",
-    "core/plugins/test_plugin_examples.py",
-    "plugins/test_drawn_architectures.py",
-    "core/training/test_electra_invariants.py",
-    "tools/test_engine_table.py",
-    "core/commands/test_plugins_new.py",
-    "core/training/test_hangs.py",
-    "core/preparation/test_datatrove.py",
-    "core/launch/test_torchrun_agent.py",
-    "core/estimation/test_estimate_layouts.py",
-)
-"""The files that take longest. Workers take whole files, so a long one that starts last would leave the others idle."""
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds that each test file takes; `make durations` writes it."""
+spent: dict[str, float] = defaultdict(float)
+"""Those of this run."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,11 +49,29 @@ def pytest_configure(config: pytest.Config) -> None:
         fork_server.use(*config.workerinput["fork_server"])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} anew")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folder = Path(__file__).parent
-    assert all((folder / name).is_file() for name in FIRST)
-    rank = {folder / name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+    """Puts the files first that take longest, before them new ones: workers take whole files, and a long one that
+    starts last would leave the others idle."""
+    seconds = json.loads(DURATIONS.read_bytes())
+    items.sort(key=lambda item: -seconds.get(_name(item.path), math.inf))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    spent[_name(DURATIONS.parents[1] / report.location[0])] += report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--write-durations") and not hasattr(session.config, "workerinput"):
+        rounded = {name: round(seconds, 1) for name, seconds in sorted(spent.items())}
+        DURATIONS.write_text(json.dumps(rounded, indent=0) + "\n")
+
+
+def _name(file: Path) -> str:
+    return file.relative_to(DURATIONS.parent).as_posix()
 
 
 def pytest_collection_finish() -> None:

@@ -20,7 +20,7 @@ from test_tensor_parallel import NODES, settings
 
 from terakoya.conversion.export import export
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 LAST, MIDDLE = 2, 1
 CLOSE = 1e-5

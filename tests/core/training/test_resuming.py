@@ -113,6 +113,8 @@ def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
         # a GPU's sums in any order differ each time; runs of before the setting had them
         ({"device": "cuda"}, {"deterministic": False}, ["deterministic is false: the steps from here on are rounded"]),
         ({"fused": True}, {}, ["the run used fused kernels, and uses torch's own kernels from here on: its steps are"]),
+        ({"processor": "A (AVX2)"}, {}, []),  # not known of runs of before
+        ({"processor": "A (AVX2)"}, {"processor": "B (AVX512)"}, ["the run was on A (AVX2), and is on B (AVX512)"]),
     ],
 )
 def test_a_run_that_is_rounded_in_another_way_says_so(
@@ -120,7 +122,7 @@ def test_a_run_that_is_rounded_in_another_way_says_so(
 ) -> None:
     def world(start: dict[str, Any]) -> dict[str, Any]:
         names = {"bf16_stream": "stream", "fused_kernels": "fused"}
-        further = {key: start[key] for key in ("device", "deterministic") if key in start}
+        further = {key: start[key] for key in ("device", "deterministic", "processor") if key in start}
         flags = {key: start.get(name, False) for key, name in names.items()}
         return {"compile": start.get("compile", "whole"), **flags, **further}
 
