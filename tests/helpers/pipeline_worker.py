@@ -22,7 +22,7 @@ from terakoya.training.trainer import Trainer
 def run(jobs: Sequence[Job], nodes: Sequence[int], *, replica_size: int = 1) -> str:
     """Runs `jobs` in a world with `nodes[i]` processes on pretended node i; returns what all printed."""
     started = worlds.start(partial(_work, jobs), nodes, Path(jobs[0]["out"]).parent / "said", replica_size=replica_size)
-    toy.finish(started, seconds=240.0)
+    toy.finish(started)
     return "\n".join(each.output.read_text() for each in started)
 
 

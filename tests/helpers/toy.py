@@ -174,7 +174,7 @@ def _command_line(arguments: Sequence[str], environment: Mapping[str, str], outp
     main(arguments)
 
 
-def finish(started: Sequence[Process], *, code: int | None = 0, seconds: float = 120.0) -> str:
+def finish(started: Sequence[Process], *, code: int | None = 0, seconds: float = 800.0) -> str:
     """Waits for all; returns what rank 0 printed. Fails if an exit code is not `code` (None: any)."""
     for each in started:
         each.process.join(seconds)

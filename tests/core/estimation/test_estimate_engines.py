@@ -101,7 +101,7 @@ def measured(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pyte
     base = tmp_path_factory.mktemp("measured")
     jobs = [{"settings": settings(request.param, stage, store), "out": str(base / stage)} for stage in STAGES]
     work = partial(memory_worker.run, jobs)
-    toy.finish(worlds.start(work, (2,), base / "said", deepspeed=True), seconds=1200)
+    toy.finish(worlds.start(work, (2,), base / "said", deepspeed=True))
     held = {stage: [json.loads((base / stage / f"{rank}.json").read_text()) for rank in range(2)] for stage in STAGES}
     return Measured(request.param, held)
 
@@ -153,7 +153,7 @@ def shape(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.
         mine = [name for name, each in parameters.items() if each.parallel.replica_size == replica_size]
         jobs = [{"settings": raw[name], "out": str(base / name)} for name in mine]
         work = partial(memory_worker.run, jobs)
-        toy.finish(worlds.start(work, (2,), base / "said", replica_size=replica_size), seconds=600)
+        toy.finish(worlds.start(work, (2,), base / "said", replica_size=replica_size))
     held = {name: [json.loads((base / name / f"{rank}.json").read_text()) for rank in range(2)] for name in LAYOUTS}
     return Shape(preset, length, parameters, held)
 
@@ -172,7 +172,7 @@ def test_ddp_holds_gradients_only_in_its_buckets(store: Path, tmp_path: Path) ->
     raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # short rows, so that gradients are most of the memory
     settings = {steps: {**raw, "micro_batch_size": ROWS // 2 // steps} for steps in (1, 2)}
     jobs = [{"settings": each, "out": str(tmp_path / str(steps))} for steps, each in settings.items()]
-    toy.finish(worlds.start(partial(memory_worker.run, jobs), (2,), tmp_path / "said"), seconds=120)
+    toy.finish(worlds.start(partial(memory_worker.run, jobs), (2,), tmp_path / "said"))
     for steps, each in settings.items():
         found = estimate(Parameters.from_dict(each, source="test"), processes=2, device="cpu").memory
         for rank in range(2):

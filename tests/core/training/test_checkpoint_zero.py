@@ -33,7 +33,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         jobs.append({"out": str(out), "settings": changes, "start_from": before, "watch": stage is not None})
         before = str(checkpoint(out, last))
     processes = start(jobs, base / "pair", 2)
-    toy.finish(processes, seconds=240)
+    toy.finish(processes)
     return base
 
 

@@ -67,7 +67,7 @@ def run(
         jobs.append({"out": str(base / name), "settings": raw})
         jobs.append({"out": str(base / f"{name}.uncompiled"), "settings": raw, "uncompiled": True})
         jobs.append({"out": str(base / f"{name}.resumed"), "settings": raw, "start_from": begin})
-    toy.finish(worlds.start(partial(compiled_worker.work, jobs), nodes, base / "said"), seconds=800.0)
+    toy.finish(worlds.start(partial(compiled_worker.work, jobs), nodes, base / "said"))
 
 
 def assert_same_bits(one: Path, other: Path) -> None:

@@ -84,7 +84,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     alone = [job("alone3", 3, one, start_from=from_step("plain"), **UNVALIDATED)]
     pair = start(jobs, base / "pair", 2)
     said = run_in_a_new_process(alone, base / "alone.json")
-    toy.finish(pair, seconds=240)
+    toy.finish(pair)
     said += "".join(process.output.read_text() for process in pair)
     for stage in STAGES:
         here(base / f"to_plain{stage}", {**plain, **UNVALIDATED}, checkpoint(base / f"stage{stage}", MIDDLE))

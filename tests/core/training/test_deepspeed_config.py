@@ -36,7 +36,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         middle = str(checkpoint(base / name, MIDDLE))
         jobs.append({"out": str(base / f"resumed_{name}"), "settings": raw, "start_from": middle})
     started = start(jobs, base / "pair", 2)
-    toy.finish(started, seconds=240)
+    toy.finish(started)
     return base
 
 

@@ -35,7 +35,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
             out = str(base / f"{sharing}{stage}")
             jobs.append({"out": out, "settings": run(sharing, stage, {"0": 5, "1": 2})})
     started = start(jobs, base / "pair", 2)
-    toy.finish(started, seconds=240)
+    toy.finish(started)
     return base
 
 

@@ -41,7 +41,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         middle = str(checkpoint(base / f"stage{stage}", MIDDLE))
         jobs.append({"out": str(base / f"resumed{stage}"), "settings": run(stage, two), "start_from": middle})
     started = start(jobs, base / "pair", 2)
-    toy.finish(started, seconds=240)
+    toy.finish(started)
     return base
 
 

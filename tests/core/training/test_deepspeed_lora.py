@@ -38,7 +38,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     middle = str(checkpoint(base / "stage3", MIDDLE))
     jobs.append({"out": str(base / "resumed3"), "settings": run(3, two), "start_from": middle})
     started = start(jobs, base / "pair", 2)
-    toy.finish(started, seconds=240)
+    toy.finish(started)
     return base
 
 

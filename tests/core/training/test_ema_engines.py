@@ -128,7 +128,7 @@ def test_zero_averages_as_one_process_does(store: Path, tmp_path: Path) -> None:
         before = tmp_path / str((stage - 1) % 4)
         jobs.append({"out": f"{out}_on", "settings": values, "start_from": str(checkpoint(before, MIDDLE))})
     first = jobs.pop(2)
-    toy.finish(engine_runs.start([*jobs, first], tmp_path / "jobs", 2), seconds=240)
+    toy.finish(engine_runs.start([*jobs, first], tmp_path / "jobs", 2))
     for stage in engine_runs.STAGES:
         for run in (f"{stage}", f"{stage}_on"):
             assert_close(averages(tmp_path / "one"), averages(tmp_path / run), 1e-6)

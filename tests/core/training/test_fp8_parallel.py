@@ -69,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two.append(job(base, "resumed", "llama", store, pair, start_from=middle))
     for jobs in (one, two):
         nodes = (1,) if jobs is one else (2,)
-        toy.finish(worlds.start(partial(fp8_worker.work, jobs), nodes, base / "said"), seconds=200.0)
+        toy.finish(worlds.start(partial(fp8_worker.work, jobs), nodes, base / "said"))
     return base
 
 

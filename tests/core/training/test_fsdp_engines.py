@@ -39,7 +39,7 @@ def test_zero_and_fsdp_resume_each_others_runs(store: Path, validation_store: Pa
     here(tmp_path / "plain", settings(store, validation_store, None, {"-1": 7}))
     toy.finish(worlds.start(partial(fsdp_worker.run, [job("fsdp", fsdp)]), (1, 1), tmp_path / "said"))
     started = start([job("zero", zero), job("from_fsdp", zero, "fsdp")], tmp_path / "jobs", 2)
-    toy.finish(started, seconds=240)
+    toy.finish(started)
     back = partial(fsdp_worker.run, [job("from_zero", fsdp, "zero")])
     toy.finish(worlds.start(back, (1, 1), tmp_path / "said"))
     for name in ("from_zero", "from_fsdp"):

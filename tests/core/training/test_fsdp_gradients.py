@@ -96,7 +96,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             ]  # fmt: skip
         work = partial(fsdp_worker.run, jobs)
         started = worlds.start(work, (1,) * processes, base / "said", plugins=[Path(adagrad.__file__)])
-        toy.finish(started, seconds=240)
+        toy.finish(started)
     return base
 
 

@@ -58,7 +58,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         job("bf16_resumed", "bf16", **half),
         *(job(f"to_{name}", "hybrid", **UNVALIDATED, **parallel) for name, parallel in ELSEWHERE.items()),
     ]
-    toy.finish(worlds.start(partial(fsdp_worker.run, jobs), (2, 2), base / "said"), seconds=480)
+    toy.finish(worlds.start(partial(fsdp_worker.run, jobs), (2, 2), base / "said"))
     one = settings(store, validation_store, None, {"-1": 7}, **UNVALIDATED)
     here(base / "to_one", one, checkpoint(base / "hybrid", MIDDLE))
     return base

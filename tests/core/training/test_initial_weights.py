@@ -77,7 +77,7 @@ def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         begin = {"start_from": str(base / f"{name}.folder")} if case in STARTED else {}
         raw = settings(store, name, parallel=parallel, **begin)
         jobs.append({"out": str(base / case), "settings": raw, "model": case in WRITTEN})
-    toy.finish(worlds.start(partial(initial_worker.run, jobs), (2,), base / "said"), seconds=400.0)
+    toy.finish(worlds.start(partial(initial_worker.run, jobs), (2,), base / "said"))
     return base
 
 

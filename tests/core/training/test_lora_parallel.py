@@ -67,7 +67,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         here(base / f"plain_{family}", adapted(base, store, validation_store, family))
     jobs = [each for case in PAIRS for each in (make(case, case), make(f"{case}.resumed", case, case))]
     jobs += [make(f"{case}.from_another", case, source) for case, source in FROM.items()]
-    toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2,), base / "said"), seconds=400.0)
+    toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2,), base / "said"))
     for case in TO_ONE:
         source = base / case / f"checkpoints/step-{MIDDLE:08d}"
         here(base / f"{case}.to_one", adapted(base, store, validation_store, CASES[case][0]), source)
@@ -79,7 +79,7 @@ def four(runs: Path, store: Path, validation_store: Path) -> Path:
     """The folder of `runs`, with those of four processes."""
     make = partial(job, runs, store, validation_store)
     jobs = [each for case in FOUR for each in (make(case, case), make(f"{case}.resumed", case, case))]
-    toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2, 2), runs / "said"), seconds=400.0)
+    toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2, 2), runs / "said"))
     return runs
 
 

@@ -63,7 +63,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         add(f"{case}.from_another", case, source, **UNVALIDATED)
     add("tp_pp.from_another", "tp_pp", "tp_positions_pp", **UNVALIDATED)
     add("tp_positions_fsdp.from_another", "tp_positions_fsdp", "sp_tp", **UNVALIDATED)
-    toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2, 2), base / "said"), seconds=400.0)
+    toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2, 2), base / "said"))
     return base
 
 

@@ -113,7 +113,7 @@ def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
         # a GPU's sums in any order differ each time; runs of before the setting had them
         ({"device": "cuda"}, {"deterministic": False}, ["deterministic is false: the steps from here on are rounded"]),
         ({"fused": True}, {}, ["the run used fused kernels, and uses torch's own kernels from here on: its steps are"]),
-        ({"processor": "A (AVX2)"}, {}, []),  # not known of runs of before
+        ({}, {"processor": "A (AVX2)"}, []),  # not known of older runs
         ({"processor": "A (AVX2)"}, {"processor": "B (AVX512)"}, ["the run was on A (AVX2), and is on B (AVX512)"]),
     ],
 )

@@ -132,7 +132,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         add(pair, f"dropout_{kind}", "gpt2", **DROPOUT, **PAIR, activation_checkpointing=kind)
     add(four, "poison", "gpt2", **REPLICAS, start_from=from_step("replicas_gpt2"), poison=True)
     for jobs, nodes in ((pair, (2,)), (four, (2, 2))):
-        toy.finish(worlds.start(partial(tensor_worker.work, jobs), nodes, base / "said"), seconds=400.0)
+        toy.finish(worlds.start(partial(tensor_worker.work, jobs), nodes, base / "said"))
     for name in ARCHITECTURES:
         here(
             base / f"to_plain_{name}",

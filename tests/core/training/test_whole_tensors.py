@@ -256,7 +256,7 @@ def test_zero_takes_the_steps_of_stage_0(store: Path, validation_store: Path, tm
             jobs.append({"out": str(out), "settings": values})
             begin = str(checkpoint(out, MIDDLE))
             jobs.append({"out": f"{out}_resumed", "settings": values, "start_from": begin})
-    toy.finish(engine_runs.start(jobs, tmp_path / "jobs", 2), seconds=480)
+    toy.finish(engine_runs.start(jobs, tmp_path / "jobs", 2))
     for name in OPTIMIZERS:
         for stage in (1, 2, 3):
             for kind in ("model", "optimizer"):
@@ -274,7 +274,7 @@ def test_hybrid_sharding_takes_the_steps_of_one_process(store: Path, validation_
         jobs.append({"out": str(tmp_path / name), "settings": values})
         begin = str(checkpoint(tmp_path / name, MIDDLE))
         jobs.append({"out": str(tmp_path / f"{name}_resumed"), "settings": values, "start_from": begin})
-    toy.finish(worlds.start(partial(work, jobs), (2, 2), tmp_path / "said"), seconds=480)
+    toy.finish(worlds.start(partial(work, jobs), (2, 2), tmp_path / "said"))
     for name in OPTIMIZERS:
         for kind in ("model", "optimizer"):
             assert_close(state(tmp_path / name, kind), state(tmp_path / f"{name}_resumed", kind), 0.0)

@@ -43,7 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for rank, variables in enumerate(toy.launched((2,))):
         output = folder / f"{rank}.txt"
         started.append(toy.Process(toy.fork(deepspeed_saver.process, jobs, folder, variables, output), output))
-    toy.finish(started, seconds=600)
+    toy.finish(started)
     return folder
 
 

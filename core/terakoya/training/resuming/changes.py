@@ -151,7 +151,7 @@ def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parame
     """Yields what makes steps of the run from `manifest` on differ in their rounding; `world` is that of this start."""
     before, never_stopped = manifest["world"], "those of a run that was never stopped"
     processors = before.get("processor"), world.get("processor")
-    if processors[0] and processors[0] != processors[1]:
+    if processors[0] and processors[0] != processors[1]:  # older runs do not say
         yield (
             f"the run was on {processors[0]}, and is on {processors[1]} from here on: its steps are rounded "
             f"differently from {never_stopped}"

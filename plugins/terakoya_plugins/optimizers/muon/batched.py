@@ -78,7 +78,7 @@ def _step_stack(
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:
     """Returns nearly orthogonal matrices in the directions of `matrices` (n, a, b), float32, by Newton-Schulz
-    iterations, each over products of whole stacks: in bf16 where the device multiplies it fast, otherwise in float32."""
+    iterations over products of whole stacks, in bf16 where the device multiplies it fast, otherwise in float32."""
     first, second, third = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
     each = matrices.bfloat16() if multiplies_fast("bf16", matrices.device) else matrices
