@@ -43,7 +43,7 @@ def command(
     fresh: Annotated[bool, typer.Option("--fresh", help="First delete what an earlier demo made there.")] = False,
 ) -> None:
     """Go from tokenizer to finished model on the bundled corpus, in two minutes on two CPU cores."""
-    # A model this small gains little from a second thread, and slows down badly when other programs need the cores.
+    # It trains in two processes: a second thread slows a model this small down where other programs need the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     model = demo(out, max_steps=max_steps, fresh=fresh)
     from terakoya.pipeline.demo import SENTENCES

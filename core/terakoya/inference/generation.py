@@ -10,7 +10,7 @@ from typing import Any
 
 from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
-from terakoya.inference.loading import find_device, load_model_and_tokenizer, max_length
+from terakoya.inference.loading import find_device, load_model_and_tokenizer, max_length, move
 from terakoya.process_pool import time_limit
 
 TEMPLATE_SECONDS = 10.0
@@ -45,7 +45,7 @@ class TextGenerator:
 
         chosen = find_device(device)
         model, self.tokenizer = load_model_and_tokenizer(AutoModelForCausalLM, folder, trust=trust_remote_code)
-        self.model = model.to(chosen)
+        self.model = move(model, chosen)
         self.folder, self.max_length = folder, max_length(self.model)
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
 

@@ -48,6 +48,16 @@ def find_device(name: str | None, *, precision: str = "fp32") -> torch.device:
     return device
 
 
+def move(model: Any, device: torch.device) -> Any:
+    """Returns `model` on `device`, in float32 where it is of a precision that the device multiplies slowly."""
+    import torch
+
+    from terakoya.toolkit.fast_products import DTYPES, multiplies_fast
+
+    is_slow = any(model.dtype == dtype and not multiplies_fast(name, device) for name, dtype in DTYPES.items())
+    return model.to(device, torch.float32) if is_slow else model.to(device)
+
+
 def find_models(folder: Path) -> Path:
     """Returns the folder with the model or models that `folder` refers to, after checking their files.
 

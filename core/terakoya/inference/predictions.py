@@ -18,6 +18,7 @@ from terakoya.inference.loading import (
     find_model,
     load_model_and_tokenizer,
     max_length,
+    move,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _load_with_inputs(auto: Any, folder: Path, text: str, device: str | None, *,
     length, limit = len(inputs["input_ids"][0]), max_length(model)
     if limit is not None and length > limit:
         raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {limit}")
-    return model.to(chosen), tokenizer, inputs
+    return move(model, chosen), tokenizer, inputs
 
 
 def _on_device(inputs: Mapping[str, list[list[int]]], model: Any) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.inference import generation
 from terakoya.inference.generation import Sampling, TextGenerator
+from terakoya.toolkit import fast_products
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"山川雪月花鳥風空海雨が降るに"]
 GREEDY = Sampling(max_new_tokens=6, temperature=0)
@@ -70,6 +71,24 @@ def test_a_batch_gives_the_texts_of_single_calls_and_of_greedy_decoding(folder: 
         new = [WORDS[each] for each in greedy(folder, ids, 6) if each >= 5]
         assert continuation.replace(" ", "") == "".join(new)
         assert [continuation] == generator.generate([text], GREEDY)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_bf16_model_is_float32_where_bf16_is_slow(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder).bfloat16()
+    model.save_pretrained(tmp_path)
+    BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(tmp_path)
+    monkeypatch.setattr(fast_products, "multiplies_fast", lambda precision, device: fast)
+    generator = TextGenerator(tmp_path)
+    assert generator.model.dtype == (torch.bfloat16 if fast else torch.float32)
+    if not fast:
+        texts = generator.generate(["山川"], GREEDY)
+        (tmp_path / "wide").mkdir()
+        model.float().save_pretrained(tmp_path / "wide")
+        ids = greedy(tmp_path / "wide", generator.prompt_ids("山川"), 6)
+        assert [text.strip() for text in texts] == [generator.tokenizer.decode(ids, skip_special_tokens=True)]
 
 
 def test_the_seed_decides_what_is_sampled(folder: Path) -> None:
