@@ -1,10 +1,13 @@
 """tools/gpu: contestants take turns in processes of their own, and the peer is given the rows of our run."""
 
+import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ GPU = Path(__file__).resolve().parents[2] / "tools" / "gpu"
 sys.path[:0] = [str(GPU), str(GPU.with_name("bench"))]
 import contestants  # noqa: E402
 import ours  # noqa: E402
+import processes  # noqa: E402
 import settings as shared  # noqa: E402
 import turns_at_device  # noqa: E402
 
@@ -30,6 +34,7 @@ class Sleeper:
     window: int = 5
     broken_at: int = 1000
     last_words: str = "ValueError: no more"
+    seconds: float = 0.001
 
     def train(self, clock: turns_at_device.Clock) -> None:
         for step in range(clock.steps + 10):
@@ -38,7 +43,7 @@ class Sleeper:
                 raise ValueError("no more")
             with self.file.open("a") as lines:
                 lines.write(f"{clock.ended >= clock.warm_up} {time.monotonic()}\n")
-            time.sleep(0.001)
+            time.sleep(self.seconds)
             clock.step_ended()
 
     def facts(self, clock: turns_at_device.Clock) -> dict[str, Any]:
@@ -49,7 +54,24 @@ class Sleeper:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that need no seconds for imports."""
     toy.start_fork_server()
-    monkeypatch.setattr(turns_at_device, "START_METHOD", "forkserver")
+    monkeypatch.setattr(processes, "START_METHOD", "forkserver")
+
+
+@dataclass(frozen=True)
+class Compiler(Sleeper):
+    """A run whose child computes, as a compiler's does, in a session of its own."""
+
+    late: bool = True
+
+    def train(self, clock: turns_at_device.Clock) -> None:
+        program = "import os, sys, time\nfile = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        program += "while True: os.pwrite(file, b'%020.6f' % time.monotonic(), 0)"
+        child = subprocess.Popen([sys.executable, "-S", "-c", program, str(self.file)], start_new_session=True)
+        self.file.with_suffix(".pid").write_text(str(child.pid))
+        while self.late or not self.file.exists():
+            time.sleep(0.01)
+        clock.at_border()
+        clock.at_border()
 
 
 def timed(file: Path) -> list[float]:
@@ -87,12 +109,47 @@ def test_one_that_fails_ends_or_does_not_warm_up_leaves_the_others_alone(tmp_pat
     assert "warming up" in only[1].error
 
 
+@pytest.mark.slow
+def test_a_run_that_is_late_ends_with_its_children_before_another_one_is_timed(tmp_path: Path, forked: None) -> None:
+    dict(turns_at_device.take_turns({"first": Sleeper(tmp_path / "first")}, apart=True, warm_seconds=60.0))  # imports
+    sides = {"late": Compiler(tmp_path / "late"), "good": Sleeper(tmp_path / "good")}
+    outcomes = dict(turns_at_device.take_turns(sides, apart=True, warm_seconds=6.0))
+    assert "warming up" in outcomes["late"].error and len(outcomes["good"].seconds) == turns_at_device.WINDOWS
+    assert float((tmp_path / "late").read_text()) < min(timed(tmp_path / "good"))
+    assert not processes.runs(int((tmp_path / "late.pid").read_text()))
+
+
+@pytest.mark.slow
+def test_a_window_beside_which_a_child_of_another_run_computes_is_no_rate(tmp_path: Path, forked: None) -> None:
+    sides = {"good": Sleeper(tmp_path / "good", seconds=0.2), "busy": Compiler(tmp_path / "busy", late=False)}
+    outcomes = dict(turns_at_device.take_turns(sides, apart=True, warm_seconds=60.0))
+    assert outcomes["good"].error.startswith("not timed: others computed for") and not outcomes["good"].seconds
+
+
 def test_in_this_process_a_run_ends_with_its_last_window(tmp_path: Path) -> None:
     file = tmp_path / "steps"
     outcome = turns_at_device.alone(Sleeper(file))
     assert len(outcome.seconds) == turns_at_device.WINDOWS and outcome.facts["tokens"]
     assert len(file.read_text().splitlines()) == 2 + 3 * 5
     assert turns_at_device.alone(Sleeper(file, broken_at=3)).error == "ValueError: no more"
+
+
+@pytest.mark.parametrize("window", [3, 6, 20])
+def test_our_side_says_how_often_the_gpu_waited_in_its_windows(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, side = turns_at_device.Clock(window), contestants.Ours({"precision": "bf16"}, tmp_path, window)
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(ours, "run", lambda raw, *_: given.append(raw))
+    side.train(clock)
+    # of a record the first step says nothing, and five others have to be known (training/gpu_state.py)
+    assert 7 <= given[0]["logging_steps"] <= clock.steps and given[0]["precision"] == "bf16"
+    monkeypatch.setattr(ours, "clock_plugin", lambda: SimpleNamespace(tokens=[100] * clock.steps))
+    records = [{"flops_per_token": 5.0}, {"step": 1}, {"step": 7, "gpu_waits": 0.5}, {"step": 14, "gpu_waits": 0.25}]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    facts = side.facts(clock)
+    assert (facts["gpu_waits"], facts["tokens"]) == (0.25, [100 * window] * turns_at_device.WINDOWS)
 
 
 @pytest.mark.slow
@@ -137,7 +194,7 @@ def test_on_documents_the_peer_computes_our_loss(preset: str, tmp_path: Path) ->
     from terakoya.training.model.build import build_module
 
     toy = shared.Settings(tmp_path, tmp_path, tiny=True, apart=False)
-    raw = {**shared.Case(preset, rows=4).parameters(toy), "precision": "fp32", "logging_steps": 1}
+    raw = {**shared.Case(preset, rows=4, micro_steps=1).parameters(toy), "precision": "fp32", "logging_steps": 1}
     raw["architecture"] |= {"hidden_dropout_prob": 0.0} if preset == "bert_base" else {}
     _, losses = ours.run(raw, 1, turns_at_device.Clock(window=10))
     opened = TokenStore.open(Path(raw["data"]["train"][0]))
@@ -147,13 +204,3 @@ def test_on_documents_the_peer_computes_our_loss(preset: str, tmp_path: Path) ->
     ((inputs, _),) = contestants.micro_batches(raw, 1, "documents")
     with torch.no_grad():
         assert float(theirs(**inputs).loss) == pytest.approx(losses["loss 0"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_runs_that_only_warm_up_all_stop_at_their_first_window(
-    tmp_path: Path, forked: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sides = {"fails": Sleeper(tmp_path / "fails", broken_at=1), "good": Sleeper(tmp_path / "good")}
-    turns_at_device.warm_up(sides, 60.0)
-    assert len((tmp_path / "good").read_text().splitlines()) == 2  # a window of 5 has two steps before it
-    assert capsys.readouterr().out == "fails: ValueError: no more\n"

@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from turns_at_device import Clock
 
 from terakoya.components import Batch
+from terakoya.components.rows import Rows
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader
@@ -29,6 +31,8 @@ from terakoya.training.model.build import build_module
 Form = Literal["rows", "documents"]
 """What the peer is given of a micro-step: our rows, each as one sequence, or their documents, padded to the longest."""
 IGNORED = -100
+FEWEST_LOGGED = 7
+"""Steps of a record: of fewer a run does not say how often its GPU waited (`training/gpu_state.py`)."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,29 @@ class Ours:
     window: int
 
     def train(self, clock: Clock) -> None:
-        """Trains until the clock has enough."""
+        """Trains until the clock has enough. A record of a part of its steps says how often the GPU waited."""
         import ours
 
+        raw = {**self.raw, "logging_steps": max(FEWEST_LOGGED, clock.warm_up + clock.window)}
         try:
-            ours.run(self.raw, clock.steps + 1, clock, self._folder)  # not its last step, after which a run is saved
+            ours.run(raw, clock.steps + 1, clock, self._folder)  # not its last step, after which a run is saved
         except UserError:
             if not clock.done:  # its `Enough`, as the error of a plugin
                 raise
 
     def facts(self, clock: Clock) -> dict[str, Any]:
-        """Returns the real tokens of each window, and the operations of a token as the run counts them."""
+        """Returns the real tokens of each window, the operations of a token as the run counts them, and `gpu_waits`,
+        the share of steps in which the GPU waited for the host: None where it is not known."""
         import ours
 
-        start = json.loads((self._folder / "metrics.jsonl").read_text().splitlines()[0])
-        tokens = clock.of_windows(ours.clock_plugin().tokens)
-        return {"tokens": tokens, "flops_per_token": start["flops_per_token"], **clock.facts()}
+        said: dict[str, Any] = {"gpu_waits": None}
+        for line in (self._folder / "metrics.jsonl").read_text().splitlines():
+            said |= json.loads(line)  # the last of each name
+        return {
+            "tokens": clock.of_windows(ours.clock_plugin().tokens),
+            **{name: said[name] for name in ("flops_per_token", "gpu_waits")},
+            **clock.facts(),
+        }
 
     @property
     def _folder(self) -> Path:
@@ -73,7 +84,6 @@ class Peer:
     raw: Mapping[str, Any]
     window: int
     form: Form = "rows"
-    is_compiled: bool = True
     on_cpu: bool = False
 
     def train(self, clock: Clock) -> None:
@@ -84,18 +94,17 @@ class Peer:
         transformers.logging.set_verbosity_error()
         micro_steps = self.raw["batch_size"]["-1"] // self.raw["micro_batch_size"]
         batches = [inputs for inputs, _ in micro_batches(self.raw, clock.steps * micro_steps, self.form)]
-        further = {"torch_compile": True} if self.is_compiled else {}
-        if self.on_cpu and self.is_compiled:
-            further["torch_compile_backend"] = "eager"  # traced only: a toy waits for no compiler
+        backend = "eager" if self.on_cpu else None  # a toy is traced only, and waits for no compiler
         with tempfile.TemporaryDirectory() as folder:
             settings = transformers.TrainingArguments(
                 folder, per_device_train_batch_size=1, gradient_accumulation_steps=micro_steps, max_steps=clock.steps,
                 learning_rate=self.raw["optimizer"].get("learning_rate", 1e-4), lr_scheduler_type="constant",
                 bf16=True, use_cpu=self.on_cpu, save_strategy="no", report_to="none", disable_tqdm=True,
-                remove_unused_columns=False, train_sampling_strategy="sequential", **further,
+                remove_unused_columns=False, train_sampling_strategy="sequential", torch_compile=True,
+                torch_compile_backend=backend,
             )  # fmt: skip
             trainer = transformers.Trainer(
-                model(self.raw, torch.device("cpu" if self.on_cpu else "cuda")), settings, _only, _Batches(batches),
+                model(self.raw, torch.device("cpu" if self.on_cpu else "cuda")), settings, itemgetter(0), batches,
                 callbacks=[peer.ClockCallback(clock)],  # type: ignore[arg-type]
             )  # fmt: skip
             trainer.remove_callback(transformers.PrinterCallback)
@@ -109,38 +118,25 @@ class Peer:
         return {"tokens": clock.of_windows(of_steps), **clock.facts()}
 
 
-class _Batches(torch.utils.data.Dataset):
-    """Whole micro-batches, in memory."""
-
-    def __init__(self, batches: list[dict[str, Tensor]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.batches[index]
-
-
-def _only(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns the only one of `items`, which is a batch already."""
-    return items[0]
-
-
 def micro_batches(raw: Mapping[str, Any], count: int, form: Form) -> Iterator[tuple[dict[str, Tensor], int]]:
     """Yields the arguments of Transformers' models for each of the first `count` micro-steps of our run `raw`, with our
     masks, and the number of real tokens."""
     parameters = Parameters.from_dict(raw, source="peer")
-    opened = TokenStore.open(Path(raw["data"]["train"][0]))
-    source = RowSource(
-        opened, parameters.objective.row_layout(), sequence_length=parameters.data.sequence_length, seed=parameters.seed
-    )
+    vocabulary = TokenStore.open(Path(raw["data"]["train"][0])).facts.vocabulary
+    for loaded in loaded_rows(raw, count):
+        batch = parameters.objective.collate(loaded, vocabulary)
+        real = int((loaded.document_ids >= 0).sum())
+        yield _inputs(batch, torch.from_numpy(loaded.document_ids), vocabulary.pad or 0, form), real
+
+
+def loaded_rows(raw: Mapping[str, Any], count: int) -> Iterator[Rows]:
+    """Yields the rows of each of the first `count` micro-steps of our run `raw`."""
+    parameters = Parameters.from_dict(raw, source="peer")
+    opened, layout = TokenStore.open(Path(raw["data"]["train"][0])), parameters.objective.row_layout()
+    source = RowSource(opened, layout, sequence_length=parameters.data.sequence_length, seed=parameters.seed)
     loader, rows = Loader([source], [1.0]), raw["micro_batch_size"]
     for number in range(count):
-        loaded = loader.load(number * rows, (number + 1) * rows)
-        batch = parameters.objective.collate(loaded, opened.facts.vocabulary)
-        real = int((loaded.document_ids >= 0).sum())
-        yield _inputs(batch, torch.from_numpy(loaded.document_ids), opened.facts.vocabulary.pad or 0, form), real
+        yield loader.load(number * rows, (number + 1) * rows)
 
 
 def _inputs(batch: Batch, document_ids: Tensor, pad: int, form: Form) -> dict[str, Tensor]:

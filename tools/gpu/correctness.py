@@ -1,15 +1,14 @@
-"""Part A: does this GPU compute what float32 on the CPU computes, in every precision, and does a step ever wait?"""
+"""Does this GPU compute what float32 on the CPU computes, in every precision, and does a step ever wait?"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from settings import Case, Measurement, Settings, take_deterministic
+from settings import Case, Measurement, Settings
 from torch import Tensor
 from turns_at_device import describe
 
@@ -22,7 +21,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import weighted_loss
-from terakoya.training.model import compilation
+from terakoya.training.model import compilation, determinism
 from terakoya.training.model.bf16_stream import WeightCopies
 from terakoya.training.model.build import build_module
 
@@ -63,7 +62,7 @@ GOALS = {"fp32": 1e-4, "bf16": 1e-2}
 
 def parity(settings: Settings) -> Iterator[Measurement]:
     """Yields losses and gradients of two layers of each architecture, beside float32 on the CPU."""
-    take_deterministic(settings)
+    determinism.choose(deterministic=True)
     problems = {name: Problem.of(name, settings) for name in PRESETS}
     pairs = [(name, way) for name in PRESETS for way in ways(name, settings)]
     for name, way in sorted(pairs, key=lambda pair: pair[1].is_compiled):  # those last, as they take longest
@@ -112,7 +111,7 @@ class Problem:
             layers, settings = {"num_layers": 2}, replace(settings, store=None)
         else:
             layers = TWO_LAYERS
-        raw = Case(name, rows=4, architecture=layers).parameters(settings)
+        raw = Case(name, 4, 1, architecture=layers).parameters(settings)
         parameters = Parameters.from_dict({**raw, "precision": "fp32"}, source=name)
         opened = TokenStore.open(Path(raw["data"]["train"][0]))
         layout, length = parameters.objective.row_layout(), parameters.data.sequence_length
@@ -181,7 +180,7 @@ def waits(settings: Settings) -> Iterator[Measurement]:
 
     steps = 5 if settings.tiny else 8
     for name, optimizer in OPTIMIZERS.items():
-        raw = Case("bert_base", rows=4, architecture=TWO_LAYERS, further={"optimizer": dict(optimizer)})
+        raw = Case("bert_base", 4, 1, architecture=TWO_LAYERS, further={"optimizer": dict(optimizer)})
         try:
             ours.run(raw.parameters(settings), steps, WaitsForbidden(steps))
             error = ""
@@ -192,37 +191,22 @@ def waits(settings: Settings) -> Iterator[Measurement]:
         yield {"optimizer": name, "waits": "synchronizing" in error, "error": error}  # else a package may be missing
 
 
-class RateClock:
-    """A clock for `ours.run` that notes when the second half of the steps began and ended."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.ended = steps, 0
-        self.times: list[float] = []
-
-    def step_ended(self) -> None:
-        """Notes the time after the half and at the end."""
-        self.ended += 1
-        if self.ended in (self.steps // 2, self.steps):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            self.times.append(time.perf_counter())
-
-
 def precisions(settings: Settings) -> Iterator[Measurement]:
     """Yields losses of 50 steps in each precision beside those of float32 on the same rows, and tokens a second; what
     refuses a precision says why."""
     import ours
+    from step_clock import Clock
 
-    steps = 4 if settings.tiny else 50
+    half = 2 if settings.tiny else 25
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     reference: list[float] = []
     for name, further in PRECISIONS.items():
         case = Case(
-            "bert_base", rows=32, architecture={**TWO_LAYERS, **no_dropout}, further={**further, "logging_steps": 1}
+            "bert_base", 32, 1, architecture={**TWO_LAYERS, **no_dropout}, further={**further, "logging_steps": 1}
         )
-        clock = RateClock(steps)
+        clock = Clock(warm_up=half, steps=half)
         try:
-            tokens, losses = ours.run(case.parameters(settings), steps, clock)
+            tokens, losses = ours.run(case.parameters(settings), clock.steps, clock)
         except UserError as error:
             yield {"precision": name, "refused": str(error)[:300]}
             continue
@@ -231,5 +215,5 @@ def precisions(settings: Settings) -> Iterator[Measurement]:
         yield {
             "precision": name, "first": values[0], "last": values[-1],
             "largest_difference": max(abs(a - b) for a, b in zip(values, reference, strict=True)),
-            "tokens_per_second": sum(tokens[steps // 2 :]) / (clock.times[1] - clock.times[0]),
+            "tokens_per_second": sum(tokens[half:]) / sum(wall for wall, _ in clock.differences()),
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Part A: are the fused kernels of the bf16 stream right on this GPU, and faster than torch's own?"""
+"""Are the fused kernels of the bf16 stream right on this GPU, and faster than torch's own?"""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 from kernel_times import time_of
-from settings import Measurement, Settings, take_deterministic
+from settings import Measurement, Settings
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
+from terakoya.training.model import determinism
 from terakoya.training.model.bf16_stream import WeightCopies
 from terakoya.training.model.fused import self_check
 
@@ -22,7 +23,7 @@ VARIANTS = {"plain": False, "fused": True}
 def fused(settings: Settings) -> Iterator[Measurement]:
     """The check of a run's start; then a block of BERT-base with and without the kernels, compiled and not: how far its
     gradients are from float32 without dropout, whether they are the same bits twice, and the time of both passes."""
-    take_deterministic(settings)
+    determinism.choose(deterministic=True)
     widths = [32] if settings.tiny else [768, 1024]
     reason = self_check.failure(settings.device, widths)
     yield {"what": "check", "right": reason is None, "reason" if settings.tiny else "error": reason or ""}

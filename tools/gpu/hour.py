@@ -1,11 +1,12 @@
-"""The first hour on a GPU: does terakoya run there, is it right, how fast is it.
+"""The next hour on a GPU: how fast runs are there, and whether they are right.
 
-    python tools/gpu/hour.py --part A --minutes 8.5 --out RESULTS
+    python tools/gpu/hour.py --part B --out RESULTS
 
-Part A asks whether it runs and is right, part B measures encoders, part C decoders; each ends within the minutes given.
-Every stage is a process of its own with a limit of its own; `stages.py` is the table of them. Each measurement is a
-line of RESULTS/hour.jsonl, written as soon as it is there, so that a run that is cut off keeps what it has. `--tiny`
-runs the same code at toy size on a CPU. tools/gpu/README.md says how to take all of it to a machine without a network.
+Parts B, C and D are the three calls of the hour, part A asks whether runs are right; `stages.py` has their stages. The
+stages of a call run one after another in one process, which imports torch once. This program starts it, tells it which
+stage is next, and ends it where a stage hangs: another process then goes on with the stage after it. Each measurement
+is a line of RESULTS/hour.jsonl, written as soon as it is known. `--tiny` runs the same code at toy size on a CPU.
+tools/gpu/README.md says how to take all of it to a machine without a network.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import contextlib
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one card: `Trainer` would divide rows among all
@@ -31,128 +33,159 @@ if "--tiny" in sys.argv:  # a CPU computes the fused kernels in Triton's interpr
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import measured
-import torch
-import transformers
-from settings import ROOT, Measurement, Settings, Stage
-from stages import of_part, warms
+from processes import Beside
 
-LEAST = 20.0
-"""Seconds that a stage needs at least: no other one is started when fewer are left."""
-WIDEST = 60
-"""Characters of a text in the printed table."""
+if TYPE_CHECKING:  # torch takes seconds to import, which the process of the stages pays alone
+    from settings import Measurement, Settings, Stage
+
+PATIENCE, LEAST = 3, 60.0
+"""A stage is ended after so many times its seconds, and not before so many seconds."""
+IMPORTS = 180.0
+"""Seconds after which a process of stages that has not begun is given up: on a machine just started it may take 30."""
+NOT_SHOWN = {"part", "stage", "time", *measured.WHERE}
 
 
 def main() -> int:
-    """Runs a part, or one of its stages. Returns the exit status: 1 where a stage failed or ran out of time."""
+    """Runs a part, or some of its stages. Returns the exit status: 1 where a stage failed or was left out, 2 where none
+    can run."""
     arguments = _arguments()
-    if not arguments.tiny and not torch.cuda.is_available():
-        print("hour.py: no CUDA device here; --tiny tests the script on a CPU", file=sys.stderr)
-        return 2
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
-        work = arguments.work or Path(held.enter_context(tempfile.TemporaryDirectory()))
-        if arguments.stage is not None:
-            settings = Settings(
-                arguments.out, work, arguments.tiny, arguments.store, arguments.seconds, warm=arguments.warm
-            )
-            run_stage(of_part(arguments.part)[arguments.stage], settings)
-            return 0
-        run = warm_part if arguments.warm else run_part
-        failed = run(arguments, work)
-    if not arguments.warm:
-        print_table(arguments.out / measured.FILE, arguments.part)
-    if failed:
-        print(f"failed or cut off: {', '.join(failed)}", file=sys.stderr)
-    return int(bool(failed))
-
-
-def run_part(arguments: argparse.Namespace, work: Path) -> list[str]:
-    """Runs the stages of a part one after another; returns the names of those that did not end well."""
-    end = time.monotonic() + 60 * arguments.minutes
-    failed, remaining = [], chosen(arguments)
-    while remaining:
-        left = end - time.monotonic()
-        seconds = left if arguments.tiny else limit(remaining, left)  # a stage's own is for a GPU
-        name = remaining.pop(0).name
-        if left < LEAST:
-            failed.append(f"{name} (no time left)")
-            continue
-        options = ["--stage", name, "--work", str(work), "--seconds", f"{seconds:.1f}"]
-        start = time.monotonic()
-        log = arguments.out / f"{arguments.part}-{name}.log"
-        code = run_process([sys.executable, __file__, *sys.argv[1:], *options], log, seconds)
-        said = {0: "ended", None: "cut off"}.get(code, f"exit code {code}")
-        print(f"{name}: {said} after {time.monotonic() - start:.0f} of {seconds:.0f} s", flush=True)
-        if code != 0:
-            failed.append(name)
-    return failed
-
-
-def chosen(arguments: argparse.Namespace) -> list[Stage]:
-    """Returns the stages of the part that were asked for, in the order of the part. Exits where it has no such one."""
-    stages = of_part(arguments.part)
-    names = arguments.only.split(",") if arguments.only else list(stages)
-    if unknown := [name for name in names if name not in stages]:
-        sys.exit(f"hour.py: --only {','.join(unknown)}: part {arguments.part} has {', '.join(stages)}")
-    return [stage for name, stage in stages.items() if name in names]
-
-
-def warm_part(arguments: argparse.Namespace, work: Path) -> list[str]:
-    """Lets the runs of all stages that measure rates compile at once: their measurements then begin with a full cache
-    of the compiler. Returns the names of those that did not end well."""
-    seconds = 60 * arguments.minutes
-
-    def warm_stage(stage: Stage) -> bool:
-        folder = work / stage.name
-        folder.mkdir()
-        own = ["--stage", stage.name, "--work", str(folder), "--seconds", f"{seconds:.1f}"]
-        log = arguments.out / f"{arguments.part}-{stage.name}-warm.log"
-        return run_process([sys.executable, __file__, *sys.argv[1:], *own], log, seconds) == 0
-
-    stages = [stage for stage in chosen(arguments) if warms(stage)]
-    with ThreadPoolExecutor(max(1, len(stages))) as threads:
-        ended_well = list(threads.map(warm_stage, stages))
-    return [stage.name for stage, is_well in zip(stages, ended_well, strict=True) if not is_well]
-
-
-def limit(stages: Sequence[Stage], left: float) -> float:
-    """Returns how long the first of `stages` may take, where `left` seconds are left for all: its own seconds, and its
-    share of what nobody needs."""
-    return min(left, stages[0].seconds * max(1.0, left / sum(each.seconds for each in stages)))
-
-
-def run_process(command: Sequence[str], log: Path, seconds: float) -> int | None:
-    """Runs a stage, which prints into `log`; returns its exit code, or None where it was ended, with its processes,
-    after so many seconds."""
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    with tempfile.TemporaryDirectory() as work:
         try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return None
+            missing = run_part(arguments, serve, arguments, Path(work))
+        except LookupError as error:
+            print(f"hour.py: {error.args[0]}", file=sys.stderr)
+            return 2
+    print("", *measured.goals(arguments.out / measured.FILE, "en"), sep="\n")
+    if missing:
+        print("failed or left out:", *missing, sep="\n  ", file=sys.stderr)
+    return int(bool(missing))
 
 
-def run_stage(stage: Stage, settings: Settings) -> None:
-    """Runs one stage in this process and keeps each of its measurements."""
-    for measurement in stage.run(settings):
-        documents = "random ids" if settings.store is None else settings.store.name
-        place = {"part": stage.part, "stage": stage.name, "documents": documents}
-        keep(settings.out / measured.FILE, {**place, **measurement})
+def run_part(arguments: argparse.Namespace, serve: Callable[..., None], *given: Any) -> list[str]:
+    """Runs the stages that were asked for in processes that `serve(*given, pipe)`, one after another until the time is
+    over. Returns those that failed or were left out, with the reason.
+
+    Raises:
+        LookupError: there is no such stage, no GPU, or no process of stages begins.
+    """
+    end, missing = time.monotonic() + 60 * arguments.minutes, []
+    with contextlib.ExitStack() as held:
+        process: Beside | None
+        process, known = _started(held, serve, given)
+        wanted = arguments.only or [""]
+        numbers = [number for number, (name, _) in enumerate(known) if any(each in name for each in wanted)]
+        if not numbers:
+            names = "\n  ".join(name for name, _ in known)
+            raise LookupError(f"no stage has {' or '.join(wanted)} in its name; these are there:\n  {names}")
+        for number in numbers:
+            name, seconds = known[number]
+            left = max(0.0, end - time.monotonic())
+            if left < (1.0 if arguments.tiny else seconds):
+                missing.append(f"{name}: left out, as {left:.0f} s were left")
+                keep(arguments, name, {"left_out": f"{left:.0f} s left"})
+                continue
+            if process is None:
+                process, _ = _started(held, serve, given)
+            begun = time.monotonic()
+            failure, process = _run(process, number, left if arguments.tiny else limit(seconds, left))
+            print(f"{name}: {failure or 'ended'}, {time.monotonic() - begun:.0f} of {seconds:.0f} s", flush=True)
+            missing += [f"{name}: {failure}"] * bool(failure)
+            if process is None:
+                keep(arguments, name, {"error": failure})
+    return missing
 
 
-def keep(file: Path, measurement: Measurement) -> None:
-    """Appends a line with the `measurement` and where it was taken."""
-    line = {**measurement, "time": round(time.time()), **where()}
-    with file.open("a") as lines:
+def limit(seconds: float, left: float) -> float:
+    """Returns after how many seconds a stage is ended that takes `seconds`, where so many are `left` for all."""
+    return min(left, max(LEAST, PATIENCE * seconds))
+
+
+def _started(
+    held: contextlib.ExitStack, serve: Callable[..., None], given: Sequence[Any]
+) -> tuple[Beside, list[tuple[str, float]]]:
+    """Returns a process of stages, which is ended with `held`, and the name and the seconds of each of its stages."""
+    process = Beside(serve, *given)
+    held.callback(process.end)
+    try:
+        known = process.answer(IMPORTS)
+    except (EOFError, TimeoutError) as error:
+        raise LookupError("the process of the stages did not begin") from error
+    if isinstance(known, str):
+        raise LookupError(known)
+    return process, known
+
+
+def _run(process: Beside, number: int, seconds: float) -> tuple[str, Beside | None]:
+    """Runs a stage. Returns why it failed, empty where it did not, and the process where it can go on."""
+    try:
+        process.pipe.send(number)
+        return process.answer(seconds), process
+    except TimeoutError:
+        failure = f"ended, as it took more than {seconds:.0f} s"
+    except (EOFError, OSError):
+        failure = "its process ended without a word"
+    process.end()
+    return failure, None
+
+
+def serve(arguments: argparse.Namespace, work: Path, pipe: Connection) -> None:
+    """Sends the names and seconds of the stages of a part, or why there are none; then runs each whose number comes,
+    and sends why it failed."""
+    import torch
+    from settings import Settings
+    from stages import PARTS
+
+    if not arguments.tiny and not torch.cuda.is_available():
+        pipe.send("no CUDA device here; --tiny tests the script on a CPU")
+        return
+    stages, settings = PARTS[arguments.part], Settings(arguments.out, work, arguments.tiny, arguments.store)
+    pipe.send([(each.name, each.seconds) for each in stages])
+    log = (arguments.out / f"{arguments.part}.log").open("a", buffering=1)
+    with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log), contextlib.suppress(EOFError):
+        while True:
+            failure = run_stage(arguments, stages[pipe.recv()], settings)
+            if not arguments.tiny:
+                torch.cuda.synchronize()  # a device that is lost ends this process, and another one goes on
+            pipe.send(failure)
+
+
+def run_stage(arguments: argparse.Namespace, stage: Stage, settings: Settings) -> str:
+    """Runs a stage here and keeps each of its measurements. Returns why it failed, empty where it did not."""
+    from turns_at_device import describe, forget_runs
+
+    from terakoya.training.model import determinism
+
+    forget_runs()
+    failures = []
+    documents = "random ids" if settings.store is None else settings.store.name
+    try:
+        with determinism.restore_choice():
+            for measurement in stage.run(settings):
+                keep(arguments, stage.name, {**measurement, "documents": documents, **where()})
+                failures += [measurement["error"]] if measurement.get("error") else []
+    except Exception as error:  # noqa: BLE001 - what fails is known, too, and others follow
+        traceback.print_exc()
+        failures.append(describe(error))
+        keep(arguments, stage.name, {"error": failures[-1], **where()})
+    return "; ".join(failures)
+
+
+def keep(arguments: argparse.Namespace, stage: str, measurement: Measurement) -> None:
+    """Appends a line with the `measurement` to the results, and prints it."""
+    line = {"part": arguments.part, "stage": stage, **measurement, "time": round(time.time())}
+    with (arguments.out / measured.FILE).open("a") as lines:
         lines.write(json.dumps(line) + "\n")
-        lines.flush()
+    print(f"  {stage}  {shown(line)}", file=sys.__stdout__, flush=True)
 
 
 @cache
 def where() -> Mapping[str, str]:
     """Returns the device, the versions and the commit, which is empty where it is not known."""
+    import torch
+    import transformers
+    from settings import ROOT
+
     packed, ask = ROOT / "commit", ["git", "rev-parse", "--short", "HEAD"]  # of a pack, of a clone
     commit = packed.read_text() if packed.exists() else ""
     if not commit:
@@ -167,39 +200,25 @@ def where() -> Mapping[str, str]:
     }
 
 
-def print_table(file: Path, part: str) -> None:
-    """Prints the measurements of `part`, a line each, and beside rates of training the goals."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    for measurement in map(json.loads, lines):
-        if measurement["part"] == part:
-            print(f"{measurement['stage']:16} {shown(measurement)}")
-    if file.exists() and part != "A":
-        print("", *measured.goals(file, "en"), sep="\n")
-
-
-def shown(measurement: Measurement) -> str:
-    """Returns what the `measurement` says of itself, in a line."""
-    hidden = {"part", "stage", "documents", "time", *where()}
-    texts = {key: value for key, value in measurement.items() if key not in hidden}
+def shown(line: Measurement) -> str:
+    """Returns what a line of the results says beside the name of its stage."""
     return "  ".join(
-        f"{key} {value:,.6g}" if isinstance(value, float) else f"{key} {' '.join(str(value).split())[:WIDEST]}"
-        for key, value in texts.items()
+        f"{key} {' '.join(measured.written(value).split())[:60]}"
+        for key, value in line.items()
+        if key not in NOT_SHOWN and (key not in ("preset", "variant") or value not in line["stage"])
     )
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--part", choices=["A", "B", "C"], required=True)
-    parser.add_argument("--minutes", type=float, default=8.5, help="when the part ends at the latest")
+    parser.add_argument("--part", choices=["A", "B", "C", "D"], required=True)
+    parser.add_argument("--minutes", type=float, default=9.0, help="when the part ends at the latest")
     parser.add_argument("--out", type=Path, required=True, help="the folder for results and logs")
-    packed = ROOT / "store" if (ROOT / "store" / "store.json").exists() else None
+    packed = measured.ROOT / "store" if (measured.ROOT / "store" / "store.json").exists() else None
     parser.add_argument("--store", type=Path, default=packed, help="a token store; without one, random ids")
     parser.add_argument("--tiny", action="store_true", help="toy sizes on a CPU: a test of this script")
-    parser.add_argument("--only", help="names of stages, with commas between them, instead of all of the part")
-    parser.add_argument("--warm", action="store_true", help="only compile what stages of rates compile, all at once")
-    parser.add_argument("--stage", help="run this stage alone, in this process")
-    parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="append", default=[], metavar="WORDS",
+                        help="the stages with these words in their names; may be given several times")  # fmt: skip
     return parser.parse_args()
 
 

@@ -24,14 +24,17 @@ CASE = (
     "attention", "rows", "micro_steps", "length", "variant", "compiled", "deterministic",
 )  # fmt: skip
 """What a measurement says of itself; everything else is what was seen. The last one of equal ones counts."""
+PEER = "Trainer, compiled, same rows"
+"""The variant that goals are compared with."""
 HIDDEN = {"part", "stage", "time", "said", *WHERE, *CASE}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Tokens a second that a model is to reach: on an H100, on an H200.
+    """Tokens a second that a preset is to reach as it is shipped: on an H100, on an H200.
 
     Attributes:
+        variant: what is measured for it, as the accumulation of some presets takes a minute a step.
         at: what of a measurement's case is meant beside the preset.
     """
 
@@ -39,6 +42,7 @@ class Goal:
     preset: str
     h100: float | None
     h200: float | None
+    variant: str = "as shipped"
     at: Mapping[str, Any] = field(default_factory=dict)
 
     def on(self, device: str) -> float | None:
@@ -51,38 +55,29 @@ GOALS = (
     Goal("BERT-large", "bert_large", 210_000, 225_000),
     Goal("ELECTRA-small", "electra_small", 1_500_000, 1_500_000),
     Goal("ELECTRA-base", "electra_base", 450_000, 450_000),
-    Goal("ModernBERT-base", "modernbert_base", None, None),
-    Goal("GPT-2 124M", "gpt2_125m", 500_000, 560_000),
-    Goal("Llama-1B", "llama_1b", None, None),
-    Goal("Llama-8B, 4096", "llama_8b", None, 10_500, {"layers": 32}),
+    Goal("ModernBERT-base", "modernbert_base", None, 500_000, "micro-steps 8"),
+    Goal("GPT-2 124M", "gpt2_125m", 560_000, 600_000),
+    Goal("Llama-1B", "llama_1b", None, 75_000, "micro-steps 8"),
+    Goal("Llama-8B", "llama_8b", None, 10_500, "micro-steps 8", {"layers": 32}),
 )
-"""What a card is measured for. Those without a number are beside the `Trainer` only."""
+"""What a card is measured for."""
 
 WORDS: Mapping[str, Mapping[str, str]] = {
     "en": {
-        "none": "**Nothing has been measured on a GPU yet.** [Three commands](../../tools/gpu/README.md) measure a "
-        "card: whether a\nrun is right there, tokens/s and memory beside Transformers' `Trainer`, and what `terakoya "
-        "estimate` says of it. So far they\nhave run on a CPU at toy size only: flash attention, nccl and the promise "
-        "that a step never waits for the device have not been\nseen on a GPU.",
         "some": "On GPUs, by [tools/gpu](../../tools/gpu/README.md); a folder of `tools/gpu/results` each:",
         "head": "| part | stage | case | seen |",
         "failed": "failed",
-        "goals": "| | tokens/s, best | as | goal | beside `Trainer`, compiled, same rows (goal: 2 x) | share of the "
-        "card's own products |",
+        "goals": "| | tokens/s as shipped | goal | steps in which the GPU waited | tokens/s, best | as | beside "
+        "`Trainer`, compiled, same rows | share of the card's own products |",
         "extrapolated": "extrapolated",
     },
     "ja": {
-        "none": "**GPU での測定はまだありません。** "
-        "[三つのコマンド](../../tools/gpu/README.md)(英語)が、計算が正しいか、トークン毎秒とメモリ\n"
-        "(Transformers の `Trainer` との比較)、`terakoya estimate` の見積もりとの差を測ります。"
-        "これまでは\n小さな設定で CPU で動かしただけです。"
-        "flash attention、nccl、ステップがデバイスを待たないことは、GPU ではまだ確かめていません。",
         "some": "GPU での値です。[tools/gpu](../../tools/gpu/README.md)(英語)で測りました。"
         "`tools/gpu/results` のフォルダごとに載せます。",
         "head": "| 部 | 段階 | 条件 | 結果 |",
         "failed": "失敗",
-        "goals": "| | トークン毎秒(最良) | 条件 | 目標 | 同じ行を学習するコンパイル済み `Trainer` との比(目標 2 倍) | "
-        "このカードの行列積に対する割合 |",
+        "goals": "| | トークン毎秒(プリセットのまま) | 目標 | GPU が待ったステップ | トークン毎秒(最良) | 条件 | "
+        "同じ行を学習するコンパイル済み `Trainer` との比 | このカードの行列積に対する割合 |",
         "extrapolated": "外挿",
     },
 }  # fmt: skip
@@ -94,16 +89,10 @@ def pages() -> Mapping[str, Path]:
     return {"en": folder / "measured.md", "ja": folder / "measured.ja.md"}
 
 
-def result_files(results: Path) -> list[Path]:
-    """Returns the files of measurements under `results`, by name of their folder."""
-    return sorted(results.glob(f"*/{FILE}"))
-
-
 def section(results: Path, language: str) -> str:
-    """Returns the section from the files under `results`, with its markers; where there are none, it says so."""
-    words, files = WORDS[language], result_files(results)
-    lines = [BEGIN, words["some"] if files else words["none"]]
-    for file in files:
+    """Returns the section from the files under `results`, with its markers."""
+    lines = [BEGIN, WORDS[language]["some"]]
+    for file in sorted(results.glob(f"*/{FILE}")):
         lines += ["", *_table(file, language)]
     return "\n".join([*lines, END])
 
@@ -121,34 +110,25 @@ def replaced(page: str, written: str) -> str:
 
 
 def goals(file: Path, language: str) -> Iterator[str]:
-    """Yields the lines of the table of GOALS, as far as `file` has measurements for them."""
+    """Yields the lines of the table of GOALS, with what of `file` there is for them."""
     words, found = WORDS[language], measurements(file)
     yield words["goals"]
-    yield "|---|---|---|---|---|---|"
+    yield "|---" * 8 + "|"
     for goal in GOALS:
         wanted = {"preset": goal.preset, **goal.at}
-        cases = [each for each in found if all(each.get(key) == value for key, value in wanted.items())]
-        rates = [each for each in cases if "tokens_per_second" in each]
-        ratios = [each["ours_over_this"] for each in rates if _is_peer(each) and "ours_over_this" in each]
+        rates = [each for each in found if "tokens_per_second" in each and wanted.items() <= each.items()]
+        ratios = [each["ours_over_this"] for each in rates if each["variant"] == PEER and "ours_over_this" in each]
         ours = [each for each in rates if not each["variant"].startswith("Trainer")]
-        measured = [each for each in ours if not each.get("extrapolated")] or ours  # what was seen, where it was
-        if not measured:
-            yield f"| {goal.name} | | | {_number(goal.on(_device(found)))} | | |"
-            continue
-        best = max(measured, key=lambda each: each["tokens_per_second"])
-        case = [f"{best['rows']} x {best['length']}", best["variant"]]
+        shipped: Mapping[str, Any] = next((each for each in ours if each["variant"] == goal.variant), {})
+        best: Mapping[str, Any] = max(ours, key=lambda each: each["tokens_per_second"], default={})
+        case = [f"{best['rows']} x {best['length']}", best["variant"]] if best else []
         case += [words["extrapolated"]] * bool(best.get("extrapolated"))
-        ratio, share = (f"{ratios[-1]:.2f} x" if ratios else ""), best.get("product_share")
         cells = (
-            goal.name, _number(best["tokens_per_second"]), ", ".join(case), _number(goal.on(best["device"])), ratio,
-            "" if share is None else f"{share:.0%}",
+            goal.name, _number(shipped.get("tokens_per_second")), _number(goal.on(_device(found))),
+            _share(shipped.get("gpu_waits")), _number(best.get("tokens_per_second")), ", ".join(case),
+            f"{ratios[-1]:.2f} x" if ratios else "", _share(best.get("product_share")),
         )  # fmt: skip
         yield f"| {' | '.join(cells)} |"
-
-
-def _is_peer(measurement: Mapping[str, Any]) -> bool:
-    """Whether it is one of the peer that goals compare with."""
-    return bool(measurement["variant"] == "Trainer, compiled, same rows")
 
 
 def _device(found: Iterable[Mapping[str, Any]]) -> str:
@@ -161,11 +141,17 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
+def _share(value: float | None) -> str:
+    """Returns the share in percent; empty for None."""
+    return "" if value is None else f"{value:.0%}"
+
+
 def measurements(file: Path) -> list[Mapping[str, Any]]:
-    """Returns the measurements of `file`, of those of an equal case the last one."""
+    """Returns the measurements of `file`, of those of an equal case the last one, without stages that were left out."""
     found: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        measurement = json.loads(line)
+    for measurement in map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.exists() else ()):
+        if "left_out" in measurement:
+            continue
         found[tuple(str(measurement.get(key)) for key in ("part", "stage", *CASE))] = measurement
     return list(found.values())
 
@@ -173,7 +159,7 @@ def measurements(file: Path) -> list[Mapping[str, Any]]:
 def _table(file: Path, language: str) -> Iterator[str]:
     """Yields the lines of one card: the goals, then everything that was measured."""
     words, found = WORDS[language], measurements(file)
-    machines = dict.fromkeys(", ".join(_machine(each)) for each in found)
+    machines = dict.fromkeys(", ".join(_machine(each)) for each in found if "device" in each)
     yield f"`{file.parent.name}`: {'; '.join(machines)}"
     yield ""
     yield from goals(file, language)
@@ -209,9 +195,14 @@ def _seen(measurement: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[
     for key, value in measurement.items():
         if key in HIDDEN or key == "error":
             continue
-        shown = f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else value
-        shown = f"{value:,.0f}" if isinstance(value, float) and abs(value) >= 1000 else shown
-        yield f"{key.replace('_', ' ')} {shown}"
+        yield f"{key.replace('_', ' ')} {written(value)}"
+
+
+def written(value: Any) -> str:
+    """Returns what was measured as it is written: a number with four digits, or with all before the point."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+    return str(value)
 
 
 def main() -> None:

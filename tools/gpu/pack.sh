@@ -9,7 +9,7 @@ set -euo pipefail
 archive=$(realpath -m "$1") version=${2:-3.12} store=${3:+$(realpath "$3")}
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-.venv/bin/python}
-packages=(pydantic pydantic-core annotated-types typing-inspection orjson pluggy lion-pytorch torchao nvidia-ml-py)
+packages=(pydantic pydantic-core annotated-types typing-inspection orjson pluggy lion-pytorch torchao nvidia-ml-py psutil)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 pack=$folder/pack

@@ -1,4 +1,4 @@
-"""Part A: padded batches in Transformers' own models, as `terakoya finetune` and `evaluate` give them to a GPU."""
+"""Padded batches in Transformers' own models, as `terakoya finetune` and `evaluate` give them to a GPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def padded(settings: Settings) -> Iterator[Measurement]:
 
 def classifier(preset: str, settings: Settings) -> PreTrainedModel:
     """Returns a classifier with random weights, two layers of the preset's sizes, without dropout."""
-    raw = Case(preset, rows=ROWS, architecture={"num_hidden_layers": 2}).parameters(settings)
+    raw = Case(preset, ROWS, 1, architecture={"num_hidden_layers": 2}).parameters(settings)
     parameters = Parameters.from_dict({**raw, "precision": "fp32"}, source=preset)
     vocabulary = TokenStore.open(Path(raw["data"]["train"][0])).facts.vocabulary
     config = build_module(parameters, vocabulary).model.config  # type: ignore[union-attr]

@@ -1,11 +1,13 @@
-"""What every measurement on a GPU shares: where it runs, on which data, at which size."""
+"""What every measurement on a GPU shares: where it runs, on which data, at which size, and what it is called."""
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "bench"))
 
+SHIPPED = "as shipped"
 VOCABULARY_SIZE = 32_768
 Measurement = Mapping[str, Any]
 
@@ -27,18 +30,14 @@ class Settings:
         work: a folder for what is not.
         tiny: toy sizes on a CPU, which test the script.
         store: a token store to train on; None for random ids.
-        seconds: how long the stage may take.
         apart: whether contestants train in processes of their own.
-        warm: whether rates are not measured, but what their runs compile is put into the compiler's cache.
     """
 
     out: Path
     work: Path
     tiny: bool
     store: Path | None = None
-    seconds: float = 600.0
     apart: bool = True
-    warm: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -48,18 +47,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Stage:
-    """A measurement in a process of its own.
+    """A measurement, or several that belong together.
 
     Attributes:
-        part: A, B or C.
-        question: what it answers.
-        seconds: how long it may take in a part of 8.5 minutes.
+        seconds: how long it takes, about; it is not begun where fewer are left.
         run: yields the measurements one by one; each is kept at once.
     """
 
-    part: str
     name: str
-    question: str
     seconds: float
     run: Callable[[Settings], Iterator[Measurement]]
 
@@ -77,61 +72,79 @@ TINY_ROWS, TINY_LENGTH, TINY_VOCABULARY = 4, 64, 1000
 
 @dataclass(frozen=True)
 class Case:
-    """A preset as it is measured: its architecture, objective and optimizer, without validation and checkpoints.
+    """A preset as it is measured: as it is shipped, but without its schedule, validation, checkpoints and trackers.
 
     Attributes:
-        rows: rows of a micro-step.
-        micro_steps: micro-steps of an optimizer step.
+        rows: rows of a micro-step; None are the preset's.
+        micro_steps: micro-steps of an optimizer step; None are the preset's.
         length: the sequence length; None is the preset's.
-        window: optimizer steps between two readings of the clock.
         vocabulary: pieces of the vocabulary; ids are random where it is not the usual one.
-        architecture, objective, further: what differs from the preset; `further` are keys of the run.
+        architecture, further: what differs from the preset; `further` are keys of the run.
     """
 
     preset: str
-    rows: int
-    micro_steps: int = 1
+    rows: int | None = None
+    micro_steps: int | None = None
     length: int | None = None
-    window: int = 20
     vocabulary: int = VOCABULARY_SIZE
     architecture: Mapping[str, Any] = field(default_factory=dict)
-    objective: Mapping[str, Any] = field(default_factory=dict)
     further: Mapping[str, Any] = field(default_factory=dict)
 
-    def parameters(self, settings: Settings) -> dict[str, Any]:
-        """Returns the parameters of the run on the settings' data; those of a toy where the settings say so."""
+    @cached_property
+    def shipped(self) -> Mapping[str, Any]:
+        """The preset."""
         raw: dict[str, Any] = json.loads((ROOT / "parameters" / f"{self.preset}.json").read_text())
+        return raw
+
+    @property
+    def label(self) -> str:
+        """How it differs from the preset, such as `rows 64, cuda_graphs false`."""
+        shipped = self.shipped
+        rows = shipped["micro_batch_size"]
+        sizes = {
+            "rows": (self.rows, rows), "micro-steps": (self.micro_steps, shipped["batch_size"]["-1"] // rows),
+            "length": (self.length, shipped["data"]["sequence_length"]),
+            "vocabulary": (self.vocabulary, VOCABULARY_SIZE),
+        }  # fmt: skip
+        differences = [f"{name} {own:,}" for name, (own, preset) in sizes.items() if own not in (None, preset)]
+        differences += [f"{key} {json.dumps(value)}" for key, value in {**self.architecture, **self.further}.items()]
+        return ", ".join(differences).replace('"', "") or SHIPPED
+
+    @property
+    def window(self) -> int:
+        """Optimizer steps between two readings of the clock: of about 20 micro-steps, and 3 at least."""
+        micro_steps = self.micro_steps or self.shipped["batch_size"]["-1"] // self.shipped["micro_batch_size"]
+        return max(3, 20 // micro_steps)
+
+    def parameters(self, settings: Settings) -> dict[str, Any]:
+        """Returns the parameters of the run on the settings' data. Where the settings ask for a toy, those of a toy,
+        which is not compiled and has no CUDA graphs."""
+        raw = copy.deepcopy(dict(self.shipped))
         length = TINY_LENGTH if settings.tiny else self.length or raw["data"]["sequence_length"]
         sizes = {} if self.length is None else {"max_position_embeddings": length}
+        rows = self.rows or raw["micro_batch_size"]
+        micro_steps = self.micro_steps or raw["batch_size"]["-1"] // raw["micro_batch_size"]
+        further = dict(self.further)
         if settings.tiny:
             sizes = {key: value for key, value in TINY_SIZES.items() if key in raw["architecture"]}
             if "generator_size" in raw["objective"]:
                 raw["objective"]["generator_size"] = "1/2"  # a third of the toy's width is no whole number
-        rows = TINY_ROWS if settings.tiny else self.rows
-        kept = {key: raw[key] for key in ("optimizer", "activation_checkpointing", "max_grad_norm") if key in raw}
+            rows, micro_steps = TINY_ROWS, min(2, micro_steps)
+            further |= {"compile": "off", "cuda_graphs": False}
+        kept = ("objective", "optimizer", "activation_checkpointing", "max_grad_norm", "precision", "parallel")
         return {
-            **kept,
+            **{key: raw[key] for key in kept if key in raw},
             "data": {"train": [str(store(settings, length, self.vocabulary))], "sequence_length": length},
             "architecture": {**raw["architecture"], **sizes, **self.architecture},
-            "objective": {**raw["objective"], **self.objective},
             "schedule": {"type": "constant"},
-            "batch_size": {"-1": rows * self.micro_steps},
+            "batch_size": {"-1": rows * micro_steps},
             "micro_batch_size": rows,
             "max_steps": 1,
-            "precision": "bf16",
             "checkpoint": {"model": "never", "save_steps": 1_000_000},
             "logging_steps": 1_000_000,
             "trackers": [],
-            **self.further,
+            **further,
         }
-
-
-def take_deterministic(settings: Settings) -> None:
-    """Lets this process take the algorithms that a run takes, which return the same bits each time."""
-    from terakoya.training.model import determinism
-
-    if settings.device.type == "cuda":
-        determinism.choose(deterministic=True)
 
 
 def store(settings: Settings, length: int, vocabulary: int = VOCABULARY_SIZE) -> Path:

@@ -7,23 +7,25 @@ over: a contestant's process ends there, and a run in this process by `Enough`.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
+from processes import Beside
 
-START_METHOD = "spawn"
-"""How processes start: CUDA does not survive a fork."""
 WINDOWS = 3
 WARM_UP = 8
 """The most steps before the first window."""
 COMPILED_BY = 3
 """After this many steps nothing should be compiled any more."""
+MOST_BESIDE, LEAST_BESIDE = 0.2, 0.1
+"""The share of a core that those which wait may use while another one is timed, and seconds that say nothing: a run
+reads rows ahead, and a compiler uses a whole core."""
 
 
 class Enough(Exception):  # noqa: N818 - nothing went wrong
@@ -129,44 +131,34 @@ class Outcome:
 def take_turns(
     contestants: Mapping[str, Contestant], *, apart: bool, warm_seconds: float
 ) -> Iterator[tuple[str, Outcome]]:
-    """Yields the outcome of each contestant, the first one first.
+    """Yields the outcome of each contestant, the first one first. One that fails, or takes longer to warm up, is ended
+    with all that it has started before any other one is timed.
 
     Args:
         apart: whether each trains in a process of its own, and they take turns; otherwise one after another, in this.
-        warm_seconds: how long all of them may take to warm up; the others do not wait for one that takes longer.
+        warm_seconds: how long all of them may take to warm up.
     """
     if not apart:
         for name, contestant in contestants.items():
             yield name, alone(contestant)
         return
     ready_by = time.monotonic() + warm_seconds
-    with _started(contestants) as pipes:
-        running = dict(pipes)
+    with contextlib.ExitStack() as held:
+        running = {name: Beside(_serve, contestant) for name, contestant in contestants.items()}
+        for each in running.values():
+            held.callback(each.end)
         for window in range(WINDOWS + 1):
-            for name, pipe in list(running.items()):
-                outcome = _turn(pipe, is_first=window == 0, ready_by=ready_by)
+            for name, process in list(running.items()):
+                others = [other for other in running.values() if other is not process]
+                outcome = _warm(process, ready_by) if window == 0 else _window(process, others)
                 if outcome is not None:
-                    del running[name]
+                    running.pop(name).end()
                     yield name, outcome
-
-
-def warm_up(contestants: Mapping[str, Contestant], seconds: float) -> None:
-    """Lets all runs warm up at once, each in a process of its own, at most so many seconds: what they compile is in the
-    compiler's cache for those that are measured afterwards."""
-    ready_by = time.monotonic() + seconds
-    with _started(contestants) as pipes:
-        for name, pipe in pipes.items():
-            outcome = _turn(pipe, is_first=True, ready_by=ready_by)
-            if outcome is not None:
-                print(f"{name}: {outcome.error}", flush=True)
 
 
 def alone(contestant: Contestant) -> Outcome:
     """Returns the outcome of a run in this process."""
-    torch._dynamo.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget_runs()
     clock = Clock(contestant.window)
     try:
         with contextlib.suppress(Enough):
@@ -176,40 +168,44 @@ def alone(contestant: Contestant) -> Outcome:
     return Outcome(clock.seconds, contestant.facts(clock))
 
 
+def forget_runs() -> None:
+    """Frees what earlier runs have left in this process, and what was compiled for them."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
 def describe(error: BaseException) -> str:
     """Returns the error's class and the beginning of what it says."""
     return f"{type(error).__name__}: {error}"[:500]
 
 
-def _turn(pipe: Connection, *, is_first: bool, ready_by: float) -> Outcome | None:
-    """Lets the run at the other end of `pipe` warm up or measure a window; returns its outcome if it is over."""
+def _warm(process: Beside, ready_by: float) -> Outcome | None:
+    """Lets a run warm up; returns its outcome where it is over."""
     try:
-        if is_first and not pipe.poll(max(0.0, ready_by - time.monotonic())):
-            return Outcome(error="still warming up when the time for that was over")
-        if not is_first:
-            pipe.send(None)
-        answer: Outcome | None = pipe.recv()
-    except (EOFError, OSError):
+        answer: Outcome | None = process.answer(max(0.0, ready_by - time.monotonic()))
+    except TimeoutError:
+        return Outcome(error="still warming up when the time for that was over")
+    except EOFError:
         return Outcome(error="its process ended without a word")
     return answer
 
 
-@contextlib.contextmanager
-def _started(contestants: Mapping[str, Contestant]) -> Iterator[dict[str, Connection]]:
-    """Starts the processes; ends those that have not ended when the block is left."""
-    context: Any = multiprocessing.get_context(START_METHOD)
-    pipes, processes = {}, []
-    for name, contestant in contestants.items():
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=_serve, args=(contestant, theirs)))
-        processes[-1].start()
-        theirs.close()
+def _window(process: Beside, others: Sequence[Beside]) -> Outcome | None:
+    """Lets a run measure a window; returns its outcome where it is over. A window beside which `others` have computed
+    says nothing of the run, whose outcome is then an error."""
+    start, before = time.monotonic(), sum(each.cpu_seconds() for each in others)
     try:
-        yield pipes
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        process.pipe.send(None)
+        answer: Outcome | None = process.answer(None)
+    except (EOFError, OSError):
+        return Outcome(error="its process ended without a word")
+    seconds, busy = time.monotonic() - start, sum(each.cpu_seconds() for each in others) - before
+    if busy > max(LEAST_BESIDE, MOST_BESIDE * seconds):
+        return Outcome(error=f"not timed: others computed for {busy:.2f} s in a window of {seconds:.2f} s")
+    return answer
 
 
 def _serve(contestant: Contestant, pipe: Connection) -> None:
