@@ -98,11 +98,12 @@ def start(
     nodes: Sequence[int] = (1,),
     environment: Mapping[str, str] | None = None,
     environment_of_rank: Sequence[Mapping[str, str]] = (),
+    arguments_of_rank: Sequence[Sequence[str]] = (),
     plugins: Sequence[Path] = (),
 ) -> list[Process]:
     """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i, each with the
-    variables of `environment` and its own of `environment_of_rank`. FILE, which holds `settings`, and what they print
-    are in `folder`, by default beside `out`."""
+    variables of `environment`, its own of `environment_of_rank`, and its own `arguments_of_rank`. FILE, which holds
+    `settings`, and what they print are in `folder`, by default beside `out`."""
     folder = folder or out.parent
     file = folder / f"{out.name}.json"
     file.write_text(json.dumps(settings))
@@ -112,7 +113,8 @@ def start(
     for rank, variables in enumerate(launched(nodes)):
         output = folder / f"{out.name}.{rank}.{os.urandom(4).hex()}.txt"
         own = environment_of_rank[rank] if environment_of_rank else {}
-        process = fork(_command_line, command, {**(environment or {}), **own, **variables}, output)
+        further = arguments_of_rank[rank] if arguments_of_rank else ()
+        process = fork(_command_line, [*command, *further], {**(environment or {}), **own, **variables}, output)
         started.append(Process(process, output))
     return started
 

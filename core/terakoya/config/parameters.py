@@ -82,6 +82,11 @@ parallelism, how a global batch of the same size is divided among nodes and micr
 time. A key includes all keys below it."""
 
 
+RANKS_MAY_DIFFER = ("trackers", "start_from.folder", "parallel.nccl")
+"""Keys that may differ from process to process of a run, with those below them: what rank 0 alone reads, and what sets
+variables of one machine. Stores may lie in other places, but must hold the same."""
+
+
 class Parameters(ParameterFields):
     """The complete description of a run: the keys of `ParameterFields`, checked for conflicts."""
 

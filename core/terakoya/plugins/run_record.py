@@ -23,11 +23,11 @@ def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[di
     A run uses the plugins that register its components and those that listen to events. `check_plugins` reads this
     record.
     """
-    names, record = _types(parameters), []
+    names, registered, record = _types(parameters), registry.components(), []
     for plugin in registry.plugins:
         components = [
             f"{component.kind}/{component.name}"
-            for component in registry.components()
+            for component in registered
             if component.module == plugin.name and component.name in names
         ]
         events = [event for event, listeners in registry.hook.listeners.items() if plugin.name in dict(listeners)]

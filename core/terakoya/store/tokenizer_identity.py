@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from terakoya.atomic_files import FileFacts
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.store.file_hashes import TOKENIZER
 from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats.model_files import belongs_to_model
@@ -93,12 +94,18 @@ def _inputs(store: TokenStore) -> dict[str, str]:
 
 def vocabulary_files(folder: Path) -> dict[str, FileFacts]:
     """The files of a tokenizer's folder, which may hold a model, too, without chat template and configuration."""
-    files = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name not in _NO_VOCABULARY and not belongs_to_model(file)
-    ]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and _decides_ids(file)]
     return {str(file.relative_to(folder)): FileFacts.of(file) for file in files}
+
+
+def recorded_vocabulary(store: TokenStore) -> dict[str, str]:
+    """The hashes that `store.json` records of the files that `vocabulary_files` returns, sorted."""
+    files = sorted((Path(name), facts.sha256) for name, facts in store.facts.files.items())
+    return {str(file): digest for file, digest in files if file.parts[0] == TOKENIZER and _decides_ids(file)}
+
+
+def _decides_ids(file: Path) -> bool:
+    return file.name not in _NO_VOCABULARY and not belongs_to_model(file)
 
 
 def _read_pieces(folder: Path) -> dict[str, int]:

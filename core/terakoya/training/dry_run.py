@@ -13,16 +13,14 @@ from terakoya.errors import UserError
 from terakoya.log import new_console
 from terakoya.object_store import ObjectFolder
 from terakoya.plugins import registry
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.meeting import meet
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
-from terakoya.training.run_folder import check_place, free_bytes, held_bytes
+from terakoya.training.run_folder import free_bytes, held_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models
 from terakoya.training.setup import Advice, build_trainer, no_advice
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
 
@@ -41,27 +39,20 @@ def dry_run(
     Raises:
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
     """
-    check_place(out)
-    launch = LaunchInfo.from_environment(node_rank=node_rank)
-    if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
-        raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
-    for tracker in parameters.trackers:
-        tracker.check()
-    console = new_console(stderr=True, quiet=launch.rank != 0)
-    if address is not None and launch.rank == 0:
-        ObjectFolder(address).sizes()
-        console.print(f"{address}: answers; the run is mirrored there", soft_wrap=True)
-    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
-    for store in [*stores.train, *stores.validation.values()]:
-        facts = store.facts
-        console.print(f"store {store.folder}: {facts.documents:,} documents, {facts.tokens:,} tokens", soft_wrap=True)
-    context = connect(
-        launch,
-        deepspeed=parameters.parallel.engine == "deepspeed",
-        replica_size=parameters.parallel.replica_size,
-        timeout_seconds=parameters.parallel.timeout_seconds,
+    stores, context = meet(
+        parameters, out, node_rank=node_rank, expected_processes=expected_processes, mirror_to=address
     )
+    console = new_console(stderr=True, quiet=not context.is_main)
     try:
+        context.decide_on_main(lambda: [tracker.check() for tracker in parameters.trackers])
+        if address is not None:
+            context.decide_on_main(lambda: ObjectFolder(address).sizes())
+            console.print(f"{address}: answers; the run is mirrored there", soft_wrap=True)
+        for store in [*stores.train, *stores.validation.values()]:
+            facts = store.facts
+            console.print(
+                f"store {store.folder}: {facts.documents:,} documents, {facts.tokens:,} tokens", soft_wrap=True
+            )
         with (
             tempfile.TemporaryDirectory() as scratch,
             closing(RunLog(Path(scratch), (), {}, active=context.is_main)) as run_log,

@@ -6,13 +6,11 @@ import contextlib
 import gc
 import json
 import logging
-import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from terakoya.components import Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
-from terakoya.errors import Stopped, UserError
+from terakoya.errors import Stopped
 from terakoya.log import translated
 from terakoya.plugins import PluginError, Registry, registry
 from terakoya.plugins.run_record import record_plugins
@@ -34,15 +32,16 @@ from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
-from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
-from terakoya.training.distributed.topology import LaunchInfo, describe_lost_nodes
+from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
+from terakoya.training.meeting import meet, package_versions
 from terakoya.training.model import compilation, determinism
 from terakoya.training.model.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import InitialModule, build_initial
@@ -57,11 +56,8 @@ from terakoya.training.run_plan import RunPlan, make_plan
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
-from terakoya.version import __version__, find_commit
 
 log = logging.getLogger("terakoya")
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
-"""Packages whose versions a manifest records."""
 
 Advice = Callable[[Parameters, Vocabulary, DistributedContext], AbstractContextManager[None]]
 """Returns a context in which a run is built and trained, and which may add advice to an error."""
@@ -98,22 +94,12 @@ def train_in_this_process(
 
     Raises:
         TemporaryFailure: at the end, something could not be mirrored.
-        UserError: every error that the user can fix; on every rank, as early as it can be known.
+        UserError: every error that the user can fix, as early as it can be known.
     """
     start_time = time.perf_counter()
-    run_folder.check_place(out)
     check_allowed_changes(allow_change, parameters, registry())
-    launch = LaunchInfo.from_environment(node_rank=node_rank)
-    if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
-        raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
-    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
-    for name, value in parameters.parallel.nccl.variables(out).items():
-        os.environ.setdefault(name, value)  # read when processes connect
-    context = connect(
-        launch,
-        deepspeed=parameters.parallel.engine == "deepspeed",
-        replica_size=parameters.parallel.replica_size,
-        timeout_seconds=parameters.parallel.timeout_seconds,
+    stores, context = meet(
+        parameters, out, node_rank=node_rank, expected_processes=expected_processes, mirror_to=mirror_to
     )
     with contextlib.nullcontext(stop) if stop is not None else StopRequest() as stop:
         try:
@@ -460,18 +446,6 @@ def _manifest_facts(
             "fused_kernels": kernels.fused,
             "deterministic": parameters.deterministic or context.device.type != "cuda",
         },
-        "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
+        "versions": {"python": platform.python_version(), **package_versions()},
         **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),
     }
-
-
-@cache
-def _package_versions() -> Mapping[str, str]:
-    """Returns the versions of `PACKAGES`, where they are installed; read once, as each takes a millisecond."""
-    versions = {}
-    if commit := find_commit():
-        versions["terakoya's commit"] = commit
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terakoya.errors import FileError, TemporaryFailure, UserError
-from terakoya.training.distributed import cpu_allocator, gpu_allocator
+from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator
 from terakoya.training.distributed.heartbeat import Heartbeat
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
@@ -86,9 +87,7 @@ class DistributedContext:
         """Returns the small `value` of every rank, by rank, on every rank."""
         if self.control is None:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        return _gather(value, self.control)
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's small `value` on every rank."""
@@ -143,6 +142,23 @@ class DistributedContext:
         self.raise_on_all_ranks(action, error)
         return result
 
+    def decide_on_main(self, work: Callable[[], T]) -> T:
+        """Returns on every rank what `work` returns on rank 0, where alone it runs; collective.
+
+        Raises:
+            UserError: on every rank, the one that `work` raised.
+        """
+        decided: tuple[T | None, UserError | None] = (None, None)
+        if self.is_main:
+            try:
+                decided = work(), None
+            except UserError as error:
+                decided = None, error
+        result, error = self.broadcast(decided)
+        if error is not None:
+            raise error
+        return result
+
     def close(self, *, waits: bool) -> None:
         """Leaves the process group; `waits` until all ranks do, as they must have finished with each other before."""
         if self.heartbeat is not None:
@@ -151,6 +167,13 @@ class DistributedContext:
             if waits:
                 self.barrier()
             dist.destroy_process_group()
+
+
+def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Returns the small `value` of every rank of `group`, by rank."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _describe(error: BaseException) -> tuple[str, bool, int | None]:
@@ -163,17 +186,25 @@ def _describe(error: BaseException) -> tuple[str, bool, int | None]:
 
 
 def connect(
-    launch: LaunchInfo, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
+    launch: LaunchInfo,
+    *,
+    deepspeed: bool = False,
+    replica_size: int = 1,
+    timeout_seconds: int = 600,
+    given: agreement.Given = MappingProxyType({}),
 ) -> DistributedContext:
-    """Joins the processes that the launcher started and checks that they are the ones it announced.
+    """Joins the processes that the launcher started and checks that they are the ones it announced, and that all were
+    given the same.
 
     Args:
         deepspeed: whether DeepSpeed will use them.
         replica_size: number of processes that work on the same rows.
         timeout_seconds: how long each process waits for the others.
+        given: what this process was given, and the others must have been given, too.
 
     Raises:
-        UserError: other processes came up than the launcher announced, or not a multiple of `replica_size`.
+        UserError: other processes came up than the launcher announced, or not a multiple of `replica_size`; on every
+            rank, two of them were given different things.
     """
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -216,10 +247,16 @@ def connect(
         return DistributedContext(0, 1, device, Topology((this,), replica_size), None, accelerator)
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
-    reported: list[Any] = [None] * launch.world_size
-    dist.all_gather_object(reported, (this, os.urandom(8).hex()), group=control)
-    topology = Topology(tuple(process for process, _ in reported), replica_size)
-    meeting = reported[0][1]
+    reported = _gather((this, os.urandom(8).hex(), agreement.digest(given)), control)
+    processes, (meeting, *_), digests = zip(*reported, strict=True)
+    if len(set(digests)) > 1:
+        different = agreement.describe_differences(_gather(given, control), processes)
+        dist.destroy_process_group()
+        raise UserError(
+            f"the processes of the run were given different things:\n{different}\n"
+            "Give all of them the same parameters, stores, plugins and versions, and start them again"
+        )
+    topology = Topology(processes, replica_size)
     rank = dist.get_rank()
     return DistributedContext(
         rank,

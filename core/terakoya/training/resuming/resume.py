@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,8 @@ def newest_checkpoint(
     Raises:
         UserError: on every rank, as `recover_newest` does.
     """
-    found: tuple[Path | None, list[str]] | UserError = (None, [])
-    if context.is_main:
-        try:
-            found = recover_newest(out / "checkpoints", start_over=start_over)
-        except UserError as error:
-            found = error
-    found = context.broadcast(found)
-    if isinstance(found, UserError):
-        raise found
-    folder, messages = found
+    recover = partial(recover_newest, out / "checkpoints", start_over=start_over)
+    folder, messages = context.decide_on_main(recover)
     for message in messages:
         run_log.warn(message)
     if folder is None and start_over:
@@ -70,7 +63,9 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         forked_from: Mapping[str, Any] | None = fork.model_dump(mode="json")
     else:
         forked_from = manifest.get("forked_from")
-    refuse_changes(run.folder, manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
+    stores = trainer.facts["stores"]  # which may lie elsewhere on another rank, and hold the same
+    check = partial(refuse_changes, run.folder, manifest, run.parameters, stores, run_log, allow_change)
+    run.context.decide_on_main(check)
     plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
     if plugins.missing:
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))

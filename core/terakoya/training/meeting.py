@@ -1,0 +1,141 @@
+"""How the processes of a run meet: each opens its stores, all connect, and none goes on where they were given
+different things."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
+from terakoya.errors import UserError
+from terakoya.json_settings import leaves
+from terakoya.plugins import registry
+from terakoya.plugins.run_record import record_plugins
+from terakoya.store.tokenizer_identity import recorded_vocabulary
+from terakoya.training import run_folder
+from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.stores import Stores
+from terakoya.version import __version__, find_commit
+
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
+"""Packages whose versions a manifest records."""
+COMPUTING = ("terakoya", "torch", "transformers", "accelerate", "deepspeed", "numpy")
+"""Those that decide what a step computes, or what processes send each other."""
+CODE = ("components", "config", "rows", "store", "toolkit", "training")
+"""The folders of terakoya's code that do."""
+SHOWN_DIGITS = 16
+"""The digits of a hash that are compared and shown."""
+_STORE = re.compile(r"(.+\.)?data\.(validation\.\d+|(.+\.)?store)")
+"""The keys whose values are folders of stores."""
+
+
+def meet(
+    parameters: Parameters,
+    out: Path,
+    *,
+    node_rank: int | None = None,
+    expected_processes: int | None = None,
+    mirror_to: str | None = None,
+) -> tuple[Stores, DistributedContext]:
+    """Opens the stores and joins the processes that the launcher started, which the caller leaves at the end; the
+    arguments are those of `train_in_this_process`.
+
+    Raises:
+        UserError: `out` cannot be a run's folder, a store cannot be used, or other processes came up than expected; on
+            every rank, two of them were given different things.
+    """
+    run_folder.check_place(out)
+    launch = LaunchInfo.from_environment(node_rank=node_rank)
+    if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
+        raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
+    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+    parallel = parameters.parallel
+    for name, value in parallel.nccl.variables(out).items():
+        os.environ.setdefault(name, value)  # read when processes connect
+    context = connect(
+        launch,
+        deepspeed=parallel.engine == "deepspeed",
+        replica_size=parallel.replica_size,
+        timeout_seconds=parallel.timeout_seconds,
+        given=describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {},
+    )
+    return stores, context
+
+
+def describe_given(parameters: Parameters, stores: Stores, mirror_to: str | None = None) -> dict[str, Any]:
+    """Returns what all processes of a run must be given alike, by the name that a message calls it: versions,
+    parameters, what stores hold, the tokenizer, plugins, and terakoya's own code."""
+    plugins = registry()
+    dumped = parameters.model_copy(update={"trackers": ()}).dump(plugins)  # rank 0's alone are used
+    return {
+        **{f"version of {name}": each for name, each in _versions_that_compute().items()},
+        **_parameters(dumped, stores),
+        "number of stores": len(stores.train),
+        "tokenizer of the stores": _short_hash(json.dumps(recorded_vocabulary(stores.train[0])).encode()),
+        "address in --out": mirror_to,
+        **{
+            f"SHA-256 of plugin {each['name']}": (each["sha256"] or "")[:SHOWN_DIGITS]
+            for each in record_plugins(plugins, dumped)
+        },
+        **{f"SHA-256 of terakoya/{name}": each for name, each in _code().items()},
+    }
+
+
+def _parameters(dumped: Mapping[str, Any], stores: Stores) -> dict[str, Any]:
+    """Returns the parameters by their keys, with what a store holds in place of where it lies, and without those that
+    may differ."""
+    opened = {**stores.validation, **{store.name: store for store in stores.train}}
+    result = {}
+    for key, value in leaves(dumped):
+        if _STORE.fullmatch(key) and value in opened:
+            result[f"fingerprint of {key}"] = opened[value].fingerprint[:SHOWN_DIGITS]
+        elif not any(key == name or key.startswith(f"{name}.") for name in RANKS_MAY_DIFFER):
+            result[key] = value
+    return result
+
+
+def _versions_that_compute() -> dict[str, str]:
+    """Returns versions, without what names the build for some hardware: `2.9.1` for `2.9.1+cu128`."""
+    versions = {name: each.partition("+")[0] for name, each in package_versions().items() if name in COMPUTING}
+    return {**versions, "Python": ".".join(platform.python_version_tuple()[:2])}
+
+
+def _code() -> dict[str, str]:
+    """Returns the hash of each file of `CODE` by its path in the package."""
+    package = f"{Path(__file__).parents[1]}/"
+    result = {}
+    for top in CODE:
+        for folder, _, names in os.walk(package + top):
+            for name in names:
+                if name.endswith(".py"):
+                    with FileIO(f"{folder}/{name}") as file:  # a Path would take longer than all else
+                        result[f"{folder}/{name}".removeprefix(package)] = _short_hash(file.readall())
+    return dict(sorted(result.items()))
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:SHOWN_DIGITS]
+
+
+@cache
+def package_versions() -> Mapping[str, str]:
+    """Returns the versions of terakoya, of its commit and of `PACKAGES`, where they are installed; read once, as each
+    takes a millisecond."""
+    versions = {"terakoya": __version__}
+    if commit := find_commit():
+        versions["terakoya's commit"] = commit
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
