@@ -123,6 +123,20 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def scratch_folder(near: Path) -> Iterator[Path]:
+    """Yields a new folder next to `near`, for what nobody needs after the block; the next one removes what a killed
+    process of this host left. Raises OSError where nothing can be written there."""
+    name = near.absolute().with_name(f"{near.absolute().name}.scratch")
+    _remove_drafts_of_dead_processes(name)
+    draft = name.with_name(_draft_name(name))
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def commit_folder(draft: Path, final: Path, *, flushed: Collection[Path] = ()) -> None:
     """Renames the folder `draft` to `final`, which may be an empty folder, with all that is in it flushed to disk
     before and its name after. Files at its top are flushed last, those that are `flushed` already not again.

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.atomic_files import check_new_folder, check_writable, new_folder, write_atomically, write_text
+from terakoya.atomic_files import (
+    check_new_folder,
+    check_writable,
+    new_folder,
+    scratch_folder,
+    write_atomically,
+    write_text,
+)
 from terakoya.errors import UserError
 
 
@@ -59,6 +66,12 @@ def test_what_killed_processes_left_is_removed_and_the_draft_of_a_running_one_st
     host = socket.gethostname()
     for number in (dead.pid, os.getppid()):
         (tmp_path / f".out.{host}.{number}.tmp/inner").mkdir(parents=True)
+    (tmp_path / f".out.scratch.{host}.{dead.pid}.tmp/inner").mkdir(parents=True)
+    with scratch_folder(tmp_path / "out") as scratch:
+        assert not any(scratch.iterdir())
+        assert names(tmp_path) == sorted(
+            [scratch.name, *(f".out.{host}.{each}.tmp" for each in (dead.pid, os.getppid()))]
+        )
     with new_folder(tmp_path / "out") as draft:
         (draft / "file").write_text("1")
     (tmp_path / f".page.{host}.{dead.pid}.tmp").write_text("half")

@@ -16,7 +16,13 @@ def command(
     prompt: Annotated[
         str | None, typer.Option(help="Try the model with this text first; the card shows the text and the output.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public/--private", help="Whether everybody may read a new repository.")
+    ] = False,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file to push besides those of the model; may be repeated.", metavar="FILE"),
+    ] = None,
     only: Annotated[
         str | None, typer.Option(help="Upload only this one of several models: generator or discriminator.")
     ] = None,
@@ -66,7 +72,8 @@ def command(
         source,
         name,
         prompt=prompt,
-        private=private,
+        public=public,
+        also=also or (),
         only=only,
         run=run,
         evaluations=evaluation or (),
@@ -98,7 +105,8 @@ def command(
         options += [word for each in author or () for word in ("--author", each)]
         options += ["--citation", str(citation)] if citation else []
         options += [*(["--run", str(run)] if run else []), *(["--only", only] if only else [])]
-        options += [*(["--private"] if private else []), *(["--trust-remote-code"] if trust_remote_code else [])]
+        options += [*(["--public"] if public else []), *(["--trust-remote-code"] if trust_remote_code else [])]
+        options += [word for each in also or () for word in ("--also", str(each))]
         options += ["--prompt", prompt] if prompt else []
         next_command.show("upload", source, "--name", name, *options)
     else:

@@ -14,7 +14,6 @@ import logging
 import math
 import shutil
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from terakoya.atomic_files import check_new_folder, dump_hashed_json, new_folder
+from terakoya.atomic_files import check_new_folder, dump_hashed_json, new_folder, scratch_folder
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
@@ -76,11 +75,10 @@ def average(
     if len(sources) < 2:
         raise UserError("expected at least two models to average, got one; name more, or give --last 5 for a run")
     shares = _shares(weights, len(sources))
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as temporary:
+    with scratch_folder(out) as scratch:
         folders, steps = [], []
         for number, source in enumerate(sources):
-            folder, step = _as_transformers_folder(source, Path(temporary) / str(number), first=number == 0)
+            folder, step = _as_transformers_folder(source, scratch / str(number), first=number == 0)
             folders.append(folder)
             steps.append(step)
         names = list_models(folders[0])

@@ -25,6 +25,7 @@ from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
 
+CARD = "README.md"
 CHART = "training.svg"
 """File name of the chart of losses, in the card's folder."""
 TABLE_ROWS = 12

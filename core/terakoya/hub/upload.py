@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
+import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder
+from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder, scratch_folder
 from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
 from terakoya.hub import card_evaluation, model_card
 from terakoya.hub.card_languages import guess_languages
+from terakoya.hub.published_files import Published, choose_files
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.toolkit.formats import folder_digests
@@ -29,9 +31,11 @@ from terakoya.toolkit.formats import folder_digests
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-CARD = "README.md"
 PROBE = "これは日本の文章です。This is a text."
 """Default text for comparing the pushed model with the one that is loaded back."""
+
+SHOWN = 10
+"""How many of the files that are not pushed are named."""
 
 logger = logging.getLogger("terakoya")
 
@@ -58,7 +62,8 @@ def upload(
     name: str,
     *,
     prompt: str | None = None,
-    private: bool = False,
+    public: bool = False,
+    also: Sequence[Path] = (),
     only: str | None = None,
     run: Path | None = None,
     evaluations: Sequence[Path] = (),
@@ -80,7 +85,8 @@ def upload(
             a warning names the arguments that then change nothing.
         prompt: a text to try the model with before the push. The output is reported and written into the card; if the
             model fails, nothing is pushed.
-        private: whether a new repository is private.
+        public: whether everybody may read a new repository.
+        also: files to push besides those of the model.
         only: the only model to push of several; it becomes the repository itself.
         run: the run or checkpoint that an exported folder comes from, for the card. Of a run it is the checkpoint that
             the folder names, or the newest one where it names none.
@@ -98,7 +104,8 @@ def upload(
 
     Raises:
         UserError: no model, a model that cannot be loaded, a `run` without the checkpoint that the model is from, no
-            token, no permission to push, or the model that is loaded back differs.
+            token, no permission to push, a file that is a link out of the folder or holds a secret, or
+            the model that is loaded back differs.
         TemporaryFailure: the run removed the checkpoint while it was read.
     """
     from huggingface_hub.errors import HFValidationError
@@ -113,8 +120,9 @@ def upload(
     entry = None if citation is None else _read_citation(citation)
     measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
     checkpoint = find_checkpoint(source) if names_checkpoint(source) else None  # a run may save another one meanwhile
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = _collect_files(checkpoint or source, Path(temporary) / "model", only)
+    with _opened(checkpoint or source, only, dry_run) as opened, tempfile.TemporaryDirectory() as temporary:
+        published = choose_files(opened, also)
+        folder = _link_files(published, Path(temporary) / "model")
         if dry_run is None:
             _check_token()
         models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
@@ -134,7 +142,7 @@ def upload(
         if prompt is not None and try_model is not None:
             sample = (prompt, try_model(first if len(models) == 1 else folder, prompt))
             report(sample[1].rstrip())
-        if (folder / CARD).is_file():
+        if (folder / model_card.CARD).is_file():
             given = {
                 "--run": run, "--evaluation": evaluations, "--license": license, "--dataset": datasets,
                 "--dataset-license": dataset_license, "--language": languages, "--author": authors,
@@ -158,30 +166,38 @@ def upload(
                 datasets=datasets, dataset_license=dataset_license, evaluations=measured,
                 authors=authors, citation=entry, trust_remote_code=custom_code, weights=_weights(folder, models),
             )  # fmt: skip
-            (folder / CARD).write_text(card, encoding="utf-8")
+            (folder / model_card.CARD).write_text(card, encoding="utf-8")
             if facts is not None and (chart := facts.loss_chart()) is not None:
+                (folder / model_card.CHART).unlink(missing_ok=True)  # a link to that of another card
                 (folder / model_card.CHART).write_text(chart, encoding="utf-8")
+        _report_files(folder, published, report)
         if dry_run is not None:
             with new_folder(dry_run) as draft:
                 copy_folder(folder, draft)
             return UploadResult("", None, dry_run, models)
-        address, commit = _push(folder, name, private=private)
+        address, commit = _push(folder, name, private=not public)
         report(f"pushed {commit[:12]}")
         for sub in models:
             back = _outputs(name, prompt or PROBE, subfolder=sub, revision=commit, trust=custom_code)
             if back != outputs[sub]:
                 raise UserError(
-                    f"{address}: the model loaded back differs from the one pushed from {folder / sub}; push it again"
+                    f"{address}: the model loaded back differs from the one pushed from {source / sub}; push it again"
                 )
         report("loaded the model back: it gives the same numbers")
         return UploadResult(address, commit, None, models)
 
 
-def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
-    """Writes the files to push into the new folder `folder` and returns it."""
+@contextmanager
+def _opened(source: Path, only: str | None, dry_run: Path | None) -> Iterator[Path]:
+    """Yields the folder with the models to push: that of `source`, or of a checkpoint an export for as long as the
+    block runs, which is where the run is, or the folder of the dry run: the system's temporary folder may be small."""
     if names_checkpoint(source):
-        export(source, folder, only=only)
-        return folder
+        run = next((each for each in source.absolute().parents[:2] if (each / "checkpoints").is_dir()), source)
+        here = run if os.access(run.parent, os.W_OK) else Path(tempfile.gettempdir(), run.name)
+        with scratch_folder(dry_run or here) as scratch:
+            export(source, scratch / "model", only=only)
+            yield scratch / "model"
+        return
     if only is not None:
         source = source / only
     if not source.is_dir() or not list_models(source):
@@ -192,8 +208,26 @@ def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
     for each in (source / sub for sub in list_models(source)):
         if changes := folder_digests.find_changes(each):
             raise UserError(f"{each}: changed since it was exported: {'; '.join(changes[:5])}; export it again")
-    shutil.copytree(source, folder)
+    yield source
+
+
+def _link_files(published: Published, folder: Path) -> Path:
+    """Writes links to the files into the new folder `folder`, which is loaded and pushed as it is; returns it."""
+    for place, file in published.files.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).symlink_to(file.resolve())
     return folder
+
+
+def _report_files(folder: Path, published: Published, report: Callable[[str], None]) -> None:
+    """Says which files are pushed, how large each is, and which others lie in the folder and are not."""
+    sizes = {each.relative_to(folder).as_posix(): each.stat().st_size for each in folder.rglob("*") if each.is_file()}
+    for place, size in sorted(sizes.items()):
+        report(f"{size:>15,} bytes  {place}")
+    report(f"{sum(sizes.values()):>15,} bytes in all, {len(sizes):,} files")
+    if left_out := published.left_out:
+        names = ", ".join(left_out[:SHOWN]) + (f" and {len(left_out) - SHOWN:,} more" if len(left_out) > SHOWN else "")
+        report(f"not pushed, as it is no part of the model: {names}; --also FILE pushes a file, too")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

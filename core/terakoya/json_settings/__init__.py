@@ -2,7 +2,7 @@
 overrides values, errors name the line or the key path."""
 
 from terakoya.json_settings.files import NOTES, read_json, read_settings, read_value, without_notes
-from terakoya.json_settings.key_paths import apply_overrides, leaves, origins, refuse_secrets, value_at
+from terakoya.json_settings.key_paths import apply_overrides, leaves, looks_secret, origins, refuse_secrets, value_at
 from terakoya.json_settings.problems import explain
 from terakoya.json_settings.short_json import short_json
 
@@ -11,6 +11,7 @@ __all__ = [
     "apply_overrides",
     "explain",
     "leaves",
+    "looks_secret",
     "origins",
     "read_json",
     "read_settings",

@@ -106,9 +106,15 @@ def refuse_secrets(raw: Mapping[str, Any], source: str) -> None:
     for path, value in leaves(raw):
         if not isinstance(value, str) or not value:
             continue
-        names = [path.rpartition(".")[2], *_ASSIGNMENT.findall(value)]
-        if any(SECRET_KEY.search(name) for name in names) or hide_secrets(value) != value:
+        if SECRET_KEY.search(path.rpartition(".")[2]) or looks_secret(value):
             raise UserError(
                 f"{source}: {path}: looks like a secret; settings are copied into runs, checkpoints and job scripts. "
                 "Remove it and use an environment variable, or $(cat FILE) in a line of bash"
             )
+
+
+def looks_secret(text: str, *, assigned: bool = True) -> bool:
+    """Returns whether `text` holds what looks like a secret or, where `assigned`, sets an environment variable that is
+    called like one."""
+    names = _ASSIGNMENT.findall(text) if assigned else ()
+    return any(SECRET_KEY.search(name) for name in names) or hide_secrets(text) != text

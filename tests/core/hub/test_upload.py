@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,12 +91,12 @@ def test_a_run_is_tried_pushed_and_loaded_back(
     run: Path, hub: hub_stand_in.Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["upload", str(run), "--name", "school/tiny", "--prompt", "これは[MASK]です。", "--private"])
+        main(["upload", str(run), "--name", "school/tiny", "--prompt", "これは[MASK]です。"])
     printed = capsys.readouterr()
     assert not caught.value.code, printed.err
     assert "[MASK] 1" in printed.out, "the model's output for the prompt"
     assert f"{hub.address}/school/tiny" in printed.out and "the same numbers" in printed.out
-    assert hub.created["school/tiny"].get("private") or hub.created["school/tiny"].get("visibility") == "private"
+    assert is_private(hub, "school/tiny"), "unless it says otherwise"
     files = hub.files["school/tiny"]
     assert {"config.json", "model.safetensors", "tokenizer_config.json", "README.md"} <= files.keys()
     exported = run / "checkpoints/step-00000004/model/model.safetensors"
@@ -279,6 +280,69 @@ def test_an_existing_card_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     upload(folder, "school/tiny", license="mit", datasets=["a/b"], dry_run=tmp_path / "again")
     assert [f"{folder}: its README.md is kept" in each for each in caplog.messages] == [True]
     assert "have no effect: --license, --dataset; move it away" in caplog.text
+
+
+def is_private(hub: hub_stand_in.Hub, name: str) -> bool:
+    asked = hub.created[name]
+    return asked.get("visibility") == "private" or bool(asked.get("private"))
+
+
+@pytest.mark.slow
+def test_the_files_are_listed_before_they_are_pushed_and_strangers_stay_here(
+    tmp_path: Path, hub: hub_stand_in.Hub
+) -> None:
+    folder = export_bert(tmp_path / "model")
+    (folder / ".env").write_text(f"HF_TOKEN={SECRET}\n")
+    (folder / "corpus.jsonl").symlink_to("/etc/passwd")
+    (folder / "LICENSE").write_text("Do what you like.\n")
+    said: list[tuple[str, int]] = []
+    upload(
+        folder, "school/tiny", public=True, also=[folder / "LICENSE"],
+        report=lambda text: said.append((text, len(hub.files.get("school/tiny", {})))),
+    )  # fmt: skip
+    assert not is_private(hub, "school/tiny")
+    pushed = hub.files["school/tiny"]
+    own = {path.name for path in folder.iterdir()} - {".env", "corpus.jsonl"}
+    assert pushed.keys() == {*own, "README.md"} and {"model.safetensors", "LICENSE"} <= own
+    lines = [f"{len(content):>15,} bytes  {name}" for name, content in sorted(pushed.items())]
+    lines.append(f"{sum(map(len, pushed.values())):>15,} bytes in all, {len(lines)} files")
+    lines.append("not pushed, as it is no part of the model: .env, corpus.jsonl; --also FILE pushes a file, too")
+    assert [text for text, _ in said[: len(lines)]] == lines and not any(count for _, count in said[: len(lines)])
+    assert SECRET.encode() not in b"".join(pushed.values())
+
+
+@pytest.mark.parametrize("what", ["run", "folder"])
+def test_no_weights_go_through_the_temporary_folder(
+    what: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = run if what == "run" else export_bert(tmp_path / "model")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    seen: list[int] = []
+
+    def outputs(source: Path, text: str, **options: Any) -> bytes:
+        files = [path for path in temporary.rglob("*") if path.is_file() and not path.is_symlink()]
+        seen.extend(path.stat().st_size for path in files if path.suffix == ".safetensors")
+        assert (source / "model.safetensors").is_file()
+        return _outputs(source, text, **options)
+
+    monkeypatch.setattr(upload_module, "_outputs", outputs)
+    before = {*source.parent.iterdir()}
+    upload(source, "school/tiny", dry_run=tmp_path / "pushed/here")
+    assert not seen
+    assert not (tmp_path / "pushed/here/model.safetensors").is_symlink()
+    assert {*source.parent.iterdir()} - before <= {tmp_path / "pushed"}, "nor is anything left where they went"
+    assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["here"]
+
+
+def test_a_new_card_leaves_the_folder_as_it_was(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "model")
+    (tmp_path / "model/training.svg").write_text("of another card")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    upload(tmp_path / "model", "school/tiny", run=run, dry_run=tmp_path / "pushed")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    assert "<svg" in (tmp_path / "pushed/training.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -28,9 +28,10 @@ _REMEDY = f"export or download it again; or, if you have changed it on purpose, 
 
 
 def write(folder: Path, *, checkpoint: Path | None = None) -> None:
-    """Writes the digests of all files of `folder`, but not of the folders in it; and which `checkpoint` of a run the
-    model is from: its path from the run's folder on, and a digest of its weights."""
-    files = {path.name: FileFacts.of(path).model_dump() for path in sorted(folder.iterdir()) if path.is_file()}
+    """Writes the digests of all files of `folder` and of the folders in it; and which `checkpoint` of a run the model
+    is from: its path from the run's folder on, and a digest of its weights."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): FileFacts.of(path).model_dump() for path in paths}
     files.pop(NAME, None)
     origin = _describe_origin(checkpoint) if checkpoint is not None else {}
     (folder / NAME).write_bytes(dump_hashed_json({"files": files, **origin}))
