@@ -33,15 +33,14 @@ def describe_differences(given: Sequence[Given], processes: Sequence[ProcessInfo
         values = [each.get(name, _ABSENT) for each in given]
         others = [rank for rank, value in enumerate(values) if value != values[0]]
         if others:
-            first, other = (f"{_show(values[rank])} on {_name(processes[rank])}" for rank in (0, others[0]))
-            more = f" and {len(others) - 1} more ranks" if len(others) > 1 else ""
-            lines.append(f"{name}: {first}, {other}{more}")
+            ours, theirs = (processes[rank] for rank in (0, others[0]))
+            line = (
+                f"{name}: {_show(values[0])} on rank 0 ({ours.host}), {_show(values[others[0]])} on rank {others[0]} "
+                f"({theirs.host})"
+            )
+            lines.append(line + (f" and {len(others) - 1} more ranks" if len(others) > 1 else ""))
     shown = lines[:SHOWN] + ([f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
     return "\n".join(f"  {line}" for line in shown)
-
-
-def _name(process: ProcessInfo) -> str:
-    return f"rank {process.rank} ({process.host})"
 
 
 def _show(value: object) -> str:
