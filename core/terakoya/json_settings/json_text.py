@@ -44,6 +44,10 @@ def parse_json(path: Path, original: str, text: str | None = None) -> Any:
         return json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}{explain_syntax(path, original, error)}") from None
+    except ValueError:  # Python's bound on the digits of an integer
+        found = re.search(r"\d{4300,}", text)
+        place = _place(text, found.start()) if found else ""
+        raise UserError(f"{path}{place}: expected a number that fits into 64 bits, got a longer one") from None
     except RecursionError:
         raise UserError(f"{path}: its lists and objects are nested too deep") from None
 

@@ -33,7 +33,7 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
             raise UserError(f'--set {override}: expected KEY.KEY=VALUE, for example "schedule.warmup_steps=10"')
         try:
             value = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             value = text
         keys = path.split(".")
         place: Any = result

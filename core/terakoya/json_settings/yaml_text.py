@@ -23,6 +23,8 @@ _SCALARS: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 """Tag -> what plain text has it, and the first characters of such text: the core schema of YAML 1.2. PyYAML has that of
 YAML 1.1, in which 1e-4 is text, `no` is false and 24:00:00 is 86400."""
+LONGEST_INTEGER = 4300
+"""The most digits of an integer that Python converts to decimal text again."""
 _MOST_YAML_VALUES = 100_000
 """Aliases of aliases can make a short file larger than memory."""
 
@@ -97,12 +99,12 @@ def _yaml_scalar(tag: str, text: str, where: str) -> Any:
                 return None
             case "bool":
                 return {"true": True, "false": False}[text.lower()]
-            case "int":
+            case "int" if len(text) <= LONGEST_INTEGER:
                 return int(text, 0 if text[:2] in ("0o", "0x") else 10)
             case "float" if math.isfinite(float(text)):
                 return float(text)
     except (KeyError, ValueError):
         pass  # a tag of the user's own before another kind of value: !!int x
     if kind in ("int", "float"):
-        raise UserError(f"{where}: expected a number, got {text}")
+        raise UserError(f"{where}: expected a number, got {text[:60]}")
     raise UserError(f"{where}: the tag {tag} is not supported; remove it")

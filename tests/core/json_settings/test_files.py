@@ -86,6 +86,7 @@ def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path: Path, name: str,
         ("{,}", ":1:2: not valid JSON: a comma with nothing before it; remove it"),
         ('{"a": 1 "b": 2} // late', ':1:8: not valid JSON: expected a comma before "b": 2} // late'),
         ("[" * 100_000, ": its lists and objects are nested too deep"),
+        ('{\n "a": ' + "9" * 5000 + "}", ":2:7: expected a number that fits into 64 bits, got a longer one"),
     ],
 )
 def test_json_errors_name_line_and_column(tmp_path: Path, text: str, said: str) -> None:
@@ -155,6 +156,8 @@ def test_yaml_has_the_values_that_json_has(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2\n", ":2:1: not valid YAML: but found another document"),
         ("- 1\n", ": expected keys with values, got [1]"),
         ("", ": is empty; expected keys with values"),
+        ("a: 0x" + "f" * 5000, f":1:4: expected a number, got 0x{'f' * 58}"),
+        ("a: " + "9" * 5000, f":1:4: expected a number, got {'9' * 60}"),
         ("a: " + "[" * 500, ": its lists and objects are nested too deep"),
         (
             "l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n"
