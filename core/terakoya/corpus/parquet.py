@@ -98,8 +98,9 @@ def _document(file: Source, row: int, value: bytes | None, limit: int) -> Docume
 
 def _bytes(values: Any) -> list[bytes | None]:
     """Returns the values of a column of strings undecoded, so that one bad string does not affect the others."""
-    if hasattr(values, "dictionary"):
-        values = values.dictionary_decode()
+    if hasattr(values, "dictionary"):  # a short file may hold a long text thousands of times
+        texts = _bytes(values.dictionary)
+        return [None if place is None else texts[place] for place in values.indices.to_pylist()]
     kind = "large_binary" if str(values.type).startswith("large") else "binary"
     return values.cast(kind).to_pylist()
 

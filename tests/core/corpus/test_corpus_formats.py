@@ -160,6 +160,15 @@ def test_every_row_of_parquet_is_read(
     assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])][: len(blocks)]
 
 
+def test_a_long_text_that_a_short_file_holds_many_times_is_read_row_by_row(tmp_path: Path) -> None:
+    """Three thousand times 900 kB would be 2.7 GB, more than an array of strings holds."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1] * 1500, pa.int32()), pa.array(["あ" * 300_000, "short"]))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="zstd", row_group_size=3000)
+    items = read_all(Corpus([tmp_path / "a.parquet"], max_document_bytes=1000))
+    assert len(items) == 3000 and {each.reason for each in items if isinstance(each, Reject)} == {"document too large"}
+    assert [each.text for each in items if isinstance(each, Document)] == ["short"] * 1500
+
+
 def test_errors_in_parquet_are_reported_with_their_row(tmp_path: Path) -> None:
     raw = pa.array([b"good", None, b"\xff", b" ", b"x" * 101, "良い".encode()], pa.binary())
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
