@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
@@ -19,6 +21,51 @@ NON_METRIC_KEYS = frozenset({"kind", "step", "time", "tokens", "store"})
 """Keys of a record that are not metrics and have no curve."""
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Phase(BaseModel):
+    """A phase of a record of a start."""
+
+    model_config = ConfigDict(strict=True)
+
+    number: Count
+    name: str
+    first_step: Count
+    steps: Count
+    global_rows: Count
+    sequence_length: Count
+
+
+class _Record(BaseModel):
+    """The keys of a record that its readers take as more than the value of a curve, with their types."""
+
+    model_config = ConfigDict(strict=True)
+
+    kind: str = ""
+    step: Count | None = None
+    time: Annotated[float, Field(ge=0, lt=1e11)] = 0.0
+    tokens: Count | None = None
+    tokens_per_second: Number | None = None
+    loss: float | None = None
+    store: str | None = None
+    signal: str | None = None
+    max_steps: Count | None = None
+    max_tokens: Count | None = None
+    phases: list[_Phase] | None = None
+    world: dict[str, Any] = {}
+    devices: dict[str, Count] | None = None
+    hosts: list[Any] = []
+    stores: dict[str, str] = {}
+    versions: dict[str, Any] = {}
+    back_to: Count | None = None
+    milliseconds: list[dict[str, Any]] = []
+    scored_step: Count = 0
+    scores: dict[str, Any] = {}
+    masks: list[list[Annotated[tuple[Any, Number], Field(strict=False)]]] | None = None
+
+
 @dataclass(frozen=True)
 class Metrics:
     """The records of one run in the order in which they were written.
@@ -26,7 +73,8 @@ class Metrics:
     Attributes:
         records: one object a line; its `kind` names the event it records.
         unfinished: whether the last line is truncated because the run was killed or is writing it.
-        damaged: the numbers, from 1, of other lines that are not records; they are skipped.
+        damaged: the numbers, from 1, of other lines that are not records, or have a value of another type than such
+            records have; they are skipped.
     """
 
     records: tuple[Mapping[str, Any], ...]
@@ -62,18 +110,18 @@ def read(folder: Path) -> Metrics:
             f"{file}: no such file; expected the folder of a run, got {describe_found(folder, 'run')}"
         ) from None
     records: list[Mapping[str, Any]] = []
-    damaged = []
+    damaged, unfinished = [], False
     lines = content.rstrip(b"\n").split(b"\n") if content else []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
+        except (ValueError, RecursionError):
+            record, unfinished = None, number == len(lines)
+        try:
+            _Record.model_validate(record)
             records.append(record)
-        else:
+        except ValidationError:
             damaged.append(number)
-    unfinished = bool(damaged) and damaged[-1] == len(lines)
     return Metrics(tuple(records), unfinished, tuple(damaged[:-1] if unfinished else damaged))
 
 

@@ -196,7 +196,7 @@ def _profile(written: metrics.Metrics) -> list[dict[str, str]]:
 
 def _task_scores(written: metrics.Metrics) -> list[dict[str, str]]:
     """Returns the scores of each scored step, the last ones where a step was scored twice."""
-    found = {record["scored_step"]: record["scores"] for record in written.of_kind("task_scores")}
+    found = {record.get("scored_step", 0): record.get("scores", {}) for record in written.of_kind("task_scores")}
     return [
         {"step": f"{step:,}"} | {name: _number(value, "{:.4f}") for name, value in scores.items()}
         for step, scores in sorted(found.items())

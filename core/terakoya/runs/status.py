@@ -286,7 +286,7 @@ def _seconds_left(
         return None
     seconds = recent[-1]["time"] - recent[0]["time"]
     unit, done, total = ("tokens", tokens, max_tokens) if max_tokens else ("step", step, max_steps)
-    progress = recent[-1].get(unit, 0) - recent[0].get(unit, 0)
+    progress = (recent[-1].get(unit) or 0) - (recent[0].get(unit) or 0)
     return None if total is None or progress <= 0 else max(0, total - done) * seconds / progress
 
 
@@ -298,7 +298,7 @@ def _loss_change(steps: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None
         return None
     older, newer = recent[-2 * half : -half], recent[-half:]
     mean = [sum(record["loss"] for record in part) / half for part in (older, newer)]
-    middle = [sum(record["step"] for record in part) / half for part in (older, newer)]
+    middle = [sum(record.get("step") or 0 for record in part) / half for part in (older, newer)]
     return mean[1] - mean[0], round(middle[1] - middle[0])
 
 
@@ -318,7 +318,7 @@ def _is_value(name: str, value: Any) -> bool:
 
 def _last_text(records: Sequence[Mapping[str, Any]]) -> str | None:
     """Returns the step of the last of `records` and what was found in it, else None."""
-    return f"step {records[-1].get('step'):,}: {records[-1].get('text')}" if records else None
+    return f"step {records[-1].get('step') or 0:,}: {records[-1].get('text')}" if records else None
 
 
 def _last_value(records: Sequence[Mapping[str, Any]], name: str) -> Any:
