@@ -138,8 +138,7 @@ def _as_transformers_folder(source: Path, temporary: Path, *, first: bool) -> tu
     """
     if kind_of(source) == "Transformers model":
         for name in list_models(source):
-            if changes := folder_digests.find_changes(source / name):
-                raise UserError(f"{source / name}: changed since it was exported: {'; '.join(changes[:SHOWN])}")
+            folder_digests.check(source / name)
         return source, None
     checkpoint = find_checkpoint(source)
     step: int = read_manifest(checkpoint)["step"]

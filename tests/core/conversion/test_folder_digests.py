@@ -11,12 +11,23 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from terakoya.contract.toy import make_tokenizer
+from terakoya.conversion.average import average
 from terakoya.conversion.export import export, load_model
 from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
 from terakoya.hub.upload import upload
 from terakoya.inference.loading import load_model_and_tokenizer
 from terakoya.toolkit.formats import folder_digests, model_folder
+
+
+def average_it(folder: Path) -> None:
+    average([folder, folder], folder.parent / "averaged")
+
+
+def verify_it(folder: Path) -> None:
+    problems = verify(folder).problems
+    if problems:
+        raise UserError("; ".join(map(str, problems)) + "; export it again")
 
 
 @pytest.fixture
@@ -121,3 +132,25 @@ def test_weights_are_read_while_the_block_runs(exported: Path, monkeypatch: pyte
     with folder_digests.check_while_loading(exported), torch.no_grad():
         assert ("config.json", True) in threads
     assert ("model.safetensors", False) in threads
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "foreign"])
+@pytest.mark.parametrize("read", [try_it, load_model, upload_it, average_it, verify_it])
+def test_files_that_were_not_downloaded_whole_are_named_with_what_to_do(
+    exported: Path, read: Callable[[Path], object], recorded: bool
+) -> None:
+    """Also where nothing records how large they are; a pointer of Git LFS may be in place of any of them."""
+    file = exported / "model.safetensors"
+    content = file.read_bytes()
+    if not recorded:
+        (exported / folder_digests.NAME).unlink()
+    cut, header = (("got .*; ex" if recorded else "by its header, got"), ("got" if recorded else "within its header"))
+    for size, words in {len(content) - 1: cut, 100: header, 4: header}.items():
+        file.write_bytes(content[:size])
+        with pytest.raises(UserError, match=rf"model\.safetensors: .*{words}"):
+            read(exported)
+    for name in ("model.safetensors", "tokenizer.json"):
+        file.write_bytes(content)
+        (exported / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+        with pytest.raises(UserError, match=rf"{name}: is a pointer of Git LFS in place of the file; `git lfs pull`"):
+            read(exported)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from terakoya.atomic_files import FileFacts, dump_hashed_json, load_hashed_json
 from terakoya.errors import UserError
+from terakoya.toolkit.formats.partial_files import IS_POINTER, is_pointer, refuse_partial_files
 
 NAME = "terakoya_files.json"
 MANIFEST = "manifest.json"
@@ -104,16 +105,25 @@ def find_changes(folder: Path) -> list[str]:
     return [*_size_changes(folder, recorded), *_changes(folder, recorded, recorded)]
 
 
+def check(folder: Path) -> None:
+    """Raises UserError for files of `folder` that are missing, changed, or not there as a whole."""
+    if read(folder) is None:
+        refuse_partial_files(folder)
+    _refuse(folder, find_changes(folder))
+
+
 @contextmanager
 def check_while_loading(folder: Path) -> Iterator[None]:
     """Compares the small files of `folder`, and the sizes of all, before the block, which loads the model; compares the
-    weights in a thread meanwhile, so that loading takes hardly longer. Without digests it does nothing.
+    weights in a thread meanwhile, so that loading takes hardly longer. Without digests it looks
+    whether files are there as a whole.
 
     Raises:
-        UserError: a file is missing or changed, also if the block fails for this reason.
+        UserError: a file is missing, changed or not whole, also if the block fails for this reason.
     """
     recorded = read(folder)
     if recorded is None:
+        refuse_partial_files(folder)
         yield
         return
     weights = [name for name in recorded if name.endswith(WEIGHTS)]
@@ -137,7 +147,9 @@ def _size_changes(folder: Path, recorded: Mapping[str, FileFacts]) -> list[str]:
         if not file.is_file():
             changes.append(f"{name}: no such file")
         elif (size := file.stat().st_size) != facts.size:
-            changes.append(f"{name}: expected {facts.size:,} bytes, got {size:,}")
+            changes.append(
+                f"{name}: {IS_POINTER}" if is_pointer(file) else f"{name}: expected {facts.size:,} bytes, got {size:,}"
+            )
     return changes
 
 
