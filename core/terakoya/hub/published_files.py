@@ -83,7 +83,9 @@ def _files_of(model: Path) -> Iterator[Path]:
 def _names_of_tokenizer_class(model: Path) -> Iterator[str]:
     import transformers
 
-    kind = getattr(transformers, str(_read_json(model / "tokenizer_config.json").get("tokenizer_class")), None)
+    settings = _read_json(model / "tokenizer_config.json")
+    name = settings.get("tokenizer_class") if isinstance(settings, Mapping) else None
+    kind = getattr(transformers, str(name), None)
     yield from getattr(kind, "vocab_files_names", {}).values()
 
 

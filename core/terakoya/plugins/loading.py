@@ -99,9 +99,9 @@ class Registry:
 
     def name_of(self, kind: str, component: type[Component]) -> str:
         """Returns the name under which `component` is registered among `kind`. Raises UserError if it is not."""
-        for name in self.names(kind):
-            if self.registrations[kind, name].component is component:
-                return name
+        of_kind = ((name, each.component) for (its, name), each in self.registrations.items() if its == kind)
+        if found := [name for name, registered in of_kind if registered is component]:
+            return min(found)
         raise UserError(f"{kind.removesuffix('s')} {component.__name__}: not registered; known: {self.names(kind)}")
 
     def components(self) -> list[Registration]:
