@@ -8,9 +8,15 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """An error that the user can fix. The command line prints the message without a traceback and exits with 2."""
+    """An error that the user can fix. The command line prints the message without a traceback and exits with 2.
+
+    Attributes:
+        leaves_at_once: whether the process ends without Python's own end: it would wait for threads of torch, which
+            wait for other processes, or abort.
+    """
 
     exit_code = 2
+    leaves_at_once = False
 
 
 class Stopped(UserError):  # noqa: N818 - not an error, though it ends the command
@@ -94,6 +100,7 @@ class RankLostError(UserError):
     after which launchers start the run again."""
 
     exit_code = 76
+    leaves_at_once = True
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

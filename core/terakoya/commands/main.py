@@ -46,7 +46,7 @@ from terakoya.commands.plugins import app as plugins
 from terakoya.commands.shared_options import plugin_options
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
-from terakoya.errors import LASTING_EXIT_CODES, RankLostError, Stopped, UserError, describe_os_error, os_error_exit_code
+from terakoya.errors import LASTING_EXIT_CODES, Stopped, UserError, describe_os_error, os_error_exit_code
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
@@ -197,12 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)
         if not is_said_already(text):
             log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")
-        if isinstance(error, RankLostError):  # threads of torch still wait for that rank: Python's own end would abort
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(error.exit_code)
         code = os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code
         _note_lasting_code(code)
+        if isinstance(error, UserError) and error.leaves_at_once:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         sys.exit(code)
 
 

@@ -44,7 +44,8 @@ def dry_run(
     )
     console = new_console(stderr=True, quiet=not context.is_main)
     try:
-        context.decide_on_main(lambda: [tracker.check() for tracker in parameters.trackers])
+        for tracker in parameters.trackers:
+            context.decide_on_main(tracker.check)
         if address is not None:
             context.decide_on_main(lambda: ObjectFolder(address).sizes())
             console.print(f"{address}: answers; the run is mirrored there", soft_wrap=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
-from terakoya.errors import UserError
+from terakoya.errors import RankLostError, UserError
 from terakoya.json_settings import leaves
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import record_plugins
@@ -52,24 +52,39 @@ def meet(
     arguments are those of `train_in_this_process`.
 
     Raises:
-        UserError: `out` cannot be a run's folder, a store cannot be used, or other processes came up than expected; on
-            every rank, two of them were given different things.
+        RankLostError: not all processes have come in time.
+        UserError: other processes came up than expected; on every rank, one of them cannot use a store or `out`, or two
+            of them were given different things.
     """
-    run_folder.check_place(out)
     launch = LaunchInfo.from_environment(node_rank=node_rank)
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
-    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+    stores, given, error = None, {}, None
+    try:
+        run_folder.check_place(out)
+        stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+        given = describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {}
+    except UserError as failed:
+        if launch.world_size == 1:
+            raise
+        error = failed  # which the others hear of when they have met: they would wait for this process
     parallel = parameters.parallel
     for name, value in parallel.nccl.variables(out).items():
         os.environ.setdefault(name, value)  # read when processes connect
-    context = connect(
-        launch,
-        deepspeed=parallel.engine == "deepspeed",
-        replica_size=parallel.replica_size,
-        timeout_seconds=parallel.timeout_seconds,
-        given=describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {},
-    )
+    try:
+        context = connect(
+            launch,
+            deepspeed=parallel.engine == "deepspeed",
+            replica_size=parallel.replica_size,
+            timeout_seconds=parallel.timeout_seconds,
+            given=given,
+            error=error,
+        )
+    except RankLostError:
+        if error is not None:
+            raise error from None
+        raise
+    assert stores is not None, "connect has raised the error"
     return stores, context
 
 

@@ -129,6 +129,21 @@ def test_stores_may_lie_elsewhere_on_a_node_but_must_hold_the_same(
 
 
 @pytest.mark.slow
+def test_a_store_that_one_node_lacks_ends_all_and_a_node_that_never_comes_is_waited_for_in_words(
+    store: Path, tmp_path: Path
+) -> None:
+    gone = ["--set", f'data.train=["{tmp_path}/gone"]']
+    (said,) = refused(two(store), tmp_path / "run", [], gone)
+    there = f"{tmp_path}/gone: expected a finished token store, got no such folder"
+    assert said.startswith(f"the start failed on 1 of 2 processes; rank 1 on a02: UserError: {there}")
+    (said,) = refused(two(store), tmp_path / "run", gone, gone)
+    assert said.startswith(there), "as if each were alone"
+    started = start(two(store, parallel={"timeout_seconds": 5}), tmp_path / "run", [], ["--set", "unknown=1"])
+    assert "not all 2 processes have connected within 5 s" in toy.finish(started, code=None)
+    assert [each.process.exitcode for each in started] == [76, 2]
+
+
+@pytest.mark.slow
 def test_another_version_of_a_plugin_on_a_node_is_named(store: Path, tmp_path: Path) -> None:
     files = [tmp_path / host / "level.py" for host in HOSTS]
     for number, file in enumerate(files, start=1):

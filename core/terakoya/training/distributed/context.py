@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from terakoya.errors import FileError, TemporaryFailure, UserError
+from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
 from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator
 from terakoya.training.distributed.heartbeat import Heartbeat
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
@@ -116,15 +116,7 @@ class DistributedContext:
             UserError: at least one rank failed at `action`.
         """
         found = self.gather(None if error is None else _describe(error))
-        failed = [
-            (f"rank {rank} on {self.topology.processes[rank].host}: {each[0]}", *each[1:])
-            for rank, each in enumerate(found)
-            if each is not None
-        ]
-        if failed:
-            texts, of_files, numbers = zip(*failed, strict=True)
-            text = f"{action} failed on {len(failed)} of {self.world_size} processes; {'; '.join(texts)}"
-            raise FileError(text, numbers[0]) if all(of_files) else UserError(text) from error
+        _raise_failures(action, found, self.topology.processes, error)
 
     def run_on_main(self, action: str, work: Callable[[], T]) -> T | None:
         """Runs `work` on rank 0 and returns its result there; collective.
@@ -148,16 +140,17 @@ class DistributedContext:
         Raises:
             UserError: on every rank, the one that `work` raised.
         """
-        decided: tuple[T | None, UserError | None] = (None, None)
+        result: T | None = None
+        refused: UserError | None = None
         if self.is_main:
             try:
-                decided = work(), None
+                result = work()
             except UserError as error:
-                decided = None, error
-        result, error = self.broadcast(decided)
-        if error is not None:
-            raise error
-        return result
+                refused = error
+        result, refused = self.broadcast((result, refused))
+        if refused is not None:
+            raise refused
+        return cast(T, result)
 
     def close(self, *, waits: bool) -> None:
         """Leaves the process group; `waits` until all ranks do, as they must have finished with each other before."""
@@ -167,6 +160,24 @@ class DistributedContext:
             if waits:
                 self.barrier()
             dist.destroy_process_group()
+
+
+def _raise_failures(
+    action: str,
+    found: Sequence[tuple[str, bool, int | None] | None],
+    processes: Sequence[ProcessInfo],
+    error: BaseException | None,
+) -> None:
+    """Raises as `raise_on_all_ranks` does, where any rank has `found` an error, as `_describe` returns it."""
+    failed = [
+        (f"rank {rank} on {processes[rank].host}: {each[0]}", *each[1:])
+        for rank, each in enumerate(found)
+        if each is not None
+    ]
+    if failed:
+        texts, of_files, numbers = zip(*failed, strict=True)
+        text = f"{action} failed on {len(failed)} of {len(processes)} processes; {'; '.join(texts)}"
+        raise FileError(text, numbers[0]) if all(of_files) else UserError(text) from error
 
 
 def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
@@ -192,6 +203,7 @@ def connect(
     replica_size: int = 1,
     timeout_seconds: int = 600,
     given: agreement.Given = MappingProxyType({}),
+    error: UserError | None = None,
 ) -> DistributedContext:
     """Joins the processes that the launcher started and checks that they are the ones it announced, and that all were
     given the same.
@@ -201,10 +213,12 @@ def connect(
         replica_size: number of processes that work on the same rows.
         timeout_seconds: how long each process waits for the others.
         given: what this process was given, and the others must have been given, too.
+        error: why this process cannot train.
 
     Raises:
-        UserError: other processes came up than the launcher announced, or not a multiple of `replica_size`; on every
-            rank, two of them were given different things.
+        RankLostError: not all processes have come in time.
+        UserError: on every rank, one of them has an `error`, or two were given different things; other processes came
+            up than the launcher announced, or not a multiple of `replica_size`.
     """
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -228,13 +242,19 @@ def connect(
     if launch.world_size > 1 or deepspeed:
         backend = "nccl" if cuda else "gloo"
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
-    with local_rendezvous(launch):
-        if deepspeed:
-            from terakoya.training.distributed.deepspeed_setup import create_accelerator
+    try:
+        with local_rendezvous(launch):
+            if deepspeed:
+                from terakoya.training.distributed.deepspeed_setup import create_accelerator
 
-            accelerator = create_accelerator(launch, handlers)
-        else:
-            accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+                accelerator = create_accelerator(launch, handlers)
+            else:
+                accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+    except dist.DistStoreError as failed:
+        raise RankLostError(
+            f"not all {launch.world_size} processes have connected within {timeout_seconds} s: see what those that are "
+            "missing have printed"
+        ) from failed
     device = with_index(accelerator.device)
     connected = dist.get_world_size() if dist.is_initialized() else 1
     if connected != launch.world_size or accelerator.num_processes != launch.world_size:
@@ -247,15 +267,23 @@ def connect(
         return DistributedContext(0, 1, device, Topology((this,), replica_size), None, accelerator)
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
-    reported = _gather((this, os.urandom(8).hex(), agreement.digest(given)), control)
-    processes, (meeting, *_), digests = zip(*reported, strict=True)
-    if len(set(digests)) > 1:
-        different = agreement.describe_differences(_gather(given, control), processes)
+    described = None if error is None else _describe(error)
+    reported = _gather((this, os.urandom(8).hex(), agreement.digest(given), described), control)
+    processes, (meeting, *_), digests, errors = zip(*reported, strict=True)
+    try:
+        if error is not None and len(set(errors)) == 1:
+            raise error
+        _raise_failures("the start", errors, processes, error)
+        if len(set(digests)) > 1:
+            different = agreement.describe_differences(_gather(given, control), processes)
+            raise UserError(
+                f"the processes of the run were given different things:\n{different}\n"
+                "Give all of them the same parameters, stores, plugins and versions, and start them again"
+            )
+    except UserError as refused:
         dist.destroy_process_group()
-        raise UserError(
-            f"the processes of the run were given different things:\n{different}\n"
-            "Give all of them the same parameters, stores, plugins and versions, and start them again"
-        )
+        refused.leaves_at_once = True
+        raise
     topology = Topology(processes, replica_size)
     rank = dist.get_rank()
     return DistributedContext(
