@@ -1,0 +1,53 @@
+"""`kernels.c` in use: compiled with the machine's C compiler, once for each user, and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+
+logger = logging.getLogger("terakoya")
+
+
+@functools.cache
+def load_kernels() -> ctypes.CDLL | None:
+    """Returns the functions of `kernels.c`; None where they cannot be compiled: without a C compiler (`cc`, or what the
+    environment variable CC names) or a cache folder that can be written."""
+    command = [*shlex.split(os.environ.get("CC") or "cc"), "-O3", "-shared", "-fPIC"]
+    source = _SOURCE.read_bytes()
+    version = hashlib.sha256(repr((source, command, sys.platform, platform.machine())).encode()).hexdigest()[:16]
+    try:
+        if sys.byteorder != "little":
+            raise OSError("the dictionaries' files are little-endian")
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "terakoya" / "kernels"
+        file = cache / f"{version}.so"
+        if not file.is_file():
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.TemporaryDirectory(dir=cache) as work:
+                compiled = Path(work) / file.name
+                subprocess.run([*command, "-o", compiled, _SOURCE], check=True, capture_output=True)
+                compiled.replace(file)
+        kernels = ctypes.CDLL(str(file))
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        logger.debug("kernels.c is not compiled, MeCab and numpy do its work: %s", error)
+        return None
+    kernels.find_words.restype = kernels.work_size.restype = ctypes.c_int64
+    return kernels
+
+
+def address(array: np.ndarray) -> ctypes.c_void_p:
+    """Returns where the numbers of an array lie, without gaps between them."""
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
