@@ -243,23 +243,25 @@ void split_lines(const Tables *tables, Work *work, const uint32_t *text, const i
 typedef struct { uint64_t hash; int64_t first_character, first_token; int32_t characters, tokens; } Entry;
 
 /* Finds words, each of which ends with a space, in a cache: where each begins, its hash, and its row, 0 where the slot
-   of its hash has another one or none. `factors` are those of the characters of a word. Returns the number of words. */
-int64_t find_words(const uint32_t *text, int64_t size, const uint64_t *factors, const int32_t *slots, int slot_bits,
-                   const Entry *entries, const uint32_t *characters, int64_t *begins, uint64_t *hashes, int32_t *rows) {
+   of its hash has another one or none. `factors` are those of the `longest` characters of a word. Returns the number of
+   words, -1 if one is longer. */
+int64_t find_words(const uint32_t *text, int64_t size, const uint64_t *factors, int64_t longest, const int32_t *slots,
+                   int64_t slot_bits, const Entry *entries, const uint32_t *characters, int64_t *begins,
+                   uint64_t *hashes, int32_t *rows) {
     int64_t found = 0, begin = 0;
     uint64_t hash = 0;
     for (int64_t place = 0; place < size; place++) {
+        if (place - begin == longest) return -1;
         hash += text[place] * factors[place - begin];
         if (text[place] != ' ') continue;
         int64_t length = place + 1 - begin;
         int32_t row = slots[hash >> (64 - slot_bits)];
         const Entry *entry = entries + row;
-        if (entry->hash != hash || entry->characters != length ||
-            memcmp(characters + entry->first_character, text + begin, length * sizeof *text))
-            row = 0;
+        int same = entry->hash == hash && entry->characters == length &&
+                   !memcmp(characters + entry->first_character, text + begin, length * sizeof *text);
         begins[found] = begin;
         hashes[found] = hash;
-        rows[found++] = row;
+        rows[found++] = same ? row : 0;
         begin = place + 1;
         hash = 0;
     }

@@ -43,11 +43,16 @@ def load_kernels() -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
         logger.debug("kernels.c is not compiled, MeCab and numpy do its work: %s", error)
         return None
-    kernels.find_words.restype = kernels.work_size.restype = ctypes.c_int64
+    number, array = ctypes.c_int64, ctypes.c_void_p
+    kernels.count_words.argtypes = (array, array, number, array)
+    kernels.split_lines.argtypes = (array, array, array, array, number, array, array)
+    kernels.find_words.argtypes = (array, number, array, number, array, number, *[array] * 5)
+    kernels.find_words.restype = kernels.work_size.restype = number
     return kernels
 
 
-def address(array: np.ndarray) -> ctypes.c_void_p:
+def address(array: np.ndarray) -> int:
     """Returns where the numbers of an array lie, without gaps between them."""
     assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)
+    place: int = array.ctypes.data
+    return place

@@ -58,7 +58,7 @@ class Lattice:
         tables = _read(folder)
         text = np.array([sample]).view(np.uint32)
         found = np.zeros(len(tables.words), np.int64)
-        kernels.count_words(self._pointers(tables), address(text), ctypes.c_int64(len(text)), address(found))
+        kernels.count_words(ctypes.byref(_pointers(tables)), address(text), len(text), address(found))
         self._tables = _ordered(tables, found)
         self._work = np.empty(kernels.work_size(), np.uint8)
 
@@ -68,18 +68,14 @@ class Lattice:
         sizes = np.fromiter(map(len, lines), np.int64, len(lines))
         text = np.array(["".join(lines)]).view(np.uint32)
         out, ends = np.empty(2 * len(text), np.uint32), np.empty(len(lines), np.int64)
-        tables, count = self._pointers(self._tables), ctypes.c_int64(len(lines))
-        arrays = map(address, (text, sizes, out, ends))
-        self._kernels.split_lines(tables, address(self._work), next(arrays), next(arrays), count, *arrays)
+        arrays = map(address, (self._work, text, sizes))
+        self._kernels.split_lines(
+            ctypes.byref(_pointers(self._tables)), *arrays, len(lines), address(out), address(ends)
+        )
         stops = ends.tolist()
         words = out[: stops[-1] if stops else 0].tobytes().decode("utf-32-le")
         places = zip([0, *stops[:-1]], stops, lines, strict=True)
         return [words[start:stop] if stop > start or not line else None for start, stop, line in places]
-
-    @staticmethod
-    def _pointers(tables: _Tables) -> ctypes.c_void_p:
-        arrays = [address(array) for array in tables[:-1]]
-        return ctypes.byref(_Pointers(*arrays, tables.connection.shape[1], *tables.line.tolist()))  # type: ignore[return-value]
 
 
 def is_readable(folder: Path) -> bool:
@@ -89,6 +85,10 @@ def is_readable(folder: Path) -> bool:
     with (folder / "sys.dic").open("rb") as stream:
         charset = stream.read(_HEADER)[40:].partition(b"\0")[0]
     return charset.lower().replace(b"-", b"").replace(b"_", b"") == b"utf8"
+
+
+def _pointers(tables: _Tables) -> _Pointers:
+    return _Pointers(*map(address, tables[:-1]), tables.connection.shape[1], *tables.line.tolist())
 
 
 def _read(folder: Path) -> _Tables:

@@ -5,12 +5,14 @@ Looking them up one by one in a dictionary takes nearly twice as long, much of i
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from terakoya_tokenizer.kernels import address, load_kernels
 from terakoya_tokenizer.wordpiece import Pieces
 
 MARK = "\ud800"
@@ -20,6 +22,8 @@ LINE_END = f"{MARK}\n"
 
 _LINE_END_ID, _NO_ID = -1, -2
 _SLOT_BITS = 20
+_MANY = 1 << 14
+"""From so many characters on, compiled code finds words."""
 _NUMBERS = ("id", "start", "stop", "is_first", "characters")
 _TOKEN = np.dtype([(name, np.int32) for name in _NUMBERS])
 """A token of a word: its id, the positions in the word of its first character and the one after its last, 1 for the
@@ -69,22 +73,52 @@ class WordCache:
         if len(self) > self._max_words:
             self._clear()
         characters = np.array([words]).view(np.uint32)
+        kernels = load_kernels() if len(characters) > _MANY else None
+        while True:
+            begins, hashes, rows = self._look_up(characters) if kernels is None else self._scan(kernels, characters)
+            sizes = np.diff(begins, append=len(characters))
+            others = np.flatnonzero(rows == 0)  # those that are new, or have the slot of another word
+            if len(others):
+                rows[others] = self._add(words, hashes[others], begins[others], (begins + sizes)[others])
+            unsure = slice(None) if kernels is None else others
+            if self._are_stored(characters, begins[unsure], sizes[unsure], rows[unsure]):
+                return FoundTokens(self._tokens_of(np.frombuffer(self._words, _WORD).take(rows)))
+            self._clear()  # two words have the same hash; with other factors they do not
+
+    def _look_up(self, characters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns of each word where it begins, its hash, and the row with this hash, 0 where its slot has another one
+        or none."""
         ends = np.flatnonzero(characters == ord(" ")) + 1
         begins = np.append(0, ends[:-1])
         sizes = ends - begins
         places = np.arange(len(characters)) - np.repeat(begins, sizes)
+        hashes = np.add.reduceat(characters * self._factors_of(int(sizes.max())).take(places), begins)
+        rows = self._slots.take(_slots_of(hashes))
+        rows[np.frombuffer(self._words, _WORD).take(rows)["hash"] != hashes] = 0
+        return begins, hashes, rows
+
+    def _scan(self, kernels: ctypes.CDLL, characters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns `_look_up`, much sooner, and only rows that have the words' characters."""
+        count = np.count_nonzero(characters == ord(" "))
+        found = np.empty(count, np.int64), np.empty(count, np.uint64), np.empty(count, np.int32)
+        stored = (np.frombuffer(self._words, np.uint8), np.frombuffer(self._characters, np.uint8))
+        longest = 64
         while True:
-            hashes = np.add.reduceat(characters * self._factors_of(int(sizes.max())).take(places), begins)
-            found = np.frombuffer(self._words, _WORD).take(self._slots.take(_slots_of(hashes)))
-            others = np.flatnonzero(found["hash"] != hashes)  # those that are new, or have the slot of another word
-            if len(others):
-                rows = self._add(words, hashes[others], begins[others], ends[others])
-                found[others] = np.frombuffer(self._words, _WORD).take(rows)
-            if np.array_equal(found["characters"], sizes):
-                known = np.frombuffer(self._characters, np.uint32)
-                if np.array_equal(known.take(np.repeat(found["first_character"], sizes) + places), characters):
-                    return FoundTokens(self._tokens_of(found))
-            self._clear()  # two words have the same hash; with other factors they do not
+            factors = self._factors_of(longest)
+            text = address(characters), len(characters), address(factors), len(factors)
+            slots = address(self._slots), _SLOT_BITS
+            if kernels.find_words(*text, *slots, *map(address, (*stored, *found))) >= 0:
+                return found
+            longest *= 2
+
+    def _are_stored(self, characters: np.ndarray, begins: np.ndarray, sizes: np.ndarray, rows: np.ndarray) -> bool:
+        """Returns whether the words in these `rows` have the characters of those that begin at `begins`."""
+        entries = np.frombuffer(self._words, _WORD).take(rows)
+        if not np.array_equal(entries["characters"], sizes):
+            return False
+        places = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        known = np.frombuffer(self._characters, np.uint32).take(np.repeat(entries["first_character"], sizes) + places)
+        return np.array_equal(known, characters.take(np.repeat(begins, sizes) + places))
 
     def _clear(self) -> None:
         self._factors = np.empty(0, np.uint64)
