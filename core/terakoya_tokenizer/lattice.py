@@ -72,9 +72,9 @@ class Lattice:
         self._kernels.split_lines(
             ctypes.byref(_pointers(self._tables)), *arrays, len(lines), address(out), address(ends)
         )
-        stops = ends.tolist()
-        words = out[: stops[-1] if stops else 0].tobytes().decode("utf-32-le")
-        places = zip([0, *stops[:-1]], stops, lines, strict=True)
+        stops = [0, *ends.tolist()]
+        words = out[: stops[-1]].tobytes().decode("utf-32-le")
+        places = zip(stops[:-1], stops[1:], lines, strict=True)
         return [words[start:stop] if stop > start or not line else None for start, stop, line in places]
 
 
