@@ -27,7 +27,7 @@ SAFE_CHARACTERS = 32_000
 2**31 - 1; beyond that MeCab dereferences a null pointer."""
 
 MECAB_CHARACTERS = 1 << 20
-"""So many characters are split by MeCab before a `Lattice` is built, which takes as long as MeCab for twice as many."""
+"""MeCab splits so many characters before a `Lattice` is built, which takes as long as it saves on twice as many."""
 
 _CUT_COST = 24 * 2 * 65_536
 """The largest change of a path's cost by a cut: MeCab groups up to 24 unknown characters."""
@@ -135,7 +135,8 @@ class MecabSplitter:
             self._characters += sum(map(len, lines))
             if self._characters > MECAB_CHARACTERS:
                 kernels = load_kernels()
-                self._lattice = kernels and Lattice(kernels, self._lattice_folder, "\n".join(self._seen))
+                if kernels is not None:
+                    self._lattice = Lattice(kernels, self._lattice_folder, "\n".join(self._seen))
                 self._lattice_folder, self._seen = None, []
         return self._lattice
 

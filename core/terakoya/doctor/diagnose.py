@@ -17,6 +17,7 @@ from terakoya.doctor import checks
 from terakoya.doctor.checks import Finding
 from terakoya.errors import describe_os_error
 from terakoya.plugins import registry
+from terakoya_tokenizer.kernels import load_kernels
 
 DISTRIBUTION = "terakoya"
 CHECKED_EXTRA = "deepspeed"
@@ -48,6 +49,7 @@ def diagnose(folder: Path) -> list[Finding]:
         ("network", lambda: checks.check_network(os.environ, list(psutil.net_if_addrs()))),
         ("text", lambda: check_text_encoding(sys.getfilesystemencoding(), sys.stdout.encoding)),
         ("dictionaries", check_dictionaries),
+        ("C compiler", lambda: check_c_compiler(load_kernels() is not None)),
         ("plugins", check_plugins),
     ]
     return [finding for check, run in made for finding in findings_of(check, run)]
@@ -144,6 +146,20 @@ def check_dictionaries(names: Sequence[str] = ("unidic_lite", "ipadic", "unidic"
             remedy = f"pip install {name.replace('_', '-')}"
             findings.append(Finding("dictionaries", "error", f"{name} is missing", remedy))
     return [Finding("dictionaries", "ok", ", ".join(present) or "none"), *findings]
+
+
+def check_c_compiler(compiles: bool) -> list[Finding]:
+    """Checks that the loops of MeCab's look-up are compiled."""
+    if compiles:
+        return [Finding("C compiler", "ok", "MeCab's look-up is compiled")]
+    return [
+        Finding(
+            "C compiler",
+            "warning",
+            "none works, or the cache folder cannot be written: tokenizers with MeCab take twice as long or more",
+            "install one (Debian: apt-get install gcc), or name yours in CC",
+        )
+    ]
 
 
 def check_plugins() -> list[Finding]:

@@ -195,6 +195,12 @@ def test_a_dictionary_that_is_not_downloaded_is_reported(tmp_path: Path, monkeyp
     assert missing.status == "error" and missing.remedy == "pip install no-such-dictionary"
 
 
+def test_a_missing_c_compiler_is_a_warning() -> None:
+    assert only(diagnose.check_c_compiler(True)).status == "ok"
+    missing = only(diagnose.check_c_compiler(False))
+    assert missing.status == "warning" and "CC" in missing.remedy
+
+
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warning", 0), ("error", 2)])
 def test_the_command_exits_with_2_if_there_is_an_error(
     status: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
