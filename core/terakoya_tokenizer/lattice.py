@@ -61,6 +61,7 @@ class Lattice:
         kernels.count_words(ctypes.byref(_pointers(tables)), address(text), len(text), address(found))
         self._tables = _ordered(tables, found)
         self._work = np.empty(kernels.work_size(), np.uint8)
+        self._pointers = _pointers(self._tables)
 
     def split(self, lines: Sequence[str]) -> list[str | None]:
         """Returns the words of each of `lines`, joined by spaces; None where MeCab may read a line in another way, such
@@ -69,9 +70,7 @@ class Lattice:
         text = np.array(["".join(lines)]).view(np.uint32)
         out, ends = np.empty(2 * len(text), np.uint32), np.empty(len(lines), np.int64)
         arrays = map(address, (self._work, text, sizes))
-        self._kernels.split_lines(
-            ctypes.byref(_pointers(self._tables)), *arrays, len(lines), address(out), address(ends)
-        )
+        self._kernels.split_lines(ctypes.byref(self._pointers), *arrays, len(lines), address(out), address(ends))
         stops = [0, *ends.tolist()]
         words = out[: stops[-1]].tobytes().decode("utf-32-le")
         places = zip(stops[:-1], stops[1:], lines, strict=True)

@@ -55,16 +55,22 @@ class WordEncoder:
         literals: Counter[str] = Counter()
         unread: dict[int, list[str]] = {}
         lines: list[str] = []
+        words: dict[int, str] = {}  # of lines with special tokens, by their numbers
         ends = np.zeros(len(documents) + 1, np.int64)
         for number, text in enumerate(documents, 1):
+            plain = text
             if self._special.search(text) and (found := self._special.findall(text)):
                 literals.update(found)
-                lines += map(self._with_literals, text.split("\n")) if self._parse else self._plain(text)
-            else:
-                lines += self._plain(text)
+                if self._parse:
+                    words.update(enumerate(map(self._with_literals, text.split("\n")), len(lines)))
+                    plain = "\n" * text.count("\n")
+            lines += self._words.lines(plain)
             if "\0" in text and self._words.stops_at_nul:
                 unread[number - 1] = find_unread(text, self._special if self._parse else None)
             ends[number] = len(lines)
+        lines = self._words.split(lines)
+        for place, each in words.items():
+            lines[place] = each
         dtype = self.vocabulary.dtype()
         ids, word_starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
         for chunk in _chunks(lines):
@@ -83,10 +89,6 @@ class WordEncoder:
             unread=unread,
         )
 
-    def _plain(self, text: str) -> list[str]:
-        """Returns the words of each line of `text`, without special tokens."""
-        return self._words.split(self._words.lines(text))
-
     def _with_literals(self, line: str) -> str:
         """Returns the words of one line. A special token is a mark, which no word begins with, and its id."""
         if not self._folder.plain:
@@ -96,7 +98,7 @@ class WordEncoder:
             if index % 2:
                 words.append(f"{MARK}{self._folder.special[segment]}")
             elif segment:
-                words += self._plain(segment)
+                words += self._words.split(self._words.lines(segment))
         return " ".join(words)
 
     def _slow(self, line: str) -> str:
