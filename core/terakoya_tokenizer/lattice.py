@@ -23,6 +23,8 @@ _WORD = np.dtype([("left", np.uint16), ("right", np.uint16), ("cost", np.int16)]
 _BEHIND = 256
 """Units behind a double array, where children of its last nodes would be."""
 _CATEGORIES = 0x3FFFF
+_LARGEST = 128 << 20
+"""Bytes of a table of costs that is copied. A larger one, of a full UniDic, is read where it is, in its own order."""
 _CODES = 1 << 16
 _WHITE, _ODD = 1, 2
 """Kinds of characters: lines that end with white space, or with an odd character in them, are left to MeCab."""
@@ -50,7 +52,7 @@ class _Pointers(ctypes.Structure):
 
 
 class Lattice:
-    """Splits lines into words. It holds a copy of the table of costs: 72 MB for unidic-lite."""
+    """Splits lines into words. It holds 90 MB for unidic-lite, most of it a copy of the table of costs."""
 
     def __init__(self, kernels: ctypes.CDLL, folder: Path, sample: str) -> None:
         """`folder` is that of a dictionary that `is_readable`; `sample` is some of the text, not empty."""
@@ -59,7 +61,7 @@ class Lattice:
         text = np.array([sample]).view(np.uint32)
         found = np.zeros(len(tables.words), np.int64)
         kernels.count_words(ctypes.byref(_pointers(tables)), address(text), len(text), address(found))
-        self._tables = _ordered(tables, found)
+        self._tables = _ordered(tables, found) if tables.connection.nbytes <= _LARGEST else tables
         self._work = np.empty(kernels.work_size(), np.uint8)
         self._pointers = _pointers(self._tables)
 

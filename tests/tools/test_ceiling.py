@@ -1,4 +1,4 @@
-"""`tools/bench/ceiling.py` measures the encoder beside MeCab, at toy size, and compares its ids with both roads to them."""
+"""`tools/bench/ceiling.py` measures the encoder beside MeCab, at toy size, and compares its ids by both roads."""
 
 from __future__ import annotations
 

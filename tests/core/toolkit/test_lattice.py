@@ -90,6 +90,13 @@ def test_the_words_of_hard_lines_are_mecabs(splitters: tuple[MecabSplitter, Meca
     assert left and all(len(line) > 16_000 or line[-1].isspace() or set(line) & {"\0", "\uffff"} for line in left)
 
 
+def test_a_table_of_costs_that_is_too_large_to_be_copied_gives_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("terakoya_tokenizer.lattice._LARGEST", 0)
+    plain, quick = both_splitters(dictionary_folder("ipadic"))
+    assert isinstance(quick._lattice, Lattice) and isinstance(quick._lattice._tables.connection, np.memmap)
+    assert quick.split(LINES) == plain.split(LINES)
+
+
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_the_words_of_real_text_are_mecabs(splitters: tuple[MecabSplitter, MecabSplitter]) -> None:
