@@ -327,9 +327,15 @@ class SameFactors:
         return self._random.integers(low, high, size, dtype)
 
 
-def test_words_with_the_same_hash_keep_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("many", [0, 1 << 60])
+def test_words_with_the_same_hash_keep_their_tokens(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("terakoya_tokenizer.word_cache._MANY", many)  # found by compiled code or by numpy
     cache = WordCache(lambda word: ([ord(word[0])], [0], [len(word)]), np.dtype(np.int32))
     monkeypatch.setattr(cache, "_random", SameFactors())
+    for word in ("東京", "京東"):
+        assert cache.find(f"{word} ").ids.tolist() == [ord(word[0])]
+    monkeypatch.setattr(cache, "_random", SameFactors())
+    cache._clear()
     for words in ("東京 大阪 ", "京東 東京 ", "阪大 大阪 京東 "):
         assert cache.encode(f"{words}{LINE_END} ")[0].tolist() == [ord(word[0]) for word in words.split()]
     assert len(cache) < 7  # the first words are new again
