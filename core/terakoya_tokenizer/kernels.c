@@ -24,7 +24,7 @@ typedef struct { uint16_t left, right; int16_t cost; } Word;
 typedef struct {
     const Unit *trie;            /* the double array (darts); a node is a base */
     const int32_t *first;        /* the node of each character up to U+FFFF, -1 where no word begins with it */
-    const Word *words;           /* unknown ones last */
+    const Word *words;           /* unknown ones last, and one that is none */
     const int16_t *connection;   /* [left number][right number]: the cost of a word's right number before the other's
                                     left number */
     const uint32_t *characters;  /* 32 bits of each character up to U+FFFF: categories, the first of them, how long an
@@ -77,6 +77,7 @@ static int find_known(const Tables *tables, const uint32_t *text, int begin, int
         if (leaf->check == node && leaf->base < 0) {
             int32_t value = -leaf->base - 1;
             matches[found++] = (Match){value >> 8, value & 0xFF, place};
+            __builtin_prefetch(tables->words + (value >> 8));
         }
         if (place == end || found == MOST_MATCHES) break;
         node = child_of_character(tables->trie, node, text[place++]);
@@ -106,6 +107,20 @@ static int find_unknown(const Tables *tables, const uint32_t *text, int begin, i
     }
     if (!found) matches[found++] = (Match){unknown[0], unknown[1], stop};
     return found;
+}
+
+/* Fetches what `find_known` reads first where the characters at `place` begin a word. */
+static void fetch_known(const Tables *tables, const uint32_t *text, int place, int end) {
+    if (place + 1 >= end || text[place] >= 0x10000 || tables->first[text[place]] < 0) return;
+    const Unit *node = tables->trie + tables->first[text[place]];
+    __builtin_prefetch(node);
+    if (text[place + 1] >= 0x800) __builtin_prefetch(node + (0xE0 | (text[place + 1] >> 12 & 0xF)) + 1);
+}
+
+/* Fetches the costs before a word that are read most often, the first ones. */
+static void fetch_costs(const Tables *tables, const Word *word) {
+    const int16_t *row = tables->connection + word->left * tables->rights;
+    for (int right = 0; right < 128; right += 32) __builtin_prefetch(row + right);
 }
 
 /* Counts in `found` (one number a word) how often each word of the dictionary is somewhere in a text, on the best path
@@ -185,6 +200,7 @@ static int analyse(const Tables *tables, const uint32_t *line, int size, Work *w
             before = next;
             place++;
         }
+        fetch_known(tables, line, begin + 4, size);
         int found = find_known(tables, line, place, size, matches), total = 0;
         if (found == MOST_MATCHES) return -1;
         found = find_unknown(tables, line, place, size, matches, found);
@@ -197,6 +213,7 @@ static int analyse(const Tables *tables, const uint32_t *line, int size, Work *w
             work->last_run[match.stop] = runs;
             for (const Word *word = tables->words + match.word, *last = word + match.count; word < last; word++) {
                 int32_t cost;
+                fetch_costs(tables, word + 1);
                 int end = best_end(&work->ends, ending, tables->connection + word->left * tables->rights, &cost);
                 work->nodes[nodes] = (Node){work->ends.node[end], runs};
                 work->cost[nodes] = cost + word->cost;

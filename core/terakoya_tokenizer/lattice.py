@@ -107,9 +107,9 @@ def _read(folder: Path) -> _Tables:
     kinds[characters & characters[ord(" ")] & _CATEGORIES != 0] = _WHITE
     kinds[[0, *range(0xD800, 0xE000), 0xFFFF]] = _ODD  # MeCab has no table for the last one
     groups = np.array([_exact(unknown_trie, name) for name in names])
-    all_words = np.empty(len(words) + len(unknown), _WORD)
+    all_words = np.zeros(len(words) + len(unknown) + 1, _WORD)
     for name in _WORD.names or ():
-        all_words[name] = np.append(words[name], unknown[name])
+        all_words[name][:-1] = np.append(words[name], unknown[name])
     return _Tables(
         trie=trie,
         first=_first_nodes(trie),

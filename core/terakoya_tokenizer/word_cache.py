@@ -100,15 +100,15 @@ class WordCache:
     def _scan(self, kernels: ctypes.CDLL, characters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns `_look_up`, much sooner, and only rows that have the words' characters."""
         count = np.count_nonzero(characters == ord(" "))
-        found = np.empty(count, np.int64), np.empty(count, np.uint64), np.empty(count, np.int32)
-        stored = (np.frombuffer(self._words, np.uint8), np.frombuffer(self._characters, np.uint8))
+        begins, hashes, rows = np.empty(count, np.int64), np.empty(count, np.uint64), np.empty(count, np.int32)
+        stored: list[np.ndarray] = [np.frombuffer(each, np.uint8) for each in (self._words, self._characters)]
         longest = 64
         while True:
             factors = self._factors_of(longest)
             text = address(characters), len(characters), address(factors), len(factors)
             slots = address(self._slots), _SLOT_BITS
-            if kernels.find_words(*text, *slots, *map(address, (*stored, *found))) >= 0:
-                return found
+            if kernels.find_words(*text, *slots, *map(address, [*stored, begins, hashes, rows])) >= 0:
+                return begins, hashes, rows
             longest *= 2
 
     def _are_stored(self, characters: np.ndarray, begins: np.ndarray, sizes: np.ndarray, rows: np.ndarray) -> bool:
