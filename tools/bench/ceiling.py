@@ -105,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for _ in range(options.rounds):
             for name, way in ways.items():
                 seconds[name].append(way())
-            for name, taken in compare().items():
-                seconds[name].append(taken)
+            for name, spent in compare().items():
+                seconds[name].append(spent)
     print(
         f"{megabytes:.1f} MB of text in {len(lines):,} lines, one process each, medians of {options.rounds}; "
         f"load {os.getloadavg()[0]:.1f}\n"
