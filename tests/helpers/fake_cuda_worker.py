@@ -1,8 +1,9 @@
 """Takes training steps on fake_cuda's machine: `fake_cuda_worker.py OUT '{"NAME": CASE}'` prints what it saw, as JSON.
 
 A case has `parameters`; `optimizers` by name, of which each takes an update with the same gradients; and may ask for a
-`dry_run` before the step, for a `vocabulary` of so many ids, and for an `.item()` in every module (`item_in_modules`).
-Nothing is compiled; with `cuda_graphs` all else happens as for a recording.
+`dry_run` before the step, for a `vocabulary` of so many ids, for an `.item()` in every module (`item_in_modules`), and
+for a `compiler`. Nothing is compiled; where a compiler would record CUDA graphs, all else happens as for a recording,
+which `fails` with that error where the case says so.
 """
 
 from __future__ import annotations
@@ -82,11 +83,13 @@ def summary(machine: fake_cuda.Work) -> dict[str, Any]:
 def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
     """A step that is not logged."""
     parameters = Parameters.from_dict(case["parameters"], source=name)
-    with fake_cuda.machine() as machine, uncompiled(parameters) as asked:
+    with fake_cuda.machine() as machine, uncompiled(case) as asked:
         if case.get("dry_run"):
             dry_run(parameters, out)
         context = connect(LaunchInfo.from_environment())
         run_log = RunLog(out, (), {}, active=False)
+        said: list[str] = []
+        run_log.print = said.append  # type: ignore[method-assign,assignment]
         stores = Stores.open(parameters.data)
         if case.get("vocabulary"):
             stores = replace(stores, vocabulary=stores.vocabulary.model_copy(update={"size": case["vocabulary"]}))
@@ -99,6 +102,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
         trainer.run.step = 1  # the first step is logged
         unrecordable = watch_micro_steps(engine, machine)
         machine.clear()
+        asked["marks"] = 0
         trainer.one_step()
         assert updates.forward["kernels"] > 0
         rest = summary(machine)
@@ -111,6 +115,8 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             "unrecordable": unrecordable,
             "micro_steps": trainer.phase.rank_batch.micro_steps,
             **asked,
+            "said": [line for line in said if "CUDA graphs off" in line or "compile off" in line],
+            "recorded": trainer.facts["world"]["cuda_graphs"],
             "waits": updates.forward["waits"] + rest["waits"],
             "kernels": updates.forward["kernels"] + rest["kernels"],
             "bytes": updates.forward["bytes"] + rest["bytes"],
@@ -119,19 +125,27 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def uncompiled(parameters: Parameters) -> Iterator[dict[str, Any]]:
-    """While open, a run of `parameters` compiles nothing; yields what was to be, and what CUDA graphs were told."""
-    asked: dict[str, Any] = {"compile": None, "marks": 0}
+def uncompiled(case: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """While open, the run of a `case` compiles nothing; yields what was to be, and what CUDA graphs were told."""
+    asked: dict[str, Any] = {"compile": [], "marks": 0}
 
     def compile_module(module: nn.Module, *arguments: Any, **named: Any) -> None:
-        asked["compile"] = [arguments[-1], named["cuda_graphs"]]
+        asked["compile"].append([arguments[-1], named["cuda_graphs"]])
+        if named["cuda_graphs"]:
+            module.forward = partial(record, module.forward)
+
+    def record(forward: Callable[..., Any], *arguments: Any) -> Any:
+        if case.get("fails"):
+            raise (torch.OutOfMemoryError if case["fails"] == "memory" else RuntimeError)(case["fails"])
+        return forward(*arguments)
 
     def mark() -> None:
         asked["marks"] += 1
 
     with (
         mock.patch.object(compilation, "compile_module", compile_module),
-        mock.patch.object(compilation, "missing_tools", lambda device: None if parameters.cuda_graphs else "none"),
+        mock.patch.object(compilation, "missing_tools", lambda device: None if case.get("compiler") else "none"),
+        mock.patch.object(torch.compiler, "reset", lambda: None),
         mock.patch.object(torch.compiler, "cudagraph_mark_step_begin", mark),
         mock.patch.object(choice, "reason_against", lambda *_: None),
     ):

@@ -36,8 +36,8 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         optimizer=parameters.optimizer,
         lora=parameters.lora,
     )
-    if parameters.cuda_graphs:
-        yield from _cuda_graph_conflicts(parameters)
+    if parameters.cuda_graphs is True and (obstacle := cuda_graph_obstacle(parameters)) is not None:
+        yield f'cuda_graphs: {obstacle}; use "cuda_graphs": "auto"'
     yield from parallel_conflicts.find_problems(parameters)
     if parameters.precision == "fp8":
         yield from _fp8_conflicts(parameters)
@@ -155,32 +155,41 @@ def _compile_conflicts(parameters: ParameterFields) -> Iterator[str]:
             yield f'compile: "{parameters.compile}" does not work here: {obstacle}; {remedy}'
 
 
-def _cuda_graph_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """What keeps CUDA graphs from recording a whole micro-step; see docs/design/cuda-graphs.md."""
-    if parameters.compile in ("off", "blocks"):
-        yield (
-            f"cuda_graphs: a graph holds all from ids to losses, which is compiled whole, got compile: "
-            f'"{parameters.compile}"; use "compile": "auto", or "cuda_graphs": false'
-        )
-    elif (obstacle := compile_obstacle(parameters, "whole")) is not None:
-        yield f'cuda_graphs: a graph needs the whole model compiled, and {obstacle}; use "cuda_graphs": false'
-    if parameters.activation_checkpointing is not None:
-        yield (
-            "cuda_graphs: is for models whose kernels are short, and activation_checkpointing adds kernels to save "
-            "memory; set it to null, or cuda_graphs to false"
-        )
+def cuda_graph_obstacle(parameters: ParameterFields) -> str | None:
+    """Returns what keeps CUDA graphs from recording a whole micro-step of the run, as a sentence; None where nothing
+    does. See docs/design/cuda-graphs.md."""
     row_layout = parameters.objective.row_layout()
-    layout = row_layout.kind
+    if parameters.compile in ("off", "blocks"):
+        return f'they record what is compiled whole, and compile is "{parameters.compile}"'
+    if (obstacle := compile_obstacle(parameters, "whole")) is not None:
+        return f"they record what is compiled whole, and {obstacle}"
+    if parameters.activation_checkpointing is not None:
+        return "activation_checkpointing saves memory, which they keep"
+    if parameters.objective.compares_examples:
+        return f"{type(parameters.objective).__name__} embeds all examples in a forward without a backward"
     if row_layout.framing == "encoder_decoder":
-        yield (
-            "cuda_graphs: a graph has one shape, and the targets of a decoder beside an encoder are as wide as the "
-            'longest of their batch; use "cuda_graphs": false'
+        return (
+            "they have one shape, and the targets of a decoder beside an encoder are as wide as the longest of their "
+            "batch"
         )
-    elif row_layout.varies_in_width:
-        yield (
-            f'cuda_graphs: a graph has one shape, and in the layout "{layout}" rows are as wide as the longest of '
-            'their batch; use another objective.layout, or "cuda_graphs": false'
-        )
+    if row_layout.varies_in_width:
+        layout = row_layout.kind
+        return f'they have one shape, and in the layout "{layout}" rows are as wide as the longest of their batch'
+    return None
+
+
+def auto_graph_obstacle(parameters: ParameterFields, processes: int) -> str | None:
+    """Returns why `"cuda_graphs": "auto"` records nothing in a run of so many processes; None where it does."""
+    if (obstacle := cuda_graph_obstacle(parameters)) is not None or processes == 1:
+        return obstacle
+    return 'they have not been seen in several processes, where "cuda_graphs": true takes them'
+
+
+def takes_cuda_graphs(parameters: ParameterFields, processes: int) -> bool:
+    """Whether a run of so many processes, each with a GPU, records CUDA graphs or tries to."""
+    if parameters.cuda_graphs == "auto":
+        return auto_graph_obstacle(parameters, processes) is None
+    return parameters.cuda_graphs
 
 
 def _fp8_conflicts(parameters: ParameterFields) -> Iterator[str]:

@@ -141,17 +141,19 @@ class ParameterFields(Settings):
     and time."""
     compile: Literal["auto", "blocks", "whole", "off"] = "auto"
     """What torch.compile turns into fused kernels before the first step: each block of the model ("blocks"), everything
-    from ids to losses ("whole"), or nothing ("off"). "auto" is "blocks" on a GPU, where model and engine support it,
-    and "off" on a CPU."""
-    cuda_graphs: bool = False
+    from ids to losses ("whole"), or nothing ("off"). "auto" is "whole" on a GPU where `cuda_graphs` are taken, "blocks"
+    where model and engine support it, and "off" on a CPU."""
+    cuda_graphs: bool | Literal["auto"] = "auto"
     """Whether forward and backward on a GPU are recorded as CUDA graphs, each of which the host starts at once instead
-    of kernel by kernel. It is for small models, whose kernels take less time than their start; `compile` is then
-    "whole". It needs a GPU and engine "ddp"."""
+    of kernel by kernel; `compile` is then "whole". "auto" does so where one process trains with engine "ddp" on rows of
+    one width without `activation_checkpointing`, and where a try before the first step succeeds: else the run says why,
+    and its blocks are compiled. true refuses to train without them."""
     parallel: Parallel = Parallel()
     """How the processes of the run work together."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
     """The implementation of attention: torch's scaled dot product ("sdpa"), FlashAttention ("flash"), or plain matrix
-    products ("eager"). "auto" takes the fastest one that this device and this model support."""
+    products ("eager"). "auto" takes flash on a GPU where it can compute the run, unless rows of that length were
+    measured to be faster with sdpa, and otherwise sdpa."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save, and which checkpoints to keep. The last step is always saved."""
     evaluation: Evaluation | None = None

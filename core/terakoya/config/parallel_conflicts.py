@@ -141,8 +141,6 @@ def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"objective: {name} compares the examples of all processes, each of which must have rows of its own, got "
             f'{other}; set parallel.engine to "ddp", or to "fsdp" where the weights are too large for one device'
         )
-    if parameters.cuda_graphs:
-        yield f"cuda_graphs: {name} embeds all examples in a forward without a backward; set it to false"
 
 
 def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:

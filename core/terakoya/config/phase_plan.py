@@ -83,7 +83,6 @@ def find_problems(parameters: ParameterFields) -> Iterator[str]:
     if any(each.data and each.data.sequence_length for each in phases):
         shapes.append("data.sequence_length")
     wants_one_shape = {
-        "cuda_graphs": parameters.cuda_graphs,
         'parallel.engine "deepspeed"': parameters.parallel.engine == "deepspeed",
         "parallel.pp_size": parameters.parallel.pp_size > 1,
     }

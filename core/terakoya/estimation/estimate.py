@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import batch_table
+from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
 from terakoya.estimation import devices
@@ -133,10 +135,16 @@ def estimate(
     )
     check_model(loaded, statistics.vocabulary)
     sizes = model_sizes(loaded, statistics.vocabulary, context=statistics.context)
-    memory, optimizer_bytes, notes = measure(
-        loaded, statistics.vocabulary, share, sizes, processes=processes, gpu=target.gpu,
+    measure_run = partial(
+        measure, vocabulary=statistics.vocabulary, share=share, sizes=sizes, processes=processes, gpu=target.gpu,
         documents_per_row=statistics.documents_per_row,
     )  # fmt: skip
+    memory, optimizer_bytes, notes = measure_run(loaded)
+    is_tried = target.gpu and loaded.cuda_graphs == "auto" and takes_cuda_graphs(loaded, processes)
+    if is_tried and target.memory is not None and memory.peak >= target.memory:
+        needed = f"{memory.peak / 1e9:.2f} GB"
+        memory, optimizer_bytes, notes = measure_run(loaded.model_copy(update={"cuda_graphs": False}))
+        notes = (*notes, f"with CUDA graphs the tensors would take {needed}, so the run trains without")
     tokens = share.global_rows * statistics.tokens_per_row
     steps = _steps(loaded, statistics, share)
     flops = None if steps is None else sizes.flops_per_token * tokens * steps
@@ -174,7 +182,7 @@ def measure(
         sharing if fully_sharded else processes, parallel.zero_stage, share.micro_steps,
         fully_sharded=fully_sharded, offloaded=parallel.offloaded,
         gathered=FLOAT32 if parameters.precision == "fp32" else FLOAT16,
-        cuda_graphs=parameters.cuda_graphs and gpu,
+        cuda_graphs=gpu and takes_cuda_graphs(parameters, processes),
     )  # fmt: skip
     interpreter = _resident_bytes()
     simulation = simulate_step(

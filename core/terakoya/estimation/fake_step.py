@@ -298,12 +298,16 @@ def _simulate(
 
 def _takes_flash(parameters: Parameters, module: nn.Module) -> bool:
     """Whether a run of `module` on a GPU attends with flash."""
-    return parameters.attention in ("auto", "flash") and not attention.why_not_flash(
-        precision=parameters.precision,
-        dropout=attention.dropout(module),
-        plain_softmax=attention.plain_softmax(module),
-        document_masking=parameters.architecture.document_masking,
-    )
+    facts: dict[str, Any] = {
+        "precision": parameters.precision,
+        "dropout": attention.dropout(module),
+        "plain_softmax": attention.plain_softmax(module),
+        "document_masking": parameters.architecture.document_masking,
+    }
+    if parameters.attention == "flash":
+        return not attention.why_not_flash(**facts)
+    length, gpu = parameters.data.sequence_length, torch.device("cuda")
+    return attention.choose(parameters.attention, device=gpu, length=length, **facts) == "flash"
 
 
 def _boundary_tensors(rows: int, length: int, documents_per_row: float) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
@@ -87,6 +88,9 @@ def out_of_memory_error(
     lines = [f"rank {context.rank}: {device} is out of memory{more}."]
     rank_batch = _rank_batch(parameters, context)
     candidates = list(remedies(parameters, rank_batch, context.world_size))
+    if context.device.type == "cuda" and takes_cuda_graphs(parameters, context.world_size):
+        before = json.dumps(parameters.cuda_graphs)
+        candidates.insert(0, Remedy("cuda_graphs", before, False, "kernels are started one by one: slower if short"))
     try:
         lines += _advise(candidates, parameters, vocabulary, context)
     except (RuntimeError, MemoryError, UserError) as error:  # advice must not hide the error that it explains

@@ -57,6 +57,7 @@ class RunObjective:
         backend = attention.choose(
             "sdpa" if self.parameters.attention == "flash" and not has_flash else self.parameters.attention,
             device=device,
+            length=self.parameters.data.sequence_length,
             precision=self.precision,
             dropout=0.0,
             plain_softmax=attention.plain_softmax(module),

@@ -178,13 +178,12 @@ def _remove_since(rollback: Rollback, run: Path) -> None:
             remove_checkpoint(folder)
 
 
-def free_memory(context: DistributedContext, *, cuda_graphs: bool) -> None:
-    """Frees what the trainer has left that went back, before another one is built: with `cuda_graphs` also the graphs,
-    which keep their memory and what they were compiled of."""
-    if cuda_graphs:
-        torch.compiler.reset()
+def free_memory(context: DistributedContext) -> None:
+    """Frees what the trainer has left that went back, before another one is built; on a GPU also CUDA graphs, which
+    keep their memory and what they were compiled of."""
     if context.heartbeat is not None:
         context.heartbeat.follow(step=lambda: 0, work=lambda: (0, 0.0))
     gc.collect()
     if context.device.type == "cuda":
+        torch.compiler.reset()
         torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 
 from terakoya.atomic_files import write_text
-from terakoya.components import Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
@@ -28,10 +28,11 @@ from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention, attention_backends
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
-from terakoya.training import run_folder
-from terakoya.training.batches import BatchMaker, to_device
+from terakoya.training import run_folder, warm_up
+from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
+from terakoya.training.distributed import nccl_algorithms
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
@@ -39,8 +40,6 @@ from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Engine
-from terakoya.training.loss import weighted_loss
 from terakoya.training.meeting import meet, package_versions
 from terakoya.training.model import compilation, determinism
 from terakoya.training.model.bf16_stream import uses_bf16_stream
@@ -144,7 +143,7 @@ def _train(
         ended = train_once(start_over, stop, advice, rollbacks=None)
         while not isinstance(ended, TrainResult):
             stop.outlook = None
-            free_memory(context, cuda_graphs=parameters.cuda_graphs)
+            free_memory(context)
             ended = train_once(False, stop, advice, rollbacks=ended)
         return ended
     finally:
@@ -278,8 +277,8 @@ def build_trainer(
     module = built.module
     _report_weights(built, parameters, plan, run_log, fresh=fresh)
     kernels = choose_kernels(parameters, module, loader, context, run_log)
-    compiled = kernels.compiled
-    attention.use(module, attention.MASKED if kernels.attention == "sdpa" and compiled != "off" else kernels.attention)
+    masked = kernels.attention == "sdpa" and kernels.compiled != "off"
+    attention.use(module, attention.MASKED if masked else kernels.attention)
     module.train()
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
@@ -295,13 +294,27 @@ def build_trainer(
     micro_batch_size = max(each.micro_batch_size for each in batches_of_phases)
     engine = engines.build(
         parameters, module, vocabulary, context, micro_steps, micro_batch_size,
-        fused_kernels=kernels.fused, deferred=built.deferred,
+        fused_kernels=kernels.fused, cuda_graphs=kernels.cuda_graphs, deferred=built.deferred,
     )  # fmt: skip
     # Compilation: after recomputation and the engine; the first call of a block compiles it with what they have added.
-    compilation.compile_module(
-        engine.module, objective.architectures(architecture), vocabulary, compiled,
-        layout=layout, cuda_graphs=parameters.cuda_graphs,
+    node = context.topology.processes[context.rank].node_rank
+    compile_module = partial(
+        compilation.compile_module, engine.module, objective.architectures(architecture), vocabulary,
+        layout=layout, processes_here=context.topology.processes_per_node()[node],
     )  # fmt: skip
+    compile_module(kernels.compiled, cuda_graphs=kernels.cuda_graphs)
+    batches = BatchMaker(plan, vocabulary, flash=kernels.attention == "flash", compiled=kernels.compiled != "off")
+    if kernels.cuda_graphs and parameters.cuda_graphs == "auto":
+        assert isinstance(engine, DDPEngine), "other engines are an obstacle"
+        obstacle = warm_up.find_graph_obstacle(engine, batches, objective, validates=bool(validation))
+        if obstacle is not None:
+            run_log.print(f"CUDA graphs off: {obstacle}")
+            compilation.uncompile(engine.module)
+            engine.leave_graphs()
+            choice = compilation.without_graphs(parameters, context.device)
+            kernels = replace(kernels, compiled=choice.mode, cuda_graphs=False)
+            compile_module(kernels.compiled, cuda_graphs=False)
+    warm_up.settle_buckets(engine, batches, objective)
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module,
@@ -309,8 +322,6 @@ def build_trainer(
         validation_rows=stores.hash_validation(parameters.evaluation.batches if parameters.evaluation else 0),
     )  # fmt: skip
     _check_schedules(plan, run, run_log)
-    batches = BatchMaker(plan, vocabulary, flash=kernels.attention == "flash", compiled=compiled != "off")
-    _warm_up(engine, batches, objective, context)
     _report_run(run, plan, stores, kernels, parameter_counts, run_log)
     return Trainer(
         run, engine, batches, validation, run_log, plugins,
@@ -379,7 +390,7 @@ def _report_run(
     rank_batch = first.rank_batch
     epoch_rows = sum(len(source) for source in loader.sources if source.sequence_length == first.sequence_length)
     backend, compiled = kernels.attention, kernels.compiled
-    how = f"{compiled} with CUDA graphs" if parameters.cuda_graphs else compiled
+    how = f"{compiled} with CUDA graphs" if kernels.cuda_graphs else compiled
     run_log.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
         f"{parameters.precision}, attention {backend}, compile {how}; {parameter_counts}; {tokens:,} tokens in "
@@ -402,29 +413,12 @@ def _epochs_per_store(loader: Loader, rows: int) -> str:
     )
 
 
-def _warm_up(engine: Engine, batches: BatchMaker, objective: Objective, context: DistributedContext) -> None:
-    """Runs a synchronised backward pass with gradients of zero before the first step; two where DDP reduces gradients.
-
-    DDP rearranges its buckets after its first backward pass, which changes the rounding of sums over three and more
-    ranks. After a warm-up every start, fresh or resumed, adds in the same order. The second pass fills the new buckets,
-    so that the first step finds gradients at their final addresses.
-    """
-    if context.world_size == 1 or not isinstance(engine, DDPEngine):
-        return
-    terms = objective.terms()
-    zero_counts = dict.fromkeys({term.count for term in terms.values()}, 0)
-    batch = to_device(batches.dummy(), context.device, flash=batches.flash, compiled=batches.compiled)
-    for _ in range(2 if engine.uses_ddp else 1):
-        engine.optimizer.zero_grad()  # gradients of the first pass would keep its buckets alive
-        engine.micro_step(batch, partial(weighted_loss, terms=terms, counts=zero_counts), last=True)
-    engine.clear_gradients()
-
-
 def _manifest_facts(
     run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, built: InitialModule, plugins: Registry
 ) -> dict[str, Any]:
     """Returns the values of a manifest that describe the run, as JSON."""
     parameters, context, length = run.parameters, run.context, run.length
+    has_nccl = context.device.type == "cuda" and context.world_size > 1
     return {
         "parameters": parameters.dump(),
         "max_steps": length.steps,
@@ -442,9 +436,11 @@ def _manifest_facts(
             "processor": describe_processor(context.device),
             "engine": parameters.parallel.engine,
             "compile": kernels.compiled,
+            "cuda_graphs": kernels.cuda_graphs,
             "bf16_stream": uses_bf16_stream(parameters),
             "fused_kernels": kernels.fused,
             "deterministic": parameters.deterministic or context.device.type != "cuda",
+            **({"nccl": nccl_algorithms.chosen()} if has_nccl else {}),
         },
         "versions": {"python": platform.python_version(), **package_versions()},
         **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),

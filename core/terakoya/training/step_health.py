@@ -67,6 +67,11 @@ class PendingStep:
     arrived: torch.cuda.Event | None = None
 
 
+def wait_for_device(event: torch.cuda.Event) -> None:
+    """Waits until the device has reached `event`. Ranks whose device hangs are found here, by this name."""
+    event.synchronize()
+
+
 class StepHealth:
     """Follows the steps of a run; on every rank alike.
 
@@ -221,7 +226,7 @@ class StepHealth:
         if step.numbers is None:
             return step
         if step.arrived is not None:
-            step.arrived.synchronize()
+            wait_for_device(step.arrived)
         step.grad_norm, *sums = step.numbers.tolist()
         step.numbers = step.arrived = None
         assert step.counts is not None

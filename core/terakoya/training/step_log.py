@@ -119,8 +119,7 @@ class StepLog:
             self._has_said_that_the_gpu_waits = True
             self.run_log.print(
                 f"the GPU waits for the processor in {share:.0%} of the steps, as preparing rows and starting kernels "
-                'takes longer than computing them: a larger micro_batch_size helps, or "cuda_graphs": true; "profile" '
-                "shows where the time goes"
+                'takes longer than computing them: a larger micro_batch_size helps; "profile" shows where the time goes'
             )
         return {"gpu_waits": share}
 

@@ -1,5 +1,7 @@
 """Documents in one row are exact on every backend that runs on this machine."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
+from terakoya.training.model import determinism
 
 LENGTHS = [5, 9, 3]
 SIZES = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
@@ -155,6 +158,27 @@ def test_boundaries_leave_room_for_few_documents_that_are_not_there(
     assert np.diff(cu_seqlens)[: len(lengths)].tolist() == lengths and set(cu_seqlens[len(lengths) :]) == {sum(lengths)}
 
 
+@pytest.mark.parametrize(("documents", "room"), [(1, 1), (2, 2), (3, 4), (33, 64), (64, 64), (65, 128)])
+def test_deterministic_attention_has_room_for_the_documents_that_are_there(documents: int, room: int) -> None:
+    """Its backward kernel gives a document fewer thread blocks, the more documents there is room for."""
+    ids = np.repeat(np.arange(documents), 4)[None]
+    assert len(attention.boundaries(ids)[0]) == min(max(room, 64), ids.size) + 1
+    with determinism.restore_choice():
+        determinism.choose(True)
+        cu_seqlens, _ = attention.boundaries(ids)
+    assert np.diff(cu_seqlens)[:documents].tolist() == [4] * documents and len(cu_seqlens) == room + 1
+
+
+def test_auto_follows_the_measured_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(length: int, device: str = "cuda", dropout: float = 0.0) -> str:
+        return attention.choose("auto", device=torch.device(device), length=length, precision="bf16", dropout=dropout)
+
+    assert {length: taken(length) for length in (128, 512, 8192)} == {128: "flash", 512: "flash", 8192: "flash"}
+    monkeypatch.setattr(attention, "FASTEST", {1024: "flash", 512: "sdpa"})
+    assert [taken(length) for length in (128, 512, 513, 1024, 1025)] == ["sdpa", "sdpa", "flash", "flash", "flash"]
+    assert taken(2048, device="cpu") == taken(2048, dropout=0.1) == "sdpa", "what flash cannot compute"
+
+
 def test_more_documents_than_the_kernel_takes_are_refused() -> None:
     with pytest.raises(UserError, match="smaller micro_batch_size"):
         attention.boundaries(np.arange(65_536)[None])
@@ -162,17 +186,20 @@ def test_more_documents_than_the_kernel_takes_are_refused() -> None:
 
 def test_backends_that_do_not_support_the_run_are_refused() -> None:
     cpu = torch.device("cpu")
-    assert attention.choose("auto", device=cpu, precision="bf16", dropout=0.0) == "sdpa"
-    assert attention.choose("auto", device=torch.device("cuda"), precision="bf16", dropout=0.1) == "sdpa"
-    assert attention.choose("auto", device=torch.device("cuda"), precision="bf16", dropout=0.0) == "flash"
-    with pytest.raises(UserError, match="flash has no dropout"):
-        attention.choose("flash", device=torch.device("cuda"), precision="bf16", dropout=0.1)
+    assert attention.choose("auto", length=512, device=cpu, precision="bf16", dropout=0.0) == "sdpa"
+    assert attention.choose("auto", length=512, device=torch.device("cuda"), precision="bf16", dropout=0.1) == "sdpa"
+    assert attention.choose("auto", length=512, device=torch.device("cuda"), precision="bf16", dropout=0.0) == "flash"
+    with pytest.raises(UserError, match=r"the attention has dropout 0\.1, which flash has not"):
+        attention.choose("flash", length=512, device=torch.device("cuda"), precision="bf16", dropout=0.1)
     cuda = torch.device("cuda")
-    assert attention.choose("auto", device=cuda, precision="bf16", dropout=0.0, document_masking="mask_4d") == "sdpa"
-    with pytest.raises(UserError, match="which this architecture does not"):
-        attention.choose("flash", device=cuda, precision="bf16", dropout=0.0, document_masking="mask_4d")
-    with pytest.raises(UserError, match="needs a GPU"):
-        attention.choose("flash", device=cpu, precision="bf16", dropout=0.0)
+    assert (
+        attention.choose("auto", length=512, device=cuda, precision="bf16", dropout=0.0, document_masking="mask_4d")
+        == "sdpa"
+    )
+    with pytest.raises(UserError, match="the architecture masks or biases its scores itself"):
+        attention.choose("flash", length=512, device=cuda, precision="bf16", dropout=0.0, document_masking="mask_4d")
+    with pytest.raises(UserError, match="cannot compute this run: this run is on the cpu"):
+        attention.choose("flash", length=512, device=cpu, precision="bf16", dropout=0.0)
 
 
 def test_release_restores_transformers_own_attention() -> None:
@@ -236,7 +263,7 @@ def test_flash_is_not_chosen_for_capped_scores_and_sinks() -> None:
     sinking = MODELS["bert"]()
     assert attention.plain_softmax(sinking)
     sinking.encoder.layer[0].attention.self.sinks = torch.nn.Parameter(torch.zeros(4))
-    run = {"device": torch.device("cuda"), "precision": "bf16", "dropout": 0.0}
+    run: dict[str, Any] = {"device": torch.device("cuda"), "length": 512, "precision": "bf16", "dropout": 0.0}
     for model in (capped, sinking):
         assert attention.choose("auto", plain_softmax=attention.plain_softmax(model), **run) == "sdpa"
         with pytest.raises(UserError, match="soft cap"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import compiled_runs
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config as compiler
 import toy
 from torch import nn
 from torch._dynamo.utils import counters
@@ -31,12 +33,14 @@ from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.model import compilation
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
+from terakoya.training.model.compilation import Choice
 from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
 
 PROBE = Path(toy.__file__).with_name("compile_probe.py")
 CPU = torch.device("cpu")
+RECORDED = Choice("whole", cuda_graphs=True)
 # torch's tracer looks at the gradients of activations, and silences the warning in another way than pytest
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
@@ -273,45 +277,72 @@ def parse(**changes: Any) -> Parameters:
 def test_an_engine_that_does_not_compile_says_so(parallel: dict[str, Any], mode: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse(parallel=parallel, compile=mode)
-    assert compilation.choose(parse(parallel=parallel), CPU) == ("off", None)
+    assert compilation.choose(parse(parallel=parallel), CPU) == Choice("off")
 
 
-def test_auto_compiles_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compiles_and_records_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert compilation.choose(parse(), gpu) == ("off", "the package triton is not installed")
+    assert compilation.choose(parse(), gpu) == Choice("off", note="compile off: the package triton is not installed")
     with pytest.raises(UserError, match='"fp8" needs compiled blocks, and the package triton is not installed; use "'):
         compilation.choose(parse(precision="fp8"), gpu)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
-    assert "C compiler" in str(compilation.choose(parse(), gpu)[1])
+    assert "C compiler" in str(compilation.choose(parse(), gpu).note)
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert compilation.choose(parse(), gpu) == ("blocks", None)
+    assert compilation.choose(parse(), gpu) == RECORDED
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: compilation.MIN_CAPABILITY)
-    assert compilation.choose(parse(), gpu) == ("blocks", None)
+    assert compilation.choose(parse(), gpu) == RECORDED
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")
-    assert compilation.choose(parse(), gpu) == ("off", "Tesla P40 is older than compute capability 7.0")
+    assert compilation.choose(parse(), gpu) == Choice(
+        "off", note="compile off: Tesla P40 is older than compute capability 7.0"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert compilation.choose(parse(precision="fp8"), gpu) == ("blocks", None)
-    assert compilation.choose(parse(compile="off"), gpu) == ("off", None)
+    assert compilation.choose(parse(precision="fp8"), gpu) == RECORDED
+    assert compilation.choose(parse(compile="off"), gpu) == Choice("off")
     monkeypatch.setattr(type(parse().architecture), "compile_obstacle", "it counts tokens")
-    assert "it counts tokens" in str(compilation.choose(parse(), gpu)[1])
+    assert "it counts tokens" in str(compilation.choose(parse(), gpu).note)
     with pytest.raises(UserError, match="it counts tokens"):
         parse(compile="blocks")
 
 
+@pytest.mark.parametrize(
+    ("changes", "processes", "mode", "why"),
+    [
+        ({}, 2, "blocks", 'not been seen in several processes, where "cuda_graphs": true takes them'),
+        ({"compile": "blocks"}, 1, "blocks", 'what is compiled whole, and compile is "blocks"'),
+        ({"activation_checkpointing": "full"}, 1, "blocks", "activation_checkpointing saves memory, which they keep"),
+        ({"parallel": {"engine": "fsdp"}}, 1, "blocks", 'parallel.engine "fsdp" gathers weights inside the forward'),
+        ({"objective": {"type": "masked_lm", "layout": "lines"}}, 1, "blocks", "as wide as the longest of their batch"),
+        ({"objective": {"type": "contrastive"}}, 1, "blocks", "embeds all examples in a forward without a backward"),
+        ({"parallel": {"engine": "deepspeed", "zero_stage": 1}}, 1, "off", "compile off: DeepSpeed runs code of its"),
+        ({"compile": "off"}, 1, "off", None),
+        ({"cuda_graphs": False}, 1, "blocks", None),
+        ({"compile": "whole", "cuda_graphs": False}, 1, "whole", None),
+    ],
+)
+def test_a_run_that_is_not_recorded_says_why_in_one_line(
+    changes: dict[str, Any], processes: int, mode: str, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "missing_tools", lambda device: None)
+    choice = compilation.choose(parse(**changes), torch.device("cuda", 0), processes=processes)
+    assert (choice.mode, choice.cuda_graphs) == (mode, False)
+    assert choice.note is None if why is None else choice.note is not None and why in choice.note, choice.note
+    assert compilation.choose(parse(**changes), CPU, processes=processes).note is None
+
+
 def test_graphs_need_a_gpu_and_all_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, gpu = parse(cuda_graphs=True), torch.device("cuda", 0)
-    with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and this run is on the cpu; set it to fa"):
+    with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and this run is on the cpu; use \"cuda_g"):
         compilation.choose(wanted, CPU)
     monkeypatch.setattr(compilation, "missing_tools", lambda device: "the package triton is not installed")
     with pytest.raises(UserError, match=r"cuda_graphs: needs a GPU and a .*, and the package triton is not installed"):
         compilation.choose(wanted, gpu)
     monkeypatch.setattr(compilation, "missing_tools", lambda device: None)
-    assert compilation.choose(wanted, gpu) == ("whole", None)
+    assert compilation.choose(wanted, gpu) == RECORDED
 
 
 def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +360,21 @@ def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatc
     assert [each.get("options") for each in asked] == [compilation.GRAPH_OPTIONS, None]
     assert compilation.GRAPH_OPTIONS["triton.cudagraphs"] and compilation.GRAPH_OPTIONS["triton.cudagraph_or_error"]
     assert compilation.GRAPH_OPTIONS.keys() <= set(torch._inductor.list_options()), "the compiler has these"
+
+
+@pytest.mark.parametrize(("processes", "own", "most"), [(1, None, 32), (4, None, 2), (16, None, 1), (4, "7", 32)])
+def test_processes_of_a_node_share_its_cores_as_they_compile(
+    processes: int, own: str | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.delenv(compilation.THREADS, raising=False)
+    if own is not None:  # the compiler has read it
+        monkeypatch.setenv(compilation.THREADS, own)
+    module = nn.Linear(2, 2)
+    layout, vocabulary = Layout("packed"), toy_model.VOCABULARY
+    with compiler.patch(compile_threads=32):
+        compilation.compile_module(module, [], vocabulary, "whole", layout=layout, processes_here=processes)
+        assert compiler.compile_threads == most
 
 
 @pytest.mark.nightly

@@ -1,15 +1,21 @@
 """What an engine does around CUDA graphs: their results lie in memory that the next micro-step writes over."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import toy
 from torch import Tensor, nn
 
+from terakoya.config.parameters import Parameters
+from terakoya.training import warm_up
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.model import compilation
+from terakoya.training.setup import train_in_this_process
 
 ONE_PROCESS = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
 BATCHES = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]]), torch.tensor([[0.5, 4.0]])]
@@ -102,3 +108,95 @@ def test_without_graphs_the_compiler_is_not_told(marks: list[str]) -> None:
     engine.evaluate({"rows": BATCHES[0]})
     engine.step(0.01)
     assert not marks and engine.module.weight.grad is None
+
+
+def trained(
+    store: Path, validation: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *, choice: compilation.Choice,
+    fails: Callable[[], None] = lambda: None, **changes: Any,
+) -> tuple[dict[str, Tensor], list[str]]:  # fmt: skip
+    """The weights of a run on the CPU that is told to compile `choice`, and what its compiler was asked for. As a
+    recording `fails`, the compiler of what is to be recorded calls that."""
+    asked = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor], **options: Any) -> Callable[..., Any]:
+        asked.append("graphs" if options else "kernels")
+        if options:
+            fails()
+        return graph.forward
+
+    monkeypatch.setattr(compilation, "BACKEND", compiler)
+    monkeypatch.setattr(compilation, "GRAPH_OPTIONS", {"recorded": True})
+    monkeypatch.setattr(compilation, "choose", lambda *_, **__: choice)
+    monkeypatch.setattr(compilation, "missing_tools", lambda device: None)
+    torch._dynamo.reset()
+    settings = toy.parameters(store, validation, max_steps=3, **changes)
+    train_in_this_process(Parameters.from_dict(settings, source="test"), out)
+    return toy.saved(sorted((out / "checkpoints").iterdir())[-1]), asked
+
+
+def printed(captured: pytest.CaptureFixture[str]) -> str:
+    return " ".join(captured.readouterr().err.split())
+
+
+LENGTHS = {"phases": [{"share": 0.5, "data": {"sequence_length": 16}}, {"share": 0.5}]}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # as in test_compile
+@pytest.mark.parametrize("changes", [{"micro_batch_size": 4}, LENGTHS], ids=["several", "phases"])
+def test_a_try_before_the_first_step_changes_no_number(
+    changes: dict[str, Any], store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The weights are those of a run without a try; each length of rows is compiled, for training and validation."""
+    found = {
+        graphs: trained(
+            store, validation_store, tmp_path / str(graphs), monkeypatch,
+            choice=compilation.Choice("whole", cuda_graphs=graphs), **changes,
+        )
+        for graphs in (False, True)
+    }  # fmt: skip
+    assert "with CUDA graphs" in printed(capsys)
+    (plain, kernels), (recorded, graphs) = found[False], found[True]
+    assert plain.keys() == recorded.keys() and all(torch.equal(plain[name], recorded[name]) for name in plain)
+    assert set(kernels) == {"kernels"} and set(graphs) == {"graphs"} and len(graphs) == len(kernels)
+
+
+def cannot_record() -> None:
+    raise RuntimeError("cudagraph failed: an operation copies from the host")
+
+
+def runs_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        (cannot_record, "an operation copies from the host"),
+        (runs_out_of_memory, "out of memory"),
+        (None, "t allocate memory"),
+    ],
+    ids=["recording", "memory", "update"],
+)
+def test_a_run_that_cannot_be_recorded_trains_with_compiled_blocks(
+    fails: Callable[[], None] | None, why: str, store: Path, validation_store: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    blocks, _ = trained(
+        store, validation_store, tmp_path / "blocks", monkeypatch, choice=compilation.Choice("blocks"),
+        micro_batch_size=4,
+    )  # fmt: skip
+    capsys.readouterr()
+    if fails is None:  # the micro-steps find room, and the update beside them does not
+        monkeypatch.setattr(warm_up, "UPDATE_BYTES", 1 << 40)
+    left, asked = trained(
+        store, validation_store, tmp_path / "left", monkeypatch, fails=fails or (lambda: None),
+        choice=compilation.Choice("whole", cuda_graphs=True), micro_batch_size=4,
+    )  # fmt: skip
+    said = printed(capsys)
+    assert said.count("CUDA graphs") == said.count("CUDA graphs off: ") == 1 and why in said, said
+    assert "compile blocks" in said and asked[-1] == "kernels"
+    assert all(torch.equal(blocks[name], left[name]) for name in blocks), "no bit of the try is left"

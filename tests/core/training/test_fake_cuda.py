@@ -45,19 +45,38 @@ def dearer(seen: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def recorded(rows: Path) -> dict[str, Any]:
+def recorded(rows: Path, graphs: bool | str, **further: str) -> dict[str, Any]:
     """A step of several micro-steps with CUDA graphs."""
     case = fake_cuda_cases.case(rows, "electra", attention="sdpa", precision="bf16", optimizers=("adamw",))
-    case["parameters"] |= {"cuda_graphs": True, "micro_batch_size": 2, "batch_size": {"-1": 8}}
-    return case
+    case["parameters"] |= {"cuda_graphs": graphs, "micro_batch_size": 2, "batch_size": {"-1": 8}}
+    return {**case, "compiler": True, **further}
 
 
-def check_recording(seen: Mapping[str, Any]) -> None:
+def recordings(rows: Path) -> dict[str, Any]:
+    """Steps with CUDA graphs, as the user wants them and by default, and where they cannot be recorded."""
+    return {
+        "graphs": recorded(rows, True), "auto": recorded(rows, "auto"), "none": recorded(rows, False),
+        "refused": recorded(rows, "auto", fails="an operation of the host"),
+        "too large": recorded(rows, "auto", fails="memory"),
+    }  # fmt: skip
+
+
+def check_recordings(seen: Mapping[str, Mapping[str, Any]]) -> None:
     """All from ids to losses is to be recorded, nothing in it is what a graph cannot hold, and each micro-step begins
-    by allowing graphs to write over the one before."""
-    assert seen["compile"] == ["whole", True]
-    assert seen["marks"] == seen["micro_steps"] == 4
-    assert seen["unrecordable"] == [] == seen["waits"]
+    by allowing graphs to write over the one before. Where that fails, the step is that of compiled blocks."""
+    for name in ("graphs", "auto"):
+        assert seen[name]["compile"] == [["whole", True]] and seen[name]["recorded"] and seen[name]["said"] == []
+        assert seen[name]["marks"] == seen[name]["micro_steps"] == 4
+        assert seen[name]["unrecordable"] == [] == seen[name]["waits"]
+    words = {"none": [], "refused": ["an operation of the host"], "too large": ["the GPU has too little for that"]}
+    for name, said in words.items():
+        assert seen[name]["compile"] == [*([["whole", True]] if said else []), ["blocks", False]]
+        assert [line.startswith("CUDA graphs off: ") and line.endswith(said[0]) for line in seen[name]["said"]] == [
+            True for _ in said
+        ]
+        assert not seen[name]["recorded"] and seen[name]["marks"] == 0
+    costs = {name: {each: seen[name][each] for each in ("kernels", "bytes", "updates")} for name in words}
+    assert costs["refused"] == costs["too large"] == costs["none"]
 
 
 def check_bert_base(seen: Mapping[str, Mapping[str, Any]]) -> None:
@@ -84,11 +103,11 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
     broken = {**fake_cuda_cases.case(rows, "bert", attention="sdpa", precision="bf16", optimizers=("adamw",))}
     bert_base = {each: fake_cuda_cases.bert_base(rows, fused_kernels=each) for each in ("auto", "off")}
     seen, measured = fake_cuda_cases.take(
-        {**cases, "broken": {**broken, "item_in_modules": True}, "graphs": recorded(rows), **bert_base}, guard, tmp_path
+        {**cases, "broken": {**broken, "item_in_modules": True}, **recordings(rows), **bert_base}, guard, tmp_path
     )
     read = seen.pop("broken")
     check_bert_base({each: seen.pop(each) for each in bert_base})
-    check_recording(seen.pop("graphs"))
+    check_recordings({name: seen.pop(name) for name in recordings(rows)})
     assert {each["device"] for each in seen.values()} == {"cuda:0"}
     assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
     assert not any(each["cudnn_attention"] for each in seen.values())
@@ -116,9 +135,9 @@ def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, 
 
 
 IN_RUNS = {
-    "log: step_health._read": 5,  # the numbers of each step since the last record, which come with the last one's
+    "log: step_health.wait_for_device": 5,  # for the numbers of each step since the last record
     "log: loss.take_means": 3,
-    "vote: step_health._read": 1,  # of the step before the last, while the last one still runs
+    "vote: step_health.wait_for_device": 1,  # of the step before the last, while the last one still runs
     "validation: loss.take_means": 3,
     "save: loss.state": 2,
     "save: snapshot._wait_for_copies": 6,  # of the state, of tensors of plugins, of the model
@@ -135,7 +154,7 @@ def test_every_road_to_a_gpu_waits_at_known_places_alone(guard: Path, tmp_path: 
     assert waits.pop("train causal") == IN_RUNS
     resumed = {place: count for place, count in waits.pop("resume").items() if not place.startswith("resume: ")}
     assert resumed == {
-        "log: step_health._read": 2, "log: loss.take_means": 1, "vote: step_health._read": 1,
+        "log: step_health.wait_for_device": 2, "log: loss.take_means": 1, "vote: step_health.wait_for_device": 1,
         "validation: loss.take_means": 1, "event: samples._fill": 2, "save: loss.state": 1,
         "save: snapshot._wait_for_copies": 3,
     }  # fmt: skip

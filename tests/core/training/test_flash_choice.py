@@ -33,7 +33,7 @@ PRESETS = Path(__file__).parents[3] / "parameters"
 )
 def test_a_reason_is_given_exactly_where_auto_is_not_flash(facts: dict[str, Any], words: str) -> None:
     reason = attention.why_not_flash(**facts)
-    assert (attention.choose("auto", device=GPU, **facts) == "flash") == (not reason)
+    assert (attention.choose("auto", device=GPU, length=512, **facts) == "flash") == (not reason)
     assert words in reason and bool(words) == bool(reason)
 
 

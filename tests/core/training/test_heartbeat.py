@@ -17,6 +17,7 @@ import torch.distributed as dist
 import toy
 
 from terakoya.errors import UserError
+from terakoya.training import step_health
 from terakoya.training.distributed import heartbeat
 from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
 from terakoya.training.distributed.beats import GONE_BEATS, SILENT_BEATS, Beat, Ranks, process_here
@@ -104,6 +105,49 @@ def test_ranks_that_all_compute_for_long_are_not_late() -> None:
     seen = ranks()
     seen.look(beats(1, dict.fromkeys(range(4), Activity("write_models", False, at("21:04:11"), 7))))
     assert seen.report() == ""
+
+
+def on_the_device(since: float, *, steps: int, count: int = 4) -> dict[int, Beat]:
+    """All ranks wait for the device; a step takes 20 s to its backward pass."""
+    return {
+        rank: Beat(1, Activity("the device", True, since + rank, 7), (steps, 20.0 * steps)) for rank in range(count)
+    }
+
+
+def test_devices_that_hang_on_all_ranks_are_told_as_such_and_no_rank_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: at("21:30:00"))
+    seen = ranks()
+    seen.look(on_the_device(at("21:26:37"), steps=5))
+    assert seen.report() == ("no rank's device has finished its work since 21:26:40 (step 7): a card or NCCL hangs")
+    seen.look(on_the_device(at("21:27:00"), steps=5))
+    assert seen.report() == "", "ten of its slow steps are not over"
+    seen.look(on_the_device(at("21:26:37"), steps=0))
+    assert seen.report() == "", "the first step may take minutes"
+    seen.look(on_the_device(at("21:24:00"), steps=0))
+    assert "a card or NCCL hangs" in seen.report()
+    reading = Activity("load", False, at("21:24:00"), 7)
+    seen.look({2: Beat(2, reading, (5, 100.0))})
+    assert seen.report().startswith("rank 2 on a02 has been in load since") and "in the device" in seen.report()
+    some = ranks()
+    some.look(on_the_device(at("21:20:00"), steps=5, count=2))
+    assert some.report() == "", "what the others do is not known"
+
+
+def test_a_thread_that_waits_for_the_device_may_wait_for_other_ranks() -> None:
+    reached, waiting = threading.Event(), threading.Event()
+
+    class Recorded:
+        def synchronize(self) -> None:
+            waiting.set()
+            reached.wait(10)
+
+    thread = threading.Thread(target=step_health.wait_for_device, args=(Recorded(),))
+    thread.start()
+    assert waiting.wait(10)
+    activity = ActivityWatch(thread.ident or 0, lambda: 3).look()
+    reached.set()
+    thread.join()
+    assert (activity.place, activity.waits) == ("the device", True)
 
 
 def test_a_rank_that_failed_is_the_cause_and_one_that_left_is_not_late() -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 import toy
+from accelerate.state import PartialState
 
 from terakoya.config.nccl import Nccl
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.launch.here import read_parameters
+from terakoya.training import dry_run, setup
+from terakoya.training.distributed import gpu_allocator, nccl_algorithms
 
 SHOW = """\
 import json, os
@@ -54,3 +63,60 @@ def test_an_unknown_level_is_refused(store: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(parameters(store, debug="LOUD")))
     with pytest.raises(UserError, match=r"parallel\.nccl\.debug"):
         read_parameters(file)
+
+
+class GroupMade(Exception):
+    """What a spy raises in place of a group of two GPUs."""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What is known when the group of two processes with a GPU each is made."""
+    seen: dict[str, Any] = {}
+
+    def make(backend: str | None = None, timeout: timedelta | None = None, **_: Any) -> None:
+        seen.update(backend=backend, timeout=timeout, algorithms=nccl_algorithms.chosen())
+        raise GroupMade
+
+    monkeypatch.setattr(dist, "init_process_group", make)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr("accelerate.state.check_cuda_p2p_ib_support", lambda: True)
+    monkeypatch.setattr(gpu_allocator, "let_segments_grow", lambda: None)
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("NCCL_ALGO", "NCCL_PROTO"):
+        monkeypatch.delenv(name, raising=False)
+    yield seen
+    os.environ.pop("NCCL_ALGO", None)
+    PartialState._reset_state()
+
+
+@pytest.mark.parametrize("start", [setup.train_in_this_process, dry_run.dry_run], ids=["train", "dry run"])
+@pytest.mark.parametrize(
+    ("deterministic", "own", "expected"),
+    [
+        (True, None, {"NCCL_ALGO": "^NVLS,NVLSTree"}),  # switches add up in another order in each call
+        (True, "Tree", {"NCCL_ALGO": "Tree"}),
+        (False, None, {}),
+    ],
+)
+def test_gpus_sum_in_one_order_from_their_first_group_on(
+    start: Any, deterministic: bool, own: str | None, expected: dict[str, str], made: dict[str, Any], store: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if own is not None:
+        monkeypatch.setenv("NCCL_ALGO", own)
+    settings = toy.parameters(store, deterministic=deterministic, parallel={"timeout_seconds": 100})
+    with pytest.raises(GroupMade):
+        start(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    assert made["algorithms"] == expected
+    # the heartbeat names a rank and ends this process 13 s after the timeout; NCCL's watchdog would kill it first
+    assert made["backend"] == "nccl" and made["timeout"] > timedelta(seconds=100 + 13)

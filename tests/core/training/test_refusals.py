@@ -158,8 +158,9 @@ def test_every_key_that_may_change_can_change_on_resume(
     monkeypatch.setattr(compilation, "BACKEND", compilation.TRACE_ONLY)
     choose = compilation.choose
 
-    def choose_for_gpu(parameters: Parameters, device: torch.device) -> tuple[compilation.Mode, str | None]:
-        return ("whole", None) if parameters.cuda_graphs else choose(parameters, device)
+    def choose_for_gpu(parameters: Parameters, device: torch.device, *, processes: int) -> compilation.Choice:
+        recorded = compilation.Choice("whole", cuda_graphs=True)
+        return recorded if parameters.cuda_graphs is True else choose(parameters, device, processes=processes)
 
     monkeypatch.setattr(compilation, "choose", choose_for_gpu)
     monkeypatch.setattr(compilation, "GRAPH_OPTIONS", {})  # which only the compiler for GPUs knows

@@ -12,8 +12,10 @@ from types import FrameType
 CORE = str(Path(__file__).parents[2])
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 WRAPPERS = frozenset({"wrapper", "_wait", "_object_to_tensor", "_tensor_to_object"})
-OWN_WAITS = {"wait_for_sums": "all_reduce"}
-"""Functions of terakoya that wait for other ranks, and the collective that they wait in."""
+DEVICE = "the device"
+OWN_WAITS = {"wait_for_sums": "all_reduce", "sum_and_wait": "all_reduce", "wait_for_device": DEVICE}
+"""Functions of terakoya that wait for other ranks, and the collective that they wait in; or for the device, which may
+itself wait for others."""
 BACKWARD = "backward"
 """The function of autograd in which DDP also sums gradients over ranks."""
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from terakoya.process_pool import is_alive
-from terakoya.training.distributed.activity import Activity
+from terakoya.training.distributed.activity import DEVICE, Activity
 from terakoya.training.distributed.topology import Topology
 
 SILENT_BEATS = 6
@@ -23,6 +23,10 @@ GONE_BEATS = 2
 """A rank of this host without news for so many beats, whose process does not exist any more, is gone."""
 STUCK_SECONDS = 30.0
 """A rank that has not moved for so long while others wait for it is stuck, although its threads still run."""
+SLOW_STEPS = 10
+"""Devices that all ranks wait for hang after so many times the work of a step before its backward pass."""
+FIRST_STEP_SECONDS = 300.0
+"""The same before a step has ended."""
 SHOWN = 4
 """How many late ranks a message names."""
 
@@ -134,9 +138,22 @@ class Ranks:
         """Returns which ranks are late and where the others wait for them; empty if none is late. See `late`."""
         late = self.late(after_an_error=after_an_error)
         if not late:
-            return ""
+            return self._describe_hung_devices()
         named = [*list(late.values())[:SHOWN], *([f"{len(late) - SHOWN} more ranks" if len(late) > SHOWN else ""])]
         return "; ".join(filter(None, [*named, self.waiting(late)]))
+
+    def _describe_hung_devices(self) -> str:
+        """Returns that every rank has waited for its device for much longer than a step takes; empty where it is not
+        so. What hangs then is a card, a link between cards, or NCCL, and no rank is to blame."""
+        known = list(self.beats.values())
+        if len(known) < len(self._topology.processes) or any(each.activity.place != DEVICE for each in known):
+            return ""
+        steps, seconds = max(each.work for each in known)
+        since = max(each.activity.since for each in known)
+        if time.time() - since < (max(STUCK_SECONDS, SLOW_STEPS * seconds / steps) if steps else FIRST_STEP_SECONDS):
+            return ""
+        step = known[0].activity.step
+        return f"no rank's device has finished its work since {_clock(since)} (step {step:,}): a card or NCCL hangs"
 
     def waiting(self, late: Container[int] = ()) -> str:
         """Returns where the ranks that are not `late` wait: `rank 0 on a01 waits in all_reduce since 21:04:11`."""

@@ -15,12 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
-from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator
+from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator, nccl_algorithms
 from terakoya.training.distributed.heartbeat import Heartbeat
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
 
 T = TypeVar("T")
+NCCL_PATIENCE = 30
+"""How much later than the heartbeat NCCL's watchdog ends a process that waits in vain. Unit: seconds."""
 
 
 @dataclass
@@ -204,6 +206,7 @@ def connect(
     timeout_seconds: int = 600,
     given: agreement.Given = MappingProxyType({}),
     error: UserError | None = None,
+    deterministic: bool = False,
 ) -> DistributedContext:
     """Joins the processes that the launcher started and checks that they are the ones it announced, and that all were
     given the same.
@@ -214,6 +217,7 @@ def connect(
         timeout_seconds: how long each process waits for the others.
         given: what this process was given, and the others must have been given, too.
         error: why this process cannot train.
+        deterministic: whether GPUs sum in the same order each time.
 
     Raises:
         RankLostError: not all processes have come in time.
@@ -236,12 +240,14 @@ def connect(
     cuda = torch.cuda.is_available()
     if cuda:
         gpu_allocator.let_segments_grow()
+        if deterministic and launch.world_size > 1:
+            nccl_algorithms.sum_in_one_order()
     else:
         cpu_allocator.keep_freed_memory()
     handlers = []
     if launch.world_size > 1 or deepspeed:
-        backend = "nccl" if cuda else "gloo"
-        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
+        backend, timeout = "nccl" if cuda else "gloo", group_timeout(timeout_seconds, on_gpus=cuda)
+        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
     try:
         with local_rendezvous(launch):
             if deepspeed:
@@ -295,6 +301,12 @@ def connect(
         accelerator,
         heartbeat=Heartbeat(topology, rank, timeout_seconds, meeting) if launch.world_size > 1 else None,
     )
+
+
+def group_timeout(seconds: float, *, on_gpus: bool) -> timedelta:
+    """Returns how long the collectives of a group may take where each process waits `seconds` for the others: over NCCL
+    longer, whose watchdog kills the process, before the heartbeat could name a rank."""
+    return timedelta(seconds=seconds + (NCCL_PATIENCE if on_gpus else 0))
 
 
 def with_index(device: torch.device) -> torch.device:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from terakoya.config.parallel import Parallel
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.context import DistributedContext, group_timeout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "sp", "tp")
 DATA = ("dp_replicate", "dp_shard")
@@ -57,7 +57,8 @@ class ProcessMesh:
             "pp": parallel.pp_size, "dp_replicate": replicas // shard, "dp_shard": shard,
             "sp": parallel.position_processes, "tp": parallel.tp_size,
         }  # fmt: skip
-        return cls(sizes, context.rank, context.device.type, timedelta(seconds=parallel.timeout_seconds))
+        timeout = group_timeout(parallel.timeout_seconds, on_gpus=context.device.type == "cuda")
+        return cls(sizes, context.rank, context.device.type, timeout)
 
     def size(self, *axes: str) -> int:
         """Number of processes that differ from this one along `axes` alone, itself included."""

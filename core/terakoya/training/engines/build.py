@@ -29,10 +29,11 @@ def build(
     micro_batch_size: int,
     *,
     fused_kernels: bool = False,
+    cuda_graphs: bool = False,
     deferred: DeferredTensors | None = None,
 ) -> Engine:
-    """Returns the engine of `parameters` over `module`, with its optimizer. The bf16 stream takes `fused_kernels`.
-    `deferred` has the weights where each process `holds_parts` and none has built them all.
+    """Returns the engine of `parameters` over `module`, with its optimizer. `fused_kernels` and `cuda_graphs` are
+    as in `DDPEngine`. `deferred` has the weights where each process `holds_parts` and none has built them all.
 
     Raises:
         UserError: engine, architecture and optimizer are incompatible.
@@ -66,8 +67,7 @@ def build(
     return DDPEngine(
         context, module, optimizer,
         precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,
-        bf16_stream=uses_bf16_stream(parameters), fused_kernels=fused_kernels,
-        cuda_graphs=parameters.cuda_graphs and context.device.type == "cuda",  # `estimate` builds it on a CPU
+        bf16_stream=uses_bf16_stream(parameters), fused_kernels=fused_kernels, cuda_graphs=cuda_graphs,
     )  # fmt: skip
 
 

@@ -164,6 +164,11 @@ class DDPEngine:
         with torch.no_grad():
             return self._results(self.module(batch))
 
+    def leave_graphs(self) -> None:
+        """Goes on without CUDA graphs, of which none is left."""
+        self.cuda_graphs = False
+        self.clear_gradients()
+
     def _begin_graphs(self) -> None:
         """Allows graphs to write over the results of the micro-step before."""
         if self.cuda_graphs:

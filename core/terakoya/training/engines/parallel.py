@@ -217,9 +217,9 @@ class ParallelEngine(DDPEngine):
             if value.grad is not None:
                 self.trained[name].grad, value.grad = local_values(value.grad), None
         if self.pipeline is not None and not self.groups:
-            _sum_gradients(self.trainable, self.processes.group(*DATA, "sp"))
-        _sum_gradients(self.in_region, self.processes.group("tp"))
-        _sum_gradients(self.tied, self.ends)
+            sum_and_wait(self.trainable, self.processes.group(*DATA, "sp"))
+        sum_and_wait(self.in_region, self.processes.group("tp"))
+        sum_and_wait(self.tied, self.ends)
 
     def clip(self) -> Tensor:
         """See `DDPEngine`. The norm is that of all processes' parts, each counted once, so that all clip, or skip a
@@ -291,8 +291,9 @@ class ParallelEngine(DDPEngine):
         return boxes[0] if len(boxes) == 1 else torch.cat(boxes, part.axis)
 
 
-def _sum_gradients(weights: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """Sums the gradients of `weights` over `group`, in one call; does nothing where it is None."""
+def sum_and_wait(weights: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Sums the gradients of `weights` over `group`, in one call; does nothing where it is None. torch's own function
+    for that is deprecated, so the heartbeat knows this one by its name."""
     gradients = [value.grad for value in weights if value.grad is not None]
     if group is not None and gradients:
         group.allreduce_coalesced(gradients).wait()

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from torch import nn
 from terakoya.components import Architecture
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.conflicts import compile_obstacle
+from terakoya.config.conflicts import auto_graph_obstacle, compile_obstacle
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.module_parts import architecture_of, top_level_models
@@ -41,30 +42,59 @@ GRAPH_OPTIONS = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True, "
 record, and never the same kernels started one by one without a word."""
 MIN_CAPABILITY = (7, 0)
 """The lowest compute capability for which torch's compiler writes kernels."""
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""The variable in which torch's compiler finds how many workers it may start."""
 RECOMPILE_LIMIT = 64
 """Graphs of one block's code: kinds of layers times training and evaluation times shapes."""
 
 
-def choose(parameters: Parameters, device: torch.device) -> tuple[Mode, str | None]:
-    """Returns what is compiled, and why nothing is where "auto" would compile on another machine or run.
+@dataclass(frozen=True)
+class Choice:
+    """What runs compiled.
+
+    Attributes:
+        mode: what of the module.
+        cuda_graphs: whether that is recorded as CUDA graphs.
+        note: why it is not what "auto" takes for another run or machine, for the log; None where it is.
+    """
+
+    mode: Mode
+    cuda_graphs: bool = False
+    note: str | None = None
+
+
+def choose(parameters: Parameters, device: torch.device, *, processes: int = 1) -> Choice:
+    """Returns what a run of so many `processes` compiles on `device`.
 
     Raises:
         UserError: nothing can be compiled, and `precision` is "fp8", which is slower then than "bf16"; or
             `cuda_graphs` is true and the device cannot record them.
     """
-    if parameters.cuda_graphs:
+    if parameters.cuda_graphs is True:
         lacks = missing_tools(device) if device.type == "cuda" else f"this run is on the {device.type}"
         if lacks:
-            raise UserError(f"cuda_graphs: needs a GPU and a compiler for it, and {lacks}; set it to false")
-        return "whole", None
-    if parameters.compile != "auto":
-        return parameters.compile, None
+            raise UserError(f'cuda_graphs: needs a GPU and a compiler for it, and {lacks}; use "cuda_graphs": "auto"')
+        return Choice("whole", cuda_graphs=True)
     if device.type != "cuda":
-        return "off", None
-    reason = compile_obstacle(parameters, "blocks") or missing_tools(device)
-    if reason and parameters.precision == "fp8":
-        raise UserError(f'precision: "fp8" needs compiled blocks, and {reason}; use "precision": "bf16"')
-    return ("off", reason) if reason else ("blocks", None)
+        return Choice("off" if parameters.compile == "auto" else parameters.compile)
+    if parameters.cuda_graphs is False:
+        return without_graphs(parameters, device)
+    obstacle = auto_graph_obstacle(parameters, processes) or missing_tools(device)
+    if obstacle is None:
+        return Choice("whole", cuda_graphs=True)
+    choice = without_graphs(parameters, device)
+    is_enough = choice.mode == "off"  # what is not compiled is not recorded
+    return choice if is_enough else replace(choice, note=f"CUDA graphs off: {obstacle}")
+
+
+def without_graphs(parameters: Parameters, device: torch.device) -> Choice:
+    """Returns what a run on the GPU `device` compiles where nothing is recorded. Raises as `choose`."""
+    if parameters.compile != "auto":
+        return Choice(parameters.compile)
+    obstacle = compile_obstacle(parameters, "blocks") or missing_tools(device)
+    if obstacle and parameters.precision == "fp8":
+        raise UserError(f'precision: "fp8" needs compiled blocks, and {obstacle}; use "precision": "bf16"')
+    return Choice("off", note=f"compile off: {obstacle}") if obstacle else Choice("blocks")
 
 
 def missing_tools(device: torch.device) -> str | None:
@@ -86,6 +116,7 @@ def compile_module(
     *,
     layout: Layout,
     cuda_graphs: bool = False,
+    processes_here: int = 1,
     backend: str | None = None,
 ) -> None:
     """Makes the blocks of every model in `module`, or `module` itself, run compiled, in place. The first call of each
@@ -95,11 +126,12 @@ def compile_module(
     Args:
         layout: the rows' layout.
         cuda_graphs: whether what is compiled is recorded and replayed, see docs/design/cuda-graphs.md.
+        processes_here: how many processes of this node compile, each on its own.
         backend: torch's name of the compiler; None is BACKEND.
     """
     if mode == "off":
         return
-    _set_options()
+    _set_options(processes_here)
     # of varying width: the second width makes a graph for all widths
     dynamic = None if layout.varies_in_width else False
     options: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
@@ -108,6 +140,12 @@ def compile_module(
     call = torch.compile(_call, **options)
     for part in [module] if mode == "whole" else blocks(module, architectures, vocabulary):
         part.forward = functools.partial(call, part.forward)
+
+
+def uncompile(module: nn.Module) -> None:
+    """Undoes `compile_module` where it was called for a whole `module`, and frees what was compiled and recorded."""
+    module.forward = module.forward.args[0]  # type: ignore[union-attr]
+    torch.compiler.reset()
 
 
 def _call(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -121,9 +159,13 @@ def blocks(module: nn.Module, architectures: Sequence[Architecture], vocabulary:
         yield from architecture_of(model, architectures, vocabulary, key="compile").blocks(model)
 
 
-def _set_options() -> None:
-    """Sets the options of the process's compiler."""
+def _set_options(processes_here: int) -> None:
+    """Sets the options of the process's compiler, which otherwise starts as many workers as if it were alone here."""
     import torch._dynamo.config as options
+    import torch._inductor.config as inductor
+
+    if THREADS not in os.environ and processes_here > 1:
+        inductor.compile_threads = max(1, min(inductor.compile_threads or 1, (os.cpu_count() or 1) // processes_here))
 
     options.recompile_limit = RECOMPILE_LIMIT
     # DDP reduces gradients block by block already; its own cuts through graphs exclude activation checkpointing
@@ -159,7 +201,7 @@ def is_compile_error(error: RuntimeError) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
-def describe(error: RuntimeError) -> str:
+def describe(error: Exception) -> str:
     """Returns what the compiler's `error` says, in a line: what cannot be compiled, and where."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     inside = ("/torch/", "/terakoya/training/")

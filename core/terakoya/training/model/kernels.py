@@ -27,11 +27,13 @@ class Kernels:
     Attributes:
         attention: the backend of attention.
         compiled: what of the module runs compiled.
+        cuda_graphs: whether that is recorded as CUDA graphs.
         fused: whether the bf16 stream takes fused kernels.
     """
 
     attention: str
     compiled: compilation.Mode
+    cuda_graphs: bool
     fused: bool
 
 
@@ -45,15 +47,15 @@ def choose_kernels(
         UserError: as `compilation.choose`.
     """
     backend = choose_attention(parameters, module, loader, context.device, say=run_log.print)
-    compiled, reason = compilation.choose(parameters, context.device)
-    if reason is not None:
-        run_log.print(f"compile off: {reason}")
+    choice = compilation.choose(parameters, context.device, processes=context.world_size)
+    if choice.note is not None:
+        run_log.print(choice.note)
     fused, reason = False, None
     if uses_bf16_stream(parameters):
         fused, reason = fused_kernels.choose(module, context, setting=parameters.fused_kernels)
     if reason is not None:
         run_log.warn(f"fused kernels off: {reason}")
-    return Kernels(backend, compiled, fused)
+    return Kernels(backend, choice.mode, choice.cuda_graphs, fused)
 
 
 def choose_attention(
@@ -66,9 +68,10 @@ def choose_attention(
         "plain_softmax": attention.plain_softmax(module),
         "document_masking": parameters.architecture.document_masking,
     }
-    backend = attention.choose(parameters.attention, device=device, **facts)
-    if parameters.attention == "auto" and backend != "flash" and device.type == "cuda":
-        say(_describe_slower_attention(attention.why_not_flash(**facts), loader))
+    length = max(each.data.sequence_length for each in parameters.of_phases)
+    backend = attention.choose(parameters.attention, device=device, length=length, **facts)
+    if parameters.attention == "auto" and device.type == "cuda" and (obstacle := attention.why_not_flash(**facts)):
+        say(_describe_slower_attention(obstacle, loader))
     return backend
 
 

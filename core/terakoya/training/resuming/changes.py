@@ -147,7 +147,7 @@ def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
     return written
 
 
-def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parameters: Parameters) -> Iterator[str]:
+def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any]) -> Iterator[str]:
     """Yields what makes steps of the run from `manifest` on differ in their rounding; `world` is that of this start."""
     before, never_stopped = manifest["world"], "those of a run that was never stopped"
     processors = before.get("processor"), world.get("processor")
@@ -162,11 +162,13 @@ def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parame
             f"compile was {compiled[0]}, and is {compiled[1]}: the steps from here on are rounded differently from "
             f"{never_stopped}"
         )
-    graphs = manifest["parameters"].get("cuda_graphs", False)
-    if compiled[0] == compiled[1] and graphs != parameters.cuda_graphs:
+    graphs = [
+        "with CUDA graphs" if each.get("cuda_graphs", False) else "without CUDA graphs" for each in (before, world)
+    ]
+    if compiled[0] == compiled[1] and graphs[0] != graphs[1]:
         yield (
-            f"cuda_graphs was {str(graphs).lower()}, and is {str(not graphs).lower()}: the steps from here on may be "
-            f"rounded differently from {never_stopped}"
+            f"the run trained {graphs[0]}, and trains {graphs[1]} from here on: its steps may be rounded differently "
+            f"from {never_stopped}"
         )
     exact = [each.get("deterministic", each.get("device") != "cuda") for each in (before, world)]
     if exact[0] != exact[1]:
@@ -177,6 +179,13 @@ def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any], parame
         )
     elif not exact[1]:
         yield f"deterministic is false: the steps from here on are rounded differently from {never_stopped}"
+    algorithms = [each.get("nccl") for each in (before, world)]
+    if None not in algorithms and algorithms[0] != algorithms[1]:
+        was, now = (" ".join(f"{name}={value}" for name, value in each.items()) or "unset" for each in algorithms)
+        yield (
+            f"the choice of NCCL's algorithms was {was}, and is {now}: the steps from here on may be rounded "
+            f"differently from {never_stopped}"
+        )
     streams = [each.get("bf16_stream", False) for each in (before, world)]
     if streams[0] != streams[1]:
         modes = ["the bf16 stream" if each else "autocast" for each in streams]

@@ -79,7 +79,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     if forked_from is not None:
         trainer.facts = {**trainer.facts, "forked_from": forked_from}
         run.forked_at = forked_from["step"]
-    for message in other_rounding(manifest, trainer.facts["world"], run.parameters):
+    for message in other_rounding(manifest, trainer.facts["world"]):
         run_log.warn(message)
     with reading(folder):
         now = run.parameters.dump()
