@@ -374,7 +374,8 @@ def machine() -> Iterator[Work]:
     stream = partial(_Stream, work)
     answers = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
-        "get_device_name": lambda *_: "fake", "is_bf16_supported": lambda *_, **__: True,
+        "get_device_name": lambda *_: "fake", "get_device_capability": lambda *_: (9, 0),
+        "is_bf16_supported": lambda *_, **__: True,
         "default_generators": (_Generator(work.seeds),), "Event": partial(_Event, work), "Stream": stream,
         "current_stream": stream, "device": contextlib.nullcontext, "stream": contextlib.nullcontext,
         "synchronize": lambda *_: work.note_wait("synchronize"), "get_rng_state": lambda *_: torch.empty(0),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from terakoya.commands.main import app
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.estimation import devices
 from terakoya.estimation.devices import GIB, Device, find_device
 from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.estimate import Estimate, estimate, first_rank_batch
@@ -173,6 +174,24 @@ def test_graphs_keep_what_a_micro_step_allocates_and_a_copy_of_its_batch(
         found = memory_per_process(windows, Sharding(1, None, micro_steps, cuda_graphs=graphs), sizes(1000))
         expected = kept if graphs else (0, 0, 0)
         assert tuple(parts.get("kept by CUDA graphs", 0) for parts in found.values()) == expected
+
+
+def test_a_card_without_room_for_graphs_is_estimated_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the run would go on there; a run that refuses to do without does not fit."""
+
+    def found(memory: int, graphs: str) -> Estimate:
+        monkeypatch.setattr(devices, "find_device", lambda name: Device(name, memory, 1000.0))
+        return estimate(
+            PRESETS / "tiny_gpt2.json", device="some", vocab_size=VOCABULARY, overrides=(f"cuda_graphs={graphs}",)
+        )
+
+    recorded, plain = found(80 * GIB, "true"), found(80 * GIB, "false")
+    assert recorded.memory.peak > plain.memory.peak and found(80 * GIB, '"auto"').memory == recorded.memory
+    between = (recorded.memory.peak + plain.memory.peak) // 2
+    automatic = found(between, '"auto"')
+    assert automatic.fits and automatic.memory.parts == plain.memory.parts
+    needed = f"with CUDA graphs the tensors would take {recorded.memory.peak / 1e9:.2f} GB, so the run trains without"
+    assert needed in automatic.notes and not found(between, "true").fits
 
 
 @pytest.mark.parametrize(

@@ -262,14 +262,17 @@ ADAPTERS = {"start_from": "model", "lora": {}}
 def test_a_dry_run_counts_what_background_saves_copy(
     changes: dict[str, Any], full_module: bool, state: int, model: int
 ) -> None:
-    """Of 100 weights, 10 in adapters, two moments of each trained one, and averages of those that this process has."""
+    """Of 100 weights, 10 in adapters, two moments of each trained one, and averages of those that this process has. On a
+    GPU each of two tensors takes pinned memory of a power of two: 128 and 512 bytes for 80 and 320."""
     trainer: Any = SimpleNamespace(
         parameters=Parameters.from_dict(toy.parameters(Path("store"), **changes), source="test"),
         facts={"parameter_count": 100, "trained_parameter_count": 10 if "lora" in changes else 100},
         engine=SimpleNamespace(full_module=full_module, weight_shards=lambda: [whole_shard("a", torch.zeros(80))]),
-        run=SimpleNamespace(world_size=1),
-    )
+        run=SimpleNamespace(world_size=1, device=torch.device("cpu")), shapes={"a": (4, 5), "b": (80,)},
+    )  # fmt: skip
     assert dry._snapshot_bytes(trainer) == (4 * state, 4 * model)
+    trainer.run.device = torch.device("cuda", 0)
+    assert dry._snapshot_bytes(trainer) == (round(6.4 * state), round(6.4 * model))
 
 
 @pytest.mark.slow
