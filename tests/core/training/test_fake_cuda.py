@@ -55,7 +55,7 @@ def recorded(rows: Path, graphs: bool | str, **further: str) -> dict[str, Any]:
 def recordings(rows: Path) -> dict[str, Any]:
     """Steps with CUDA graphs, as the user wants them and by default, and where they cannot be recorded."""
     return {
-        "graphs": recorded(rows, True), "auto": recorded(rows, "auto"), "none": recorded(rows, False),
+        "graphs": recorded(rows, True), "graphs by default": recorded(rows, "auto"), "none": recorded(rows, False),
         "refused": recorded(rows, "auto", fails="an operation of the host"),
         "too large": recorded(rows, "auto", fails="memory"),
     }  # fmt: skip
@@ -64,7 +64,7 @@ def recordings(rows: Path) -> dict[str, Any]:
 def check_recordings(seen: Mapping[str, Mapping[str, Any]]) -> None:
     """All from ids to losses is to be recorded, nothing in it is what a graph cannot hold, and each micro-step begins
     by allowing graphs to write over the one before. Where that fails, the step is that of compiled blocks."""
-    for name in ("graphs", "auto"):
+    for name in ("graphs", "graphs by default"):
         assert seen[name]["compile"] == [["whole", True]] and seen[name]["recorded"] and seen[name]["said"] == []
         assert seen[name]["marks"] == seen[name]["micro_steps"] == 4
         assert seen[name]["unrecordable"] == [] == seen[name]["waits"]

@@ -262,8 +262,8 @@ ADAPTERS = {"start_from": "model", "lora": {}}
 def test_a_dry_run_counts_what_background_saves_copy(
     changes: dict[str, Any], full_module: bool, state: int, model: int
 ) -> None:
-    """Of 100 weights, 10 in adapters, two moments of each trained one, and averages of those that this process has. On a
-    GPU each of two tensors takes pinned memory of a power of two: 128 and 512 bytes for 80 and 320."""
+    """Of 100 weights, 10 in adapters, two moments of each trained one, and averages of those that this process has. On
+    a GPU each of two tensors takes pinned memory of a power of two: 128 and 512 bytes for 80 and 320."""
     trainer: Any = SimpleNamespace(
         parameters=Parameters.from_dict(toy.parameters(Path("store"), **changes), source="test"),
         facts={"parameter_count": 100, "trained_parameter_count": 10 if "lora" in changes else 100},

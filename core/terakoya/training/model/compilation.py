@@ -144,7 +144,7 @@ def compile_module(
 
 def uncompile(module: nn.Module) -> None:
     """Undoes `compile_module` where it was called for a whole `module`, and frees what was compiled and recorded."""
-    module.forward = module.forward.args[0]  # type: ignore[union-attr]
+    module.forward = module.forward.args[0]  # type: ignore[attr-defined]
     torch.compiler.reset()
 
 

@@ -179,8 +179,8 @@ def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any]) -> Ite
         )
     elif not exact[1]:
         yield f"deterministic is false: the steps from here on are rounded differently from {never_stopped}"
-    algorithms = [each.get("nccl") for each in (before, world)]
-    if None not in algorithms and algorithms[0] != algorithms[1]:
+    algorithms: list[Mapping[str, str]] = [each["nccl"] for each in (before, world) if "nccl" in each]
+    if len(algorithms) == 2 and algorithms[0] != algorithms[1]:
         was, now = (" ".join(f"{name}={value}" for name, value in each.items()) or "unset" for each in algorithms)
         yield (
             f"the choice of NCCL's algorithms was {was}, and is {now}: the steps from here on may be rounded "
