@@ -37,7 +37,10 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         lora=parameters.lora,
     )
     if parameters.cuda_graphs is True and (obstacle := cuda_graph_obstacle(parameters)) is not None:
-        yield f'cuda_graphs: {obstacle}; use "cuda_graphs": "auto"'
+        yield (
+            f'cuda_graphs: none can be recorded: {obstacle}; use "cuda_graphs": "auto", with which a run goes on '
+            "without"
+        )
     yield from parallel_conflicts.find_problems(parameters)
     if parameters.precision == "fp8":
         yield from _fp8_conflicts(parameters)
@@ -160,7 +163,7 @@ def cuda_graph_obstacle(parameters: ParameterFields) -> str | None:
     does. See docs/design/cuda-graphs.md."""
     row_layout = parameters.objective.row_layout()
     if parameters.compile in ("off", "blocks"):
-        return f'they record what is compiled whole, and compile is "{parameters.compile}"'
+        return f'they record what is compiled whole, which compile "{parameters.compile}" excludes'
     if (obstacle := compile_obstacle(parameters, "whole")) is not None:
         return f"they record what is compiled whole, and {obstacle}"
     if parameters.activation_checkpointing is not None:

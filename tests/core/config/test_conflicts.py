@@ -86,12 +86,12 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ({"precision": "fp8", "compile": "off"}, 'got compile: "off"; use "compile": "auto"'),
     ({"architecture": Mixing(), "objective": STREAM, "precision": "fp8"}, "fp8\" needs compiled blocks, and architec"),
     *(
-        ({"cuda_graphs": True, "compile": mode}, f'compiled whole, and compile is "{mode}"; use "cuda_graphs": "auto')
+        ({"cuda_graphs": True, "compile": mode}, f'which compile "{mode}" excludes; use "cuda_graphs": "auto"')
         for mode in ("blocks", "off")
     ),
-    ({"cuda_graphs": True, "parallel": FSDP}, 'cuda_graphs: they record what is compiled whole, and parallel.engine'),
+    ({"cuda_graphs": True, "parallel": FSDP}, 'cuda_graphs: none can be recorded: they record what is comp'),
     ({"cuda_graphs": True, "parallel": {"sp_size": 2}}, "with parallel.sp_size 2 only blocks are compiled"),
-    ({"cuda_graphs": True, "activation_checkpointing": "full"}, "cuda_graphs: activation_checkpointing saves memory"),
+    ({"cuda_graphs": True, "activation_checkpointing": "full"}, "recorded: activation_checkpointing saves memory"),
     (
         {"cuda_graphs": True, "objective": {"type": "masked_lm", "layout": "lines"}},
         'in the layout "lines" rows are as wide as the longest of their batch; use "cuda_graphs": "auto"',

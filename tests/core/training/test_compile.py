@@ -313,7 +313,7 @@ def test_auto_compiles_and_records_on_a_gpu_that_can(monkeypatch: pytest.MonkeyP
     ("changes", "processes", "mode", "why"),
     [
         ({}, 2, "blocks", 'not been seen in several processes, where "cuda_graphs": true takes them'),
-        ({"compile": "blocks"}, 1, "blocks", 'what is compiled whole, and compile is "blocks"'),
+        ({"compile": "blocks"}, 1, "blocks", 'what is compiled whole, which compile "blocks" excludes'),
         ({"activation_checkpointing": "full"}, 1, "blocks", "activation_checkpointing saves memory, which they keep"),
         ({"parallel": {"engine": "fsdp"}}, 1, "blocks", 'parallel.engine "fsdp" gathers weights inside the forward'),
         ({"objective": {"type": "masked_lm", "layout": "lines"}}, 1, "blocks", "as wide as the longest of their batch"),
