@@ -31,7 +31,7 @@ def multiplies_fast(precision: str, device: torch.device) -> bool:
     """Returns whether `device` multiplies matrices in `precision`, "bf16" or "fp16", about as fast as in float32."""
     if device.type == "cuda":
         return precision == "fp16" or torch.version.hip is not None or _is_ampere(device)
-    if device.type != "cpu" or not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[attr-defined]
+    if device.type != "cpu" or not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
         supported = torch.ops.mkldnn

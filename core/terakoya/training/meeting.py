@@ -16,12 +16,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
 from terakoya.errors import RankLostError, UserError
 from terakoya.json_settings import leaves
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.store.tokenizer_identity import recorded_vocabulary
+from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.training import run_folder
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
@@ -97,6 +100,7 @@ def describe_given(parameters: Parameters, stores: Stores, mirror_to: str | None
     return {
         **{f"version of {name}": each for name, each in _versions_that_compute().items()},
         **_parameters(dumped, stores),
+        **({} if parameters.optimizer.elementwise else {"fast products in bf16": _has_fast_bf16()}),
         "number of stores": len(stores.train),
         "tokenizer of the stores": _short_hash(json.dumps(recorded_vocabulary(stores.train[0])).encode()),
         "address in --out": mirror_to,
@@ -119,6 +123,13 @@ def _parameters(dumped: Mapping[str, Any], stores: Stores) -> dict[str, Any]:
         elif not any(key == name or key.startswith(f"{name}.") for name in RANKS_MAY_DIFFER):
             result[key] = value
     return result
+
+
+def _has_fast_bf16() -> bool:
+    """Returns whether this process's device multiplies bf16 fast; otherwise Muon, which every process computes for
+    itself, takes float32."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return multiplies_fast("bf16", device)
 
 
 def _versions_that_compute() -> dict[str, str]:
