@@ -21,6 +21,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from terakoya.training.model.fused import column_kernels, norm_kernels
+from terakoya_plugins.optimizers.stable_adamw import kernels as stable_adamw
 
 GPUS: Mapping[str, int] = {"A100": 80, "H100": 90, "B200": 100}
 """Compute capabilities."""
@@ -70,6 +71,15 @@ def kernels(width: int) -> Iterator[tuple[str, Any, dict[str, str], dict[str, An
     yield "join", column_kernels.join_kernel, types, dict(column_kernels.TILE)
     types = {"parts": wide, "sums": wide, **sizes}
     yield "column_sums", column_kernels.column_sums_kernel, types, dict(column_kernels.SUM_TILE)
+    numbers = dict.fromkeys((*stable_adamw.update_kernel.arg_names, "smallest", "learning_rate"), "fp32")
+    numbers |= dict.fromkeys(("weights", "gradients", "means", "squares", "steps", "sizes"), "*i64")
+    numbers |= dict.fromkeys(("owners", "numbers", "bounds"), "*i32")
+    numbers |= {"sums": wide, "rates": wide}
+    sizes = {**stable_adamw.TILE, "skips": True}
+    yield "square_sums of StableAdamW", stable_adamw.square_sums_kernel, numbers, dict(stable_adamw.TILE)
+    numbers["found_inf"] = wide
+    yield "update of StableAdamW", stable_adamw.update_kernel, numbers, sizes
+    yield "rates of StableAdamW", stable_adamw.rates_kernel, numbers, {**stable_adamw.SUM_TILE, "skips": True}
 
 
 def compile_kernel(
@@ -79,6 +89,7 @@ def compile_kernel(
     constants = dict(constants)
     warps = constants.pop("num_warps")
     # as at a launch: memory begins at multiples of 16 bytes, and widths are multiples of 16
+    types = {name: kind for name, kind in types.items() if name in function.arg_names and name not in constants}
     aligned = [name for name, kind in types.items() if kind.startswith("*") or name == "width" or "stride" in name]
     places = {name: (number,) for number, name in enumerate(function.arg_names)}
     source = ASTSource(

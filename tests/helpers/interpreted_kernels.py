@@ -2,7 +2,7 @@
 prints what was seen, as JSON. It is a process of its own, since Triton must be told to interpret before its import.
 
 The argument has lists of `rows`, `widths` and `dtypes`; of `models` and ways to run `blocks` it takes those named, and
-the self-check where `check` is true.
+the self-check and StableAdamW where `check` is true.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from transformers import (
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.bf16_stream import WeightCopies, fused_widths
 from terakoya.training.model.fused import ops, self_check
+from terakoya_plugins.optimizers.stable_adamw import StableAdamW, clipped, grouped, kernels
 
 SIZES = {
     "vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
@@ -119,6 +120,54 @@ def of_columns(rows: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     expected = torch.cat([first, second, wide[:, width:]], 1).double()
     errors |= {"join": error(joined, expected), "biases of join": error(ops.column_sums(parts), expected.sum(0))}
     return {"errors": errors, "kept": 1.0, "same mask": True, "same bits": True}
+
+
+def of_stable_adamw() -> dict[str, Any]:
+    """How far six steps of StableAdamW's kernels are from float64, with small pieces and with those of a GPU; and
+    whether a run that begins again at its state has the same bits."""
+    found: dict[str, Any] = {"errors": {}, "same bits": True}
+    for piece, tile, longest in ((64, 32, 200), (kernels.PIECE, kernels.TILE["tile"], kernels.PIECE + 3000)):
+        with mock.patch.dict(kernels.TILE, piece=piece, tile=tile), mock.patch.object(kernels, "PIECE", piece):
+            grouped._layout.cache_clear()
+            whole, resumed = (take_steps(torch.float32, longest, stop) for stop in (None, 2))
+            exact = take_steps(torch.float64, longest, None)
+        found["same bits"] &= all(torch.equal(whole[name], resumed[name]) for name in whole)
+        found["errors"] |= {f"{name}, {piece}": error(whole[name], exact[name]) for name in exact}
+    return found
+
+
+def take_steps(dtype: torch.dtype, longest: int, stop: int | None) -> dict[str, Tensor]:
+    """Weights and states after six steps, of which one is skipped and one has large gradients; after the step `stop`
+    another optimizer goes on with copies of them."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"matrix": (9, 40), "vector": (33,), "single": (1,), "long": (longest,)}
+    weights = {name: torch.randn(shape, generator=draw).to(dtype) for name, shape in shapes.items()}
+    state: dict[str, dict[str, Tensor]] = {}
+
+    def build() -> tuple[nn.ParameterDict, clipped.ClippedAdamW]:
+        module = nn.ParameterDict({name: nn.Parameter(each.clone()) for name, each in weights.items()})
+        optimizer = StableAdamW(learning_rate=0.01, weight_decay=0.1, eps=1e-4).build(module, fused=True)
+        assert isinstance(optimizer, clipped.ClippedAdamW)
+        optimizer.has_kernels = True  # of float64 it takes torch's
+        for name, values in state.items():
+            optimizer.state[module[name]] = {key: value.clone() for key, value in values.items()}
+        return module, optimizer
+
+    module, optimizer = build()
+    for step in range(6):
+        for name, each in module.items():
+            gradient = torch.randn(shapes[name], generator=draw) * (20.0 if step >= 3 and name != "vector" else 1.0)
+            each.grad = gradient.to(dtype)
+        optimizer.found_inf = torch.tensor(float(step == 4))
+        optimizer.step()
+        if step == stop:
+            weights = {name: each.detach() for name, each in module.items()}
+            state = {name: optimizer.state[each] for name, each in module.items()}
+            module, optimizer = build()
+    result = {name: each.detach() for name, each in module.items()}
+    return result | {
+        f"{key} of {name}": value for name, each in module.items() for key, value in optimizer.state[each].items()
+    }
 
 
 class Calls(TorchDispatchMode):
@@ -269,6 +318,7 @@ def main() -> None:
                 "models": {name: of_model(name) for name in asked["models"]},
                 "blocks": of_blocks(asked["blocks"]),
                 "check": of_self_check() if asked["check"] else {},
+                "stable_adamw": of_stable_adamw() if asked["check"] else {},
             }
         )
     )

@@ -27,6 +27,7 @@ from terakoya.errors import UserError
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
+from terakoya.toolkit import gpu_compiler
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
 from terakoya.training.distributed.topology import RankBatch
@@ -293,7 +294,7 @@ def test_auto_compiles_and_records_on_a_gpu_that_can(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert compilation.choose(parse(), gpu) == RECORDED
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: compilation.MIN_CAPABILITY)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu_compiler.MIN_CAPABILITY)
     assert compilation.choose(parse(), gpu) == RECORDED
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla P40")

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -29,6 +27,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import auto_graph_obstacle, compile_obstacle
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.toolkit.gpu_compiler import missing_tools
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 Mode = Literal["off", "blocks", "whole"]
@@ -40,8 +39,6 @@ TRACE_ONLY = "eager"
 GRAPH_OPTIONS = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True, "graph_partition": False}
 """The compiler's options for CUDA graphs: one for each forward and backward, or an error that names what it cannot
 record, and never the same kernels started one by one without a word."""
-MIN_CAPABILITY = (7, 0)
-"""The lowest compute capability for which torch's compiler writes kernels."""
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 """The variable in which torch's compiler finds how many workers it may start."""
 RECOMPILE_LIMIT = 64
@@ -95,17 +92,6 @@ def without_graphs(parameters: Parameters, device: torch.device) -> Choice:
     if obstacle and parameters.precision == "fp8":
         raise UserError(f'precision: "fp8" needs compiled blocks, and {obstacle}; use "precision": "bf16"')
     return Choice("off", note=f"compile off: {obstacle}") if obstacle else Choice("blocks")
-
-
-def missing_tools(device: torch.device) -> str | None:
-    """Returns what torch's compiler lacks to write kernels for the GPU `device`; None where it lacks nothing."""
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "there is no C compiler (gcc or clang), which Triton needs"
-    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
-        return f"{torch.cuda.get_device_name(device)} is older than compute capability {MIN_CAPABILITY[0]}.0"
-    return None
 
 
 def compile_module(

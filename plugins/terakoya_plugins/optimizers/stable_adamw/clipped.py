@@ -1,13 +1,19 @@
-"""torch's fused AdamW with a learning rate for each tensor, which stays on the device."""
+"""AdamW with a learning rate for each tensor, which stays on the device: in kernels of our own on a GPU, elsewhere with
+torch's fused AdamW."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from terakoya.toolkit.gpu_compiler import missing_tools
+from terakoya_plugins.optimizers.stable_adamw import grouped
 
 MOST_AT_ONCE = 1 << 26
 """Elements of the tensors for which root mean squares are computed together: they need a copy of that size."""
@@ -27,15 +33,39 @@ class ClippedAdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every weight that has a gradient."""
         assert closure is None, "terakoya computes gradients before"
+        has_kernels = self.has_kernels
         for group in self.param_groups:
-            for weights in _together([each for each in group["params"] if each.grad is not None]):
-                self._update(weights, group)
+            weights = [each for each in group["params"] if each.grad is not None]
+            if weights and has_kernels and all(_is_plain(each) for each in weights):
+                names = ("lr", "betas", "weight_decay", "eps")
+                grouped.update(self._tensors(weights), self.found_inf, **{name: group[name] for name in names})
+                continue
+            for part in _together(weights):
+                self._update(part, group)
         return None
 
-    def _update(self, weights: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        gradients: list[Tensor] = [each.grad for each in weights]  # type: ignore[misc]
+    @functools.cached_property
+    def has_kernels(self) -> bool:
+        """Whether weights are on a GPU for which Triton writes kernels: on every rank, since other kernels round
+        otherwise, and ranks must keep the same weights. Collective."""
+        devices = {each.device.type for group in self.param_groups for each in group["params"]}
+        if not (devices == {"cuda"} or (not devices and torch.cuda.is_initialized())):  # a rank may own no tensor
+            return False
+        device = torch.device("cuda", torch.cuda.current_device())
+        lacking = [missing_tools(device) is not None]
+        if dist.is_initialized():
+            lacking = [False] * dist.get_world_size()
+            dist.all_gather_object(lacking, missing_tools(device) is not None)
+        return not any(lacking)
+
+    def _tensors(self, weights: list[Tensor]) -> tuple[list[Tensor], ...]:
+        """Returns `weights`, their gradients, first and second moments, and steps."""
         states = [self._state_of(each) for each in weights]
-        steps, first, second = ([state[key] for state in states] for key in ("step", "exp_avg", "exp_avg_sq"))
+        gradients: list[Tensor] = [each.grad for each in weights]  # type: ignore[misc]
+        return weights, gradients, *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+
+    def _update(self, weights: list[Tensor], group: Mapping[str, Any]) -> None:
+        _, gradients, first, second, steps = self._tensors(weights)
         torch._foreach_add_(steps, 1)
         rates = learning_rates(gradients, second, steps, group)
         for weight, gradient, mean, square, step, rate in zip(
@@ -90,7 +120,7 @@ def learning_rates(
     return rates
 
 
-def _together(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+def _together(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yields `weights` in parts of at most `MOST_AT_ONCE` elements, or one tensor."""
     part: list[Tensor] = []
     for each in weights:
@@ -100,3 +130,10 @@ def _together(weights: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
         part.append(each)
     if part:
         yield part
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether `weight` and its gradient are float32 values one after another, which the kernels read."""
+    return all(
+        each is not None and each.dtype == torch.float32 and each.is_contiguous() for each in (weight, weight.grad)
+    )
