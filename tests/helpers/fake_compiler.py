@@ -49,9 +49,11 @@ H100 = SimpleNamespace(
 PRODUCTS, ATTENTION, GELU, NORMS, BIASES = "products", "attention", "GELU", "norms, dropout, sums", "biases"
 """What a kernel is for. `BIASES` are all sums over positions, of which those of norms' weights are a hundredth."""
 
+OURS = ("add_product", "add_float_product")
+"""Parts of the names of products that add to what is there."""
 OPERATIONS = {
     "mm": PRODUCTS,
-    "add_product": PRODUCTS,
+    **dict.fromkeys(OURS, PRODUCTS),
     "attn": ATTENTION,
     "gelu": GELU,
     "join": BIASES,
@@ -85,7 +87,7 @@ class Plan:
                     continue
                 kind = purpose(node)
                 self.kernels[kind] += 1 + (kind == PRODUCTS and copies_summand(node.node))
-                plain = kind != PRODUCTS or "add_product" in operation(node)
+                plain = kind != PRODUCTS or any(each in operation(node) for each in OURS)
                 self.bytes[kind] += node.get_read_write_buffers_sizes() if plain else product_bytes(node.node)
         return SimpleNamespace(call=_stop, runner=None)
 

@@ -80,7 +80,7 @@ def meet(
             deepspeed=parallel.engine == "deepspeed",
             replica_size=parallel.replica_size,
             timeout_seconds=parallel.timeout_seconds,
-        deterministic=parameters.deterministic,
+            deterministic=parameters.deterministic,
             given=given,
             error=error,
         )

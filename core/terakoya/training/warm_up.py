@@ -28,7 +28,7 @@ def settle_buckets(engine: Engine, batches: BatchMaker, objective: Objective) ->
     """
     if isinstance(engine, DDPEngine) and engine.context.world_size > 1:
         for _ in range(2 if engine.uses_ddp else 1):
-            engine.optimizer.zero_grad()  # gradients of the first pass would keep its buckets alive
+            engine.renew_gradients()  # gradients of the first pass would keep its buckets alive
             _pass(engine, batches, objective, batches.dummy())
         engine.clear_gradients()
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import toy
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import NewGELUActivation
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
@@ -39,6 +40,7 @@ from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import autocast_forward
+from terakoya.training.model import bf16_stream
 from terakoya.training.model.bf16_functions import Rows, embedding_gradient
 from terakoya.training.model.bf16_stream import WeightCopies, uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
@@ -237,6 +239,59 @@ def test_weights_are_rounded_once_a_step_and_after_loading() -> None:
     assert all(torch.equal(a, b.bfloat16()) for a, b in zip(engine.copies.copies, engine.copies.weights, strict=True))
     engine.load_parameters(lambda name: torch.full_like(dict(module.named_parameters())[name], 0.1))
     assert all(torch.equal(each, torch.full_like(each, 0.1)) for each in engine.copies.copies)
+
+
+def of_three_micro_steps(
+    family: str, rows_of: TokenStore, *, compiled: bool = False
+) -> tuple[DDPEngine, dict[str, Tensor]]:
+    """An engine and its gradients by name after three micro-steps, the third of other rows."""
+    parameters = Parameters.from_dict(settings(Path("store"), family), source="test")
+    torch.manual_seed(1)
+    module = build_module_for_training(parameters, VOCABULARY).train()
+    attention.use(module, "sdpa")
+    optimizer = torch.optim.AdamW(module.parameters())
+    context = connect(LaunchInfo.from_environment())
+    engine = DDPEngine(context, module, optimizer, precision="bf16", max_grad_norm=1.0, bf16_stream=True, micro_steps=3)
+    for each in module.modules():
+        if isinstance(each, nn.Dropout):
+            each.p = 0.0
+    model = next(iter(parameters.objective.exports(module).values()))
+    for block in parameters.architecture.blocks(model) if compiled else ():
+        block.compile(backend="aot_eager", fullgraph=True)
+    batch = parameters.objective.collate(make_rows(rows_of, parameters.objective.row_layout()), VOCABULARY)
+    inputs = to_device(batch, torch.device("cpu"), flash=False)
+    for micro_step in range(3):
+        engine.micro_step(inputs, lambda sums, part=1 + micro_step: sum(sums.values()) / part, last=micro_step == 2)
+    return engine, {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "deberta_v2"])
+def test_products_of_blocks_add_to_the_gradients_of_micro_steps_before(
+    family: str, rows_of: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU with the bits of autograd's sums; nothing is left of a step in the next."""
+    engine, found = of_three_micro_steps(family, rows_of)
+    assert len(engine.kept) >= 4
+    kept = [each.grad for each in engine.kept]
+    sums = {name: each.clone() for name, each in found.items()}
+    engine.clear_gradients()
+    assert all(each.grad is before and not before.any() for each, before in zip(engine.kept, kept, strict=True))
+    assert sum(each.grad is not None for each in engine.trainable) == len(kept)
+    monkeypatch.setattr(bf16_stream, "adds_float_products", lambda device: False)
+    plain, expected = of_three_micro_steps(family, rows_of)
+    assert not plain.kept and sums.keys() == expected.keys()
+    assert all(torch.equal(sums[name], expected[name]) for name in sums)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler asks each input of a block for it
+def test_compiled_blocks_add_to_gradients_in_one_graph(rows_of: TokenStore) -> None:
+    counters["stats"].clear()
+    engine, found = of_three_micro_steps("llama", rows_of, compiled=True)
+    assert engine.kept and counters["stats"]["unique_graphs"] == 1
+    _, expected = of_three_micro_steps("llama", rows_of)
+    for name, each in found.items():
+        torch.testing.assert_close(each, expected[name], rtol=0.02, atol=0.01 * float(expected[name].norm()), msg=name)
 
 
 # ------------------------------------------------------------------------------------------------- runs

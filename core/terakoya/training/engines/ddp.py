@@ -66,6 +66,7 @@ class DDPEngine:
 
     Attributes:
         copies: these copies; None without.
+        kept: the parameters whose gradients stay from step to step, and are set to 0.
     """
 
     full_module = True
@@ -108,12 +109,25 @@ class DDPEngine:
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
         # after DDP has given all processes the same weights
         self.copies = WeightCopies(self.module, fused=fused_kernels) if bf16_stream else None
-        if cuda_graphs and micro_steps > 1:  # gradients that outlive a micro-step are outside the graphs' memory
-            for parameter in self.trainable:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+        self.kept: list[nn.Parameter] = []
+        self._keep_gradients()
         # whether the optimizer skips a step by itself, where `found_inf` on the device says so; torch's name for it
         self.skips_steps = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+    def _keep_gradients(self) -> None:
+        """Makes the gradients that outlive a micro-step where others add to them: CUDA graphs, whose own memory is
+        written over, or products of the bf16 stream."""
+        if self.micro_steps > 1 and self.cuda_graphs:
+            self.kept = self.trainable
+        elif self.micro_steps > 1 and self.copies is not None:
+            self.kept = self.copies.add_in_products(self.module)
+        self.renew_gradients()
+
+    def renew_gradients(self) -> None:
+        """Frees all gradients, and makes those again that are kept."""
+        self.optimizer.zero_grad()
+        for parameter in self.kept:
+            parameter.grad = torch.zeros_like(parameter)
 
     @property
     def uses_ddp(self) -> bool:
@@ -166,8 +180,8 @@ class DDPEngine:
 
     def leave_graphs(self) -> None:
         """Goes on without CUDA graphs, of which none is left."""
-        self.cuda_graphs = False
-        self.clear_gradients()
+        self.cuda_graphs, self.kept = False, []
+        self._keep_gradients()
 
     def _begin_graphs(self) -> None:
         """Allows graphs to write over the results of the micro-step before."""
@@ -208,10 +222,16 @@ class DDPEngine:
 
         Gradients of micro-steps without a reduction are summed in place: in DDP's buckets if zeroed gradients stay
         there, else in as much memory again. With one micro-step DDP itself moves gradients into its buckets, and
-        zeroing them would cost a pass. With CUDA graphs they are summed outside the graphs' memory.
+        zeroing them would cost a pass. Those that products or CUDA graphs add to are there before.
         """
-        summed_in_place = self.micro_steps > 1 and (self.uses_ddp or self.cuda_graphs)
-        self.optimizer.zero_grad(set_to_none=not summed_in_place)
+        kept = self.trainable if self.uses_ddp and self.micro_steps > 1 else self.kept
+        gradients = [each.grad for each in kept]
+        self.optimizer.zero_grad()
+        found = [each for each in gradients if each is not None]
+        if found:
+            torch._foreach_zero_(found)
+        for parameter, gradient in zip(kept, gradients, strict=True):
+            parameter.grad = gradient
 
     def weight_shards(self) -> list[TensorShard]:
         """See `Engine`. Every process has whole weights, and rank 0 returns them."""

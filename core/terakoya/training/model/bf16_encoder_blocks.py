@@ -27,6 +27,9 @@ JOINED_COPIES = "bf16_joined_copies"
 """The attribute of an attention: those of its queries, keys and values, one below the other."""
 FUSED = "bf16_fused"
 """The attribute of a block's part that is true where it takes fused kernels."""
+TOTAL = "bf16_total"
+"""The attribute of a layer that is true where products add the gradient of its weight to that of the micro-step
+before."""
 GELUS: Mapping[type[nn.Module], str] = {GELUActivation: "none", NewGELUActivation: "tanh"}
 """torch's name of the approximation by class."""
 
@@ -135,7 +138,10 @@ def _branch(
 ) -> tuple[Tensor, ...]:
     """Returns the result of each of `layers`, and `states` for the residual sum; without `biases_learn` the function
     that takes the result returns the gradient of the bias."""
-    parameters = (*(each.weight for each in layers), *(each.bias if biases_learn else None for each in layers))
+    parameters = (
+        *(each.weight for each in layers), *(each.bias if biases_learn else None for each in layers),
+        *map(total_of, layers),
+    )  # fmt: skip
     function = FusedBranch if fused else Branch
     branches: tuple[Tensor, ...] = function.apply(states.to(DTYPE), copies["weight"], copies.get("bias"), *parameters)
     return branches
@@ -145,8 +151,14 @@ def _without_bias_gradient(layer: nn.Linear, states: Tensor) -> Tensor:
     """Returns the result (..., O) of `layer` for `states` (..., I); the bias gets no gradient from it."""
     copies = getattr(layer, COPIES)
     rows = states.to(DTYPE).reshape(-1, states.shape[-1])
-    product: Tensor = Product.apply(rows, layer.weight, None, copies["weight"], copies.get("bias"), True)
+    given = (layer.weight, None, copies["weight"], copies.get("bias"), True, total_of(layer))
+    product: Tensor = Product.apply(rows, *given)
     return product.view(*states.shape[:-1], -1)
+
+
+def total_of(layer: nn.Module) -> Tensor | None:
+    """Returns what the gradient of the weight of `layer` is added to where it is computed; None where autograd adds."""
+    return layer.get_parameter("weight").grad if getattr(layer, TOTAL, False) else None
 
 
 def _is_fused(part: nn.Module) -> bool:

@@ -27,7 +27,7 @@ gradient that autograd adds up, changes or makes itself is another tensor, witho
 class Product(torch.autograd.Function):
     """A linear layer of bf16 copies whose gradients go to the float32 weights. It takes rows (N, I): of an input with
     more dimensions torch would return a view, which models may not change in place. Copies may have rows that the
-    weights have not, in which gradients are cut off."""
+    weights have not, in which gradients are cut off. With a `total`, see `weight_gradient`."""
 
     @staticmethod
     def forward(
@@ -38,9 +38,10 @@ class Product(torch.autograd.Function):
         weight_copy: Tensor,
         bias_copy: Tensor | None,
         outputs_first: bool,
+        total: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(rows, weight_copy)
-        ctx.outputs_first, ctx.outputs = outputs_first, len(weight)
+        ctx.outputs_first, ctx.outputs, ctx.total = outputs_first, len(weight), total
         return F.linear(rows, weight_copy if outputs_first else weight_copy.t(), bias_copy)
 
     @staticmethod
@@ -52,14 +53,15 @@ class Product(torch.autograd.Function):
         if needs_rows:
             of_rows = gradient @ (weight if ctx.outputs_first else weight.t())
         if needs_weight:
-            of_weight = float_product(gradient.t(), rows) if ctx.outputs_first else float_product(rows.t(), gradient)
+            left, right = (gradient.t(), rows) if ctx.outputs_first else (rows.t(), gradient)
+            of_weight = weight_gradient(left, right, ctx.total)
         if needs_bias:
             of_bias = gradient.sum(0, dtype=torch.float32)
         if ctx.outputs_first and len(weight) > ctx.outputs:
             for each in (of_weight, of_bias):
                 if each is not None:  # in place: to a view autograd cannot add a tied embedding's gradient in place
                     each.resize_(ctx.outputs, *each.shape[1:])
-        return of_rows, of_weight, of_bias, None, None, None
+        return of_rows, of_weight, of_bias, None, None, None, None
 
 
 class Rounded(torch.autograd.Function):
@@ -81,6 +83,35 @@ def float_product(left: Tensor, right: Tensor) -> Tensor:
     if left.device.type == "cuda":
         return torch.mm(left, right, out_dtype=torch.float32)
     return torch.mm(left, right).float()
+
+
+def weight_gradient(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor | None:
+    """Returns the gradient of a weight, the product of two bf16 matrices in float32; None where it is added to `total`,
+    the gradient of the micro-steps before. Autograd would write it, and read both again to add them up."""
+    if total is None:
+        return float_product(left, right)
+    add_float_product_(total, left, right)
+    return None
+
+
+@operation(lambda total, left, right: None, changes=("total",))
+def add_float_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds the product of `left` (O, N) and `right` (N, I) bf16 to `total` (O, I) float32: on a GPU as the product's
+    float32 sums, elsewhere those of `float_product`."""
+    if total.device.type == "cuda":
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(torch.mm(left, right))
+
+
+def adds_float_products(device: torch.device) -> bool:
+    """Whether `add_float_product_` adds on `device`, tried once: older releases of torch take a bf16 summand alone."""
+    total, ones = torch.full((16, 16), 0.5, device=device), torch.ones(16, 16, dtype=DTYPE, device=device)
+    try:
+        add_float_product_(total, ones, ones)
+    except RuntimeError:
+        return False
+    return bool((total == 16.5).all())
 
 
 class Rows(torch.autograd.Function):
@@ -157,9 +188,11 @@ class Branch(torch.autograd.Function):
 
         Args:
             weight_copy: of all layers, one below the other; `bias_copy` likewise.
-            parameters: the weights of all layers, then their biases, each None where there is none.
+            parameters: the weights of all layers, then their biases, then what the weights' gradients are added to,
+                each None where there is none.
         """
-        weights = parameters[: len(parameters) // 2]
+        count = len(parameters) // 3
+        weights, ctx.totals = parameters[:count], parameters[2 * count :]
         ctx.outputs = [len(weight) for weight in weights if weight is not None]
         ctx.save_for_backward(states, weight_copy)
         products = F.linear(states, weight_copy, bias_copy)
@@ -173,7 +206,8 @@ class Branch(torch.autograd.Function):
         rows = states.reshape(-1, states.shape[-1])
         of_products = [each.reshape(-1, each.shape[-1]) for each in gradients[:-1]]
         needs_states, _, _, *needed = ctx.needs_input_grad
-        needs_weight, needs_bias = needed[: len(of_products)], needed[len(of_products) :]
+        count = len(of_products)
+        needs_weight, needs_bias = needed[:count], needed[count : 2 * count]
         of_states = None
         if needs_states:
             of_states = gradients[-1]
@@ -184,11 +218,11 @@ class Branch(torch.autograd.Function):
                 of_states = of_states if is_ours(of_states) else of_states.clone(memory_format=torch.contiguous_format)
                 for gradient, weight in zip(of_products, weights, strict=True):
                     of_states.view_as(rows).addmm_(gradient, weight)
-        pairs = zip(of_products, needs_weight, strict=True)
-        of_weights = [float_product(each.t(), rows) if needs else None for each, needs in pairs]
+        given = zip(of_products, needs_weight, ctx.totals, strict=True)
+        of_weights = [weight_gradient(each.t(), rows, total) if needs else None for each, needs, total in given]
         pairs = zip(of_products, needs_bias, strict=True)
         of_biases = [each.sum(0, dtype=torch.float32) if needs else None for each, needs in pairs]
-        return of_states, None, None, *of_weights, *of_biases
+        return of_states, None, None, *of_weights, *of_biases, *([None] * count)
 
 
 class SumNorm(torch.autograd.Function):

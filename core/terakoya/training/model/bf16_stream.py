@@ -42,14 +42,17 @@ from terakoya.training.model.bf16_encoder_blocks import (
     FUSED,
     LAYERS,
     OUTPUTS,
+    TOTAL,
     Attention,
     Layer,
     Output,
     can_branch,
+    can_join,
     join_copies,
     projections,
+    total_of,
 )
-from terakoya.training.model.bf16_functions import DTYPE, Product, Rounded, Rows
+from terakoya.training.model.bf16_functions import DTYPE, Product, Rounded, Rows, adds_float_products
 from terakoya.training.model.fused.ops import LARGEST_WIDTH
 
 PADDED_COPIES = "bf16_padded_copies"
@@ -99,6 +102,25 @@ class WeightCopies:
             with torch.no_grad():
                 torch._foreach_copy_(self.copies, self.weights)
 
+    def add_in_products(self, module: nn.Module) -> list[nn.Parameter]:
+        """Has the products of the blocks of `module` add to gradients that are there; returns their weights, none where
+        the device cannot. A head's gradients may be asked for by themselves (`head_in_parts`), and where queries, keys
+        and values are one product that of their weights is one tensor."""
+        if not self.weights or not adds_float_products(self.weights[0].device):
+            return []
+        found: dict[nn.Parameter, None] = {}
+        blocks = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+        inside = {part: None for each in blocks for part in each.modules()}
+        joined = {
+            layer for part in inside if isinstance(part, Attention) and getattr(part, FUSED) and can_join(projections(part))
+            for layer in projections(part)
+        }  # fmt: skip
+        for layer in inside:
+            if isinstance(layer, (_Linear, _Conv1D)) and layer.weight.requires_grad and layer not in joined:
+                setattr(layer, TOTAL, True)
+                found[cast("nn.Parameter", layer.weight)] = None
+        return list(found)
+
 
 def uses_bf16_stream(parameters: Parameters) -> bool:
     """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
@@ -122,7 +144,8 @@ def fused_widths(module: nn.Module) -> list[int]:
 def _product(layer: nn.Module, states: Tensor, copies: Mapping[str, Tensor], *, outputs_first: bool) -> Tensor:
     """Returns the product of `states` (..., I) with `copies` of the weights of `layer`, (..., O) or (..., W)."""
     rows = states.to(DTYPE).reshape(-1, states.shape[-1])
-    product: Tensor = Product.apply(rows, layer.weight, layer.bias, copies["weight"], copies.get("bias"), outputs_first)
+    given = (layer.weight, layer.bias, copies["weight"], copies.get("bias"), outputs_first, total_of(layer))
+    product: Tensor = Product.apply(rows, *given)
     return product.view(*states.shape[:-1], -1)
 
 

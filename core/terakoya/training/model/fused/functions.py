@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from terakoya.training.model.bf16_functions import OURS, Branch, float_product, is_ours
+from terakoya.training.model.bf16_functions import OURS, Branch, is_ours, weight_gradient
 from terakoya.training.model.fused import ops
 
 
@@ -92,7 +92,8 @@ class FusedBranch(Branch):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states, weight_copy = ctx.saved_tensors
-        needs_states, _, _, needs_weight, *_, needs_bias = ctx.needs_input_grad
+        needs_states, _, _, needs_weight, *_ = ctx.needs_input_grad
+        needs_bias = ctx.needs_input_grad[3 + len(ctx.outputs)]
         rows = states.reshape(-1, states.shape[-1])
         of_products = [each.reshape(len(rows), -1) for each in gradients[:-1]]
         of_states = of_weight = of_bias = None
@@ -105,11 +106,11 @@ class FusedBranch(Branch):
         if needs_states:
             of_states = add_product(gradients[-1], operand, weight_copy)
         if needs_weight:
-            of_weight = float_product(operand.t(), rows)
+            of_weight = weight_gradient(operand.t(), rows, ctx.totals[0])
         of_weights, of_biases = (
             [None] * len(ctx.outputs) if each is None else each.split(ctx.outputs) for each in (of_weight, of_bias)
         )
-        return of_states, None, None, *of_weights, *of_biases
+        return of_states, None, None, *of_weights, *of_biases, *([None] * len(ctx.outputs))
 
 
 def add_product(summand: Tensor, left: Tensor, right: Tensor) -> Tensor:
