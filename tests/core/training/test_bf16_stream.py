@@ -40,8 +40,8 @@ from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import autocast_forward
-from terakoya.training.model import bf16_stream
-from terakoya.training.model.bf16_functions import Rows, embedding_gradient
+from terakoya.training.model import bf16_functions, bf16_stream
+from terakoya.training.model.bf16_functions import Rows, embedding_gradient, small_table_gradient
 from terakoya.training.model.bf16_stream import WeightCopies, uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
@@ -404,6 +404,24 @@ def test_the_gradient_of_an_embedding_is_that_of_torch_without_its_padding() -> 
     assert not expected[2].any()
 
 
+@pytest.mark.parametrize("padding", [None, 2])
+def test_the_gradient_of_a_small_embedding_is_a_product_of_the_same_sums(
+    padding: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's product returns float32 sums; a CPU's would be rounded to bf16."""
+    monkeypatch.setattr(bf16_functions, "float_product", lambda left, right: left.float() @ right.float())
+    draw = torch.Generator().manual_seed(4)
+    ids, of_rows = torch.randint(5, (64, 70), generator=draw), torch.randn(64, 70, 3, generator=draw).bfloat16()
+    expected = torch.ops.aten.embedding_dense_backward(of_rows.double(), ids, 5, -1 if padding is None else padding, 0)
+    row_ids = bf16_stream._row_ids(nn.Embedding(5, 3, padding))
+    found = small_table_gradient(of_rows, ids, row_ids).double()
+    assert (found - expected).norm() < 1e-6 * expected.norm()
+    weight = torch.zeros(5, 3, requires_grad=True)
+    rows = Rows.apply(ids, weight, weight.detach().bfloat16(), padding, row_ids)
+    rows.backward(of_rows)
+    assert weight.grad is not None and torch.equal(weight.grad.double(), found)
+
+
 @pytest.mark.slow
 def test_the_compiler_does_not_take_the_gradient_of_an_embedding_apart() -> None:
     from functorch.compile import make_boxed_func
@@ -421,7 +439,7 @@ def test_the_compiler_does_not_take_the_gradient_of_an_embedding_apart() -> None
     ids, weight = torch.tensor([[1, 1, 3]]), torch.ones(5, 4, requires_grad=True)
     copy_of_weight = weight.detach().bfloat16()
     torch.compile(
-        lambda: Rows.apply(ids, weight, copy_of_weight, None), backend=backend, fullgraph=True
+        lambda: Rows.apply(ids, weight, copy_of_weight, None, None), backend=backend, fullgraph=True
     )().sum().backward()
     assert "terakoya.embedding_gradient.default" in seen
     assert not [name for name in seen if "index_put" in name or "scatter" in name]

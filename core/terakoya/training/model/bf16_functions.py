@@ -116,19 +116,37 @@ def adds_float_products(device: torch.device) -> bool:
 
 class Rows(torch.autograd.Function):
     """Rows of an embedding's bf16 copy. Their gradients are added up in float32: in bf16, a frequent token such as
-    `[MASK]` would lose most of its thousands of summands."""
+    `[MASK]` would lose most of its thousands of summands. With `row_ids`, see `small_table_gradient`."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, weight_copy: Tensor, padding_id: int | None) -> Tensor:
-        ctx.save_for_backward(ids)
+    def forward(
+        ctx: Any, ids: Tensor, weight: Tensor, weight_copy: Tensor, padding_id: int | None, row_ids: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(ids, row_ids)
         ctx.rows, ctx.padding_id = len(weight), -1 if padding_id is None else padding_id
         return F.embedding(ids, weight_copy)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (ids,) = ctx.saved_tensors
-        return None, embedding_gradient(gradient.float(), ids, ctx.rows, ctx.padding_id), None, None
+        ids, row_ids = ctx.saved_tensors
+        if row_ids is None:
+            of_weight = embedding_gradient(gradient.float(), ids, ctx.rows, ctx.padding_id)
+        else:
+            of_weight = small_table_gradient(gradient, ids, row_ids)
+        return None, of_weight, None, None, None
+
+
+def small_table_gradient(gradient: Tensor, ids: Tensor, row_ids: Tensor) -> Tensor:
+    """Returns the gradient (R, H) float32 of an embedding of few rows for that of its result (..., H) bf16: the product
+    with the matrix of which position has which row. torch's kernel adds up the positions of a row in few threads.
+
+    Args:
+        row_ids: the id of each row (R,), or one that no position has, so that the row has no gradient.
+    """
+    has_row = torch.empty(len(row_ids), ids.numel(), dtype=DTYPE, device=ids.device)
+    torch.eq(ids.reshape(1, -1), row_ids[:, None], out=has_row)
+    return float_product(has_row, gradient.reshape(-1, gradient.shape[-1]).to(DTYPE))
 
 
 @operation(lambda gradient, ids, rows, padding_id: gradient.new_empty(rows, gradient.shape[-1]))

@@ -58,6 +58,12 @@ from terakoya.training.model.fused.ops import LARGEST_WIDTH
 PADDED_COPIES = "bf16_padded_copies"
 """The same of a vocabulary head with W rows, of which `COPIES` has the first O; the further rows stay 0."""
 
+ROW_IDS = "bf16_row_ids"
+"""The attribute of an embedding of few rows on a GPU: see `small_table_gradient`."""
+FEW_ROWS = 512
+"""Up to how many rows an embedding's gradient is a product: those of token types and of most encoders' positions. With
+more rows than columns the matrix of the product would be larger than what it saves."""
+
 
 class WeightCopies:
     """The bf16 copies of the weights of a module whose layers read them.
@@ -92,6 +98,8 @@ class WeightCopies:
                 if weight is not None
             }
             setattr(layer, COPIES, copies)
+            if isinstance(layer, nn.Embedding) and layer.weight.device.type == "cuda" and _has_few_rows(layer):
+                setattr(layer, ROW_IDS, _row_ids(layer))
             setattr(layer, FUSED, fused)
         self.weights: list[Tensor] = list(by_weight)
         self.copies = list(by_weight.values())
@@ -112,14 +120,26 @@ class WeightCopies:
         blocks = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
         inside = {part: None for each in blocks for part in each.modules()}
         joined = {
-            layer for part in inside if isinstance(part, Attention) and getattr(part, FUSED) and can_join(projections(part))
+            layer
+            for part in inside
+            if isinstance(part, Attention) and getattr(part, FUSED) and can_join(projections(part))
             for layer in projections(part)
-        }  # fmt: skip
+        }
         for layer in inside:
             if isinstance(layer, (_Linear, _Conv1D)) and layer.weight.requires_grad and layer not in joined:
                 setattr(layer, TOTAL, True)
                 found[cast("nn.Parameter", layer.weight)] = None
         return list(found)
+
+
+def _has_few_rows(layer: nn.Embedding) -> bool:
+    return layer.num_embeddings <= min(FEW_ROWS, layer.embedding_dim)
+
+
+def _row_ids(layer: nn.Embedding) -> Tensor:
+    """Returns the id of each row of `layer` (R,), -1 for that of padding."""
+    ids = torch.arange(layer.num_embeddings, device=layer.weight.device)
+    return ids if layer.padding_idx is None else ids.masked_fill_(ids == layer.padding_idx, -1)
 
 
 def uses_bf16_stream(parameters: Parameters) -> bool:
@@ -184,7 +204,8 @@ class _Conv1D(Conv1D):  # weights (I, O)
 
 class _Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
-        rows: Tensor = Rows.apply(input, self.weight, getattr(self, COPIES)["weight"], self.padding_idx)
+        weight_copy, row_ids = getattr(self, COPIES)["weight"], getattr(self, ROW_IDS, None)
+        rows: Tensor = Rows.apply(input, self.weight, weight_copy, self.padding_idx, row_ids)
         return rows
 
 
