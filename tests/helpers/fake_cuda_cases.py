@@ -19,6 +19,8 @@ import fake_cuda
 import torch
 import toy
 
+from terakoya.contract import toy as toy_model
+
 TABLE = Path(__file__).parents[1] / "core" / "training" / "fake_cuda_steps.json"
 WORKER = Path(__file__).with_name("fake_cuda_worker.py")
 
@@ -100,14 +102,15 @@ def all_cases(store: Path) -> dict[str, Any]:
 
 
 def some_cases(store: Path) -> dict[str, Any]:
-    """Most architectures with each backend, in turns with each precision and one of the optimizers."""
-    cases = {}
-    for number, (name, backend) in enumerate(each for each in TAKEN if each[0] not in AT_NIGHT):
-        precision, optimizer = PRECISIONS[number % 2], list(OPTIMIZERS)[number % len(OPTIMIZERS)]
-        cases[f"{name} {backend} {precision}"] = case(
-            store, name, attention=backend, precision=precision, optimizers=(optimizer,)
+    """In fp16 every third architecture and backend but those for the night, in turns with one of the optimizers; in
+    bf16 there are presets."""
+    taken = [each for each in TAKEN if each[0] not in AT_NIGHT][1::3]
+    return {
+        f"{name} {backend} fp16": case(
+            store, name, attention=backend, precision="fp16", optimizers=(list(OPTIMIZERS)[number % len(OPTIMIZERS)],)
         )
-    return cases
+        for number, (name, backend) in enumerate(taken)
+    }
 
 
 def bert(store: Path, *, layers: int, width: int, length: int, **changes: Any) -> dict[str, Any]:
@@ -160,34 +163,106 @@ def wide(store: Path, name: str, *, layers: int, autocast: bool) -> dict[str, An
     return {"parameters": parameters, "optimizers": {"adamw": OPTIMIZERS["adamw"]}, "vocabulary": None}
 
 
-def take(cases: Mapping[str, Any], guard: Path, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the worker, a process of its own, saw of each case, and what it measures besides."""
-    seen: dict[str, Any] = json.loads(run([str(WORKER), str(out), json.dumps(cases)], guard))
-    return seen, {name: seen.pop(name) for name in ("ways", "bytes a logit", "bytes an element", "refusals")}
+PRESETS = Path(__file__).parents[2] / "parameters"
+BLOCKS = 2
+"""How many blocks of a preset a step in every run of the tests has; at night it has all."""
 
 
-def go(roads: Path, guard: Path) -> dict[str, Any]:
-    """What a process saw that went the roads of `fake_cuda_roads`, from the folder `roads`."""
-    roads.mkdir()
-    printed = run([str(WORKER.with_name("fake_cuda_roads.py")), str(roads)], guard)
-    found: dict[str, Any] = json.loads(printed)
+def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, Any]:
+    """A step of the preset `name`, with its rows and micro-steps, for a vocabulary of 32,768; with its own number of
+    blocks, or so many. Engines that divide weights are counted as what computes in each process: DDP with autocast.
+    Of phases it is the first."""
+    parameters = json.loads((PRESETS / f"{name}.json").read_text())
+    architecture, objective = parameters["architecture"], parameters["objective"]
+    for each in (architecture, objective.get("generator", {})) if blocks else ():
+        each |= {key: blocks for key in ("num_hidden_layers", "num_layers") if key in each}
+    rows = parameters["batch_size"]["-1"]
+    micro = parameters.get("micro_batch_size") or rows
+    store = store.parent / "conversations/store" if objective["type"] == "instruction" else store
+    parameters["data"] = {**parameters["data"], "train": [str(store)], "validation": []}
+    parameters |= {"batch_size": {"-1": min(rows, 2 * micro)}, "micro_batch_size": micro, "logging_steps": 100}
+    parameters |= {"evaluation": None, "trackers": []}
+    if parameters.get("parallel", {}).get("engine", "ddp") != "ddp":
+        parameters |= {"parallel": {"engine": "ddp"}, "autocast": True}
+    optimizer = parameters["optimizer"]
+    values = {key: value for key, value in optimizer.items() if key != "type"}
+    for key in ("phases", "start_from"):
+        parameters.pop(key, None)
+    return {
+        "parameters": parameters, "optimizers": {optimizer["type"]: {"type": optimizer["type"], "values": values}},
+        "vocabulary": 32768, "micro_steps": -(-rows // micro),
+    }  # fmt: skip
+
+
+def presets() -> dict[str, tuple[str, ...]]:
+    """The presets by what their steps consist of: architecture, objective, optimizer, precision and engine. Adapters
+    of `tiny_lora` need a trained model."""
+    found: dict[str, tuple[str, ...]] = {}
+    for file in sorted(PRESETS.glob("*.json")):
+        parts = json.loads(file.read_text())
+        if "architecture" in parts and "lora" not in parts:
+            kinds = (parts[key]["type"] for key in ("architecture", "objective", "optimizer"))
+            engine = parts.get("parallel", {}).get("engine", "ddp")
+            found[file.stem] = (*kinds, parts.get("precision", ""), engine)
     return found
 
 
-def run(arguments: list[str], guard: Path) -> str:
-    """The last line that a program prints in a process of its own, which torch takes for one with CUDA."""
+def some_presets(store: Path) -> dict[str, Any]:
+    """Of presets in bf16 with DDP whose steps consist of the same the first, with `BLOCKS` blocks."""
+    first = {parts: name for name, parts in reversed(presets().items()) if parts[-2:] == ("bf16", "ddp")}
+    return {f"{name}, {BLOCKS} blocks": preset(store, name, blocks=BLOCKS) for name in sorted(first.values())}
+
+
+def all_presets(store: Path) -> dict[str, Any]:
+    """Every preset as it is."""
+    return {name: preset(store, name) for name in presets()}
+
+
+def every_case(store: Path) -> dict[str, Any]:
+    """All that the table has."""
+    return {**all_cases(store), **some_presets(store), **all_presets(store)}
+
+
+def make_stores(folder: Path) -> Path:
+    """Returns a store in `folder`, beside which is one of conversations."""
+    store = toy.make_store(folder, documents=50, seed=1)
+    (store.parent / "conversations").mkdir()
+    toy_model.make_store(store.parent / "conversations", conversations=True)
+    return store
+
+
+def take(
+    cases: Mapping[str, Any], guard: Path, out: Path, *, roads: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the worker, a process of its own, saw of each case, and what it measures besides; with `roads` it goes those
+    of `fake_cuda_roads`, too."""
+    out.mkdir(exist_ok=True)
+    arguments = [str(WORKER), str(out), *(["roads"] if roads else [])]
+    seen: dict[str, Any] = json.loads(run(arguments, json.dumps(cases), guard))
+    names = ("ways", "bytes a logit", "bytes an element", "refusals", *(["roads"] if roads else []))
+    return seen, {name: seen.pop(name) for name in names}
+
+
+def run(arguments: list[str], given: str, guard: Path) -> str:
+    """The last line that a program, which reads what is `given`, prints in a process of its own, which torch takes for
+    one with CUDA."""
     environment = {**os.environ, "LD_PRELOAD": str(guard), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
 
 def costs(seen: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Kernels and bytes of each step without its update, and of each update: one entry for each architecture,
-    precision and optimizer, since an update does not depend on the attention."""
+    precision and optimizer, since an update does not depend on the attention. Of a preset those of a whole step."""
     found: dict[str, dict[str, int]] = {}
     for name, each in seen.items():
         found[name] = {"kernels": each["kernels"], "bytes": each["bytes"]}
+        if name.split(",")[0] in presets():
+            for update in each["updates"].values():
+                found[name] = {key: value + update[key] for key, value in found[name].items()}
+            continue
         architecture, _, precision = name.split()
         for optimizer, update in each["updates"].items():
             found[f"{architecture} {optimizer} {precision}"] = {
@@ -204,8 +279,8 @@ def torch_version() -> str:
 def write() -> None:
     """Writes the table."""
     with tempfile.TemporaryDirectory() as folder:
-        store = toy.make_store(Path(folder) / "store", documents=50, seed=1)
-        seen, _ = take(all_cases(store), fake_cuda.compile_guard(Path(folder)), Path(folder) / "run")
+        store = make_stores(Path(folder) / "store")
+        seen, _ = take(every_case(store), fake_cuda.compile_guard(Path(folder)), Path(folder) / "run")
     lines = [f'"{name}": {json.dumps(cost)}' for name, cost in sorted(costs(seen).items())]
     steps = ",\n  ".join(lines)
     TABLE.write_text(f'{{"torch": "{torch_version()}", "steps": {{\n  {steps}\n}}}}\n')

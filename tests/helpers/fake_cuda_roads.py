@@ -1,4 +1,4 @@
-"""Goes the roads to a GPU on fake_cuda's machine, whole: `fake_cuda_roads.py FOLDER` prints what it saw, as JSON.
+"""Goes the roads to a GPU on fake_cuda's machine, whole.
 
 Nothing is compiled. What threads would do, which do not see the machine, is done at once. Files are written with zeros.
 """
@@ -6,9 +6,7 @@ Nothing is compiled. What threads would do, which do not see the machine, is don
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -220,7 +218,8 @@ def place(callers: Sequence[str]) -> str:
 
 
 def go(folder: Path) -> dict[str, Any]:
-    """How often the host waits in each road, by place, and the seeds of the device's generator."""
+    """How often the host waits in each road, from the new `folder`, by place, and the device's seeds."""
+    folder.mkdir()
     make(folder)
     found = {}
     for name, road in ROADS.items():
@@ -228,9 +227,3 @@ def go(folder: Path) -> dict[str, Any]:
             road(folder)
             found[name] = {"waits": Counter(map(place, machine.callers)), "seeds": machine.seeds}
     return found
-
-
-if __name__ == "__main__":
-    with contextlib.redirect_stdout(sys.stderr):
-        seen = go(Path(sys.argv[1]))
-    sys.stdout.write(json.dumps(seen))

@@ -1,9 +1,11 @@
-"""Takes training steps on fake_cuda's machine: `fake_cuda_worker.py OUT '{"NAME": CASE}'` prints what it saw, as JSON.
+"""Takes training steps on fake_cuda's machine: `fake_cuda_worker.py OUT [roads]` reads `{"NAME": CASE}` and prints what
+it saw, both as JSON; with `roads` it goes those of `fake_cuda_roads`, too.
 
 A case has `parameters`; `optimizers` by name, of which each takes an update with the same gradients; and may ask for a
-`dry_run` before the step, for a `vocabulary` of so many ids, for an `.item()` in every module (`item_in_modules`), and
-for a `compiler`. Nothing is compiled; where a compiler would record CUDA graphs, all else happens as for a recording,
-which `fails` with that error where the case says so.
+`dry_run` before the step, for a `vocabulary` of so many ids, for an `.item()` in every module (`item_in_modules`),
+for a `compiler`, and for the cost of a step of more `micro_steps` than are taken, as many of the last one. Nothing is
+compiled; where a compiler would record CUDA graphs, all else happens as for a recording, which `fails` with that error
+where the case says so.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
         run_log.print = said.append  # type: ignore[method-assign,assignment]
         stores = Stores.open(parameters.data)
         if case.get("vocabulary"):
-            stores = replace(stores, vocabulary=stores.vocabulary.model_copy(update={"size": case["vocabulary"]}))
+            sentinels = tuple(range(case["vocabulary"] - 100, case["vocabulary"]))
+            special = (*stores.vocabulary.special, *sentinels)
+            update = {"size": case["vocabulary"], "special": special, "sentinels": sentinels}
+            stores = replace(stores, vocabulary=stores.vocabulary.model_copy(update=update))
         trainer = build_trainer(parameters, out, stores, context, run_log, registry())
         engine = trainer.engine
         assert isinstance(engine, DDPEngine)
@@ -100,12 +105,13 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             read_in_every_module(engine.module)
         updates = engine.step = Updates(engine, machine, case["optimizers"])  # type: ignore[method-assign,assignment]
         trainer.run.step = 1  # the first step is logged
-        unrecordable = watch_micro_steps(engine, machine)
+        unrecordable, last = watch_micro_steps(engine, machine)
         machine.clear()
         asked["marks"] = 0
         trainer.one_step()
         assert updates.forward["kernels"] > 0
         rest = summary(machine)
+        more = max(0, case.get("micro_steps", 0) - trainer.phase.rank_batch.micro_steps)
         return {
             "device": str(context.device),
             "flash": trainer.batches.flash,
@@ -118,8 +124,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             "said": [line for line in said if "CUDA graphs off" in line or "compile off" in line],
             "recorded": trainer.facts["world"]["cuda_graphs"],
             "waits": updates.forward["waits"] + rest["waits"],
-            "kernels": updates.forward["kernels"] + rest["kernels"],
-            "bytes": updates.forward["bytes"] + rest["bytes"],
+            **{key: updates.forward[key] + rest[key] + more * last[key] for key in ("kernels", "bytes")},
             "updates": updates.seen,
         }
 
@@ -152,19 +157,23 @@ def uncompiled(case: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield asked
 
 
-def watch_micro_steps(engine: DDPEngine, machine: fake_cuda.Work) -> list[str]:
-    """Returns a list that gets what forward and backward do that a CUDA graph cannot record."""
+def watch_micro_steps(engine: DDPEngine, machine: fake_cuda.Work) -> tuple[list[str], dict[str, int]]:
+    """Returns a list that gets what forward and backward do that a CUDA graph cannot record, and what gets the kernels
+    and bytes of the last micro-step."""
     found: list[str] = []
+    last: dict[str, int] = {}
     micro_step = engine.micro_step
 
     def watched(*arguments: Any, **named: Any) -> Any:
         machine.unrecordable.clear()
+        before = machine.kernels, machine.bytes
         sums = micro_step(*arguments, **named)
+        last.update(kernels=machine.kernels - before[0], bytes=machine.bytes - before[1])
         found.extend(machine.unrecordable)
         return sums
 
     engine.micro_step = watched  # type: ignore[method-assign]
-    return found
+    return found, last
 
 
 def read_in_every_module(module: nn.Module) -> None:
@@ -308,11 +317,15 @@ def bytes_an_element() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    cases = json.loads(sys.argv[2])
+    cases = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
         seen = {name: take_step(name, case, Path(sys.argv[1])) for name, case in cases.items()}
         seen |= {
             "ways": probe(), "bytes a logit": bytes_a_logit(), "bytes an element": bytes_an_element(),
             "refusals": refusals(),
         }  # fmt: skip
+        if len(sys.argv) > 2:
+            import fake_cuda_roads
+
+            seen["roads"] = fake_cuda_roads.go(Path(sys.argv[1], sys.argv[2]))
     sys.stdout.write(json.dumps(seen))

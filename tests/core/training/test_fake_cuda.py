@@ -9,7 +9,6 @@ from typing import Any
 import fake_cuda
 import fake_cuda_cases
 import pytest
-import toy
 
 ALLOWED = frozenset({"where", "masked_fill", "index of ids", "a copy without waiting", "known repeats"})
 """The ways of `fake_cuda_worker.probe` that do not wait."""
@@ -22,7 +21,20 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_store(tmp_path_factory.mktemp("rows") / "store", documents=50, seed=1)
+    return fake_cuda_cases.make_stores(tmp_path_factory.mktemp("rows") / "store")
+
+
+@pytest.fixture(scope="module")
+def worker(rows: Path, guard: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What one process saw of all steps, and what it measures besides, with the roads."""
+    cases = fake_cuda_cases.some_cases(rows)
+    first = next(iter(cases.values()))
+    first["dry_run"] = first["parameters"]["tf32"] = True
+    first["parameters"]["deterministic"] = False
+    broken = fake_cuda_cases.case(rows, "bert", attention="sdpa", precision="bf16", optimizers=("adamw",))
+    further = {"broken": {**broken, "item_in_modules": True}, **recordings(rows)}
+    cases |= further | fake_cuda_cases.some_presets(rows)
+    return fake_cuda_cases.take(cases, guard, tmp_path_factory.mktemp("worker"), roads=True)
 
 
 def waits(seen: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -95,21 +107,15 @@ def check_bert_base(seen: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_steps_on_a_gpu_neither_wait_nor_become_dearer(rows: Path, guard: Path, tmp_path: Path) -> None:
-    cases = fake_cuda_cases.some_cases(rows)
-    first = next(iter(cases.values()))
-    first["dry_run"] = first["parameters"]["tf32"] = True
-    first["parameters"]["deterministic"] = False
-    broken = {**fake_cuda_cases.case(rows, "bert", attention="sdpa", precision="bf16", optimizers=("adamw",))}
-    bert_base = {each: fake_cuda_cases.bert_base(rows, fused_kernels=each) for each in ("auto", "off")}
-    seen, measured = fake_cuda_cases.take(
-        {**cases, "broken": {**broken, "item_in_modules": True}, **recordings(rows), **bert_base}, guard, tmp_path
-    )
+def test_steps_on_a_gpu_neither_wait_nor_become_dearer(
+    rows: Path, worker: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    seen, measured = dict(worker[0]), worker[1]
     read = seen.pop("broken")
-    check_bert_base({each: seen.pop(each) for each in bert_base})
     check_recordings({name: seen.pop(name) for name in recordings(rows)})
     assert {each["device"] for each in seen.values()} == {"cuda:0"}
-    assert {name for name, each in seen.items() if each["flash"]} == {name for name in seen if "flash" in name}
+    toys = {name: each["flash"] for name, each in seen.items() if "blocks" not in name}
+    assert {name for name, flash in toys.items() if flash} == {name for name in toys if "flash" in name}
     assert not any(each["cudnn_attention"] for each in seen.values())
     assert [name for name, each in seen.items() if each["tf32"]] == [next(iter(seen))]
     assert [name for name, each in seen.items() if not each["deterministic"]] == [next(iter(seen))]
@@ -146,8 +152,8 @@ IN_RUNS = {
 
 
 @pytest.mark.slow
-def test_every_road_to_a_gpu_waits_at_known_places_alone(guard: Path, tmp_path: Path) -> None:
-    seen = fake_cuda_cases.go(tmp_path / "roads", guard)
+def test_every_road_to_a_gpu_waits_at_known_places_alone(worker: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    seen = worker[1]["roads"]
     waits = {name: each["waits"] for name, each in seen.items()}
     assert waits.pop("train") == IN_RUNS | {"event: samples._fill": 6}
     assert waits["train causal"].pop("event: samples._continue") >= 9  # each token is read before the next one
@@ -171,10 +177,13 @@ def test_every_road_to_a_gpu_waits_at_known_places_alone(guard: Path, tmp_path: 
 
 
 @pytest.mark.nightly
-def test_no_architecture_and_no_optimizer_waits_for_the_gpu(rows: Path, guard: Path, tmp_path: Path) -> None:
+def test_no_architecture_no_optimizer_and_no_preset_waits_for_the_gpu(rows: Path, guard: Path, tmp_path: Path) -> None:
     checkpointed = fake_cuda_cases.case(rows, "llama", attention="sdpa", precision="bf16", optimizers=("adamw",))
     checkpointed["parameters"]["activation_checkpointing"] = "full"
-    seen, _ = fake_cuda_cases.take({**fake_cuda_cases.all_cases(rows), "checkpointed": checkpointed}, guard, tmp_path)
+    bert_base = {each: fake_cuda_cases.bert_base(rows, fused_kernels=each) for each in ("auto", "off")}
+    cases = {**fake_cuda_cases.every_case(rows), **bert_base, "checkpointed": checkpointed}
+    seen, _ = fake_cuda_cases.take(cases, guard, tmp_path)
+    check_bert_base({each: seen.pop(each) for each in bert_base})
     assert waits(seen) == {}
     del seen["checkpointed"]
     assert dearer(seen) == {}
