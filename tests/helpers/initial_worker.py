@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from worlds import Job
 
-from terakoya.training import setup
+from terakoya.training import warm_up
 from terakoya.training.checkpoint import state
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.saving import write_model_folders
@@ -25,7 +25,7 @@ from terakoya.training.saving import write_model_folders
 
 def run(jobs: Sequence[Job], context: DistributedContext) -> None:
     """Builds each job."""
-    setup._warm_up = lambda *_: None  # type: ignore[assignment] # its gradients are no part of the start
+    warm_up.settle_buckets = lambda *_: None  # its gradients are no part of the start
     for job in jobs:
         out = Path(job["out"])
         gc.collect()

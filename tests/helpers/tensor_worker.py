@@ -12,7 +12,7 @@ import torch
 import worlds
 from worlds import Job
 
-from terakoya.training import setup
+from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.parallel import ParallelEngine
 from terakoya.training.trainer import Trainer
@@ -75,7 +75,7 @@ def poison(trainer: Trainer, out: Path) -> None:
     found = []
     for factor in (float("nan"), float("inf"), 1.0):
         batch = trainer.batches(trainer.run.step).real[0]
-        tensors = setup.to_device(batch, trainer.run.device, flash=False)
+        tensors = to_device(batch, trainer.run.device, flash=False)
         before = values()
         for micro in range(2):
             # a cut weight's gradient on one process, in the first of two micro-steps
