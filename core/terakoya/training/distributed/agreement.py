@@ -22,7 +22,7 @@ _ABSENT = object()
 
 def digest(given: Given) -> str:
     """Returns a hash of what a process was given, whatever its order."""
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(dict(given), sort_keys=True).encode()).hexdigest()
 
 
 def describe_differences(given: Sequence[Given], processes: Sequence[ProcessInfo]) -> str:
