@@ -62,9 +62,9 @@ class SentencePieceEncoder:
             split = {index: self._literal.split(line) for index, line in enumerate(lines) if self._special.search(line)}
             plain = [*("" if index in split else line for index, line in enumerate(lines))]
             plain += itertools.chain.from_iterable(parts[::2] for parts in split.values())
-        rows = self._ids(plain)
+        rows, odd = self._checked_ids(plain, divide=not spans and self._words is None)
         whole = set() if self._folder.plain else set(split)  # special tokens overlap, or strip white space around them
-        if odd := self._odd(plain, rows):
+        if odd:
             owners = [*range(len(lines)), *(index for index, parts in split.items() for _ in parts[::2])]
             whole.update(owners[number] for number in odd)
             plain = ["" if number in odd else text for number, text in enumerate(plain)]
@@ -97,11 +97,20 @@ class SentencePieceEncoder:
         del rows[len(lines) :]
         return rows, np.concatenate(facts[: len(lines)]) if facts else flat
 
-    def _odd(self, texts: list[str], rows: list[np.ndarray]) -> set[int]:
-        """Returns the numbers of the texts whose ids by Transformers may not be `rows`."""
+    def _checked_ids(self, texts: list[str], *, divide: bool) -> tuple[list[np.ndarray], set[int]]:
+        """Returns the ids of each text, and the numbers of the texts that may have others by Transformers. `divide`:
+        whether long texts may be encoded in parts."""
         if self._differs is None:
-            return set()
-        return {number for number, (text, row) in enumerate(zip(texts, rows, strict=True)) if self._differs(text, row)}
+            return self._ids(texts), set()
+        parts = [self._differs.divide(text) for text in texts] if divide else [[text] for text in texts]
+        flat = [*itertools.chain.from_iterable(parts)]
+        rows = self._ids(flat)
+        odd = self._differs.find(flat, rows)
+        if len(flat) == len(texts):
+            return rows, set(odd)
+        ends = [*itertools.accumulate(map(len, parts), initial=0)]
+        owners = np.searchsorted(ends[1:], odd, "right")
+        return [np.concatenate(rows[start:stop]) for start, stop in itertools.pairwise(ends)], {*owners.tolist()}
 
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text. If special tokens are parsed, looks ids up by the pieces' names as Transformers

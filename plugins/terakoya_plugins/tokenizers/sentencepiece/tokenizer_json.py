@@ -8,10 +8,10 @@ separate voiced mark stay apart, and its unigram model reads a literal <s> that 
 from __future__ import annotations
 
 import functools
-import math
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,8 @@ SLACK = 1024.0
 UNKNOWN_PENALTY = 10.0
 """An unknown character's score is the lowest one minus this (SentencePiece's kUnkPenalty)."""
 RULES = ("nmt_nfkc", "nfkc", "identity")
+_PLAIN = "0-9A-Za-zぁ-んァ-ヶ一-龥、。「」"
+"""Characters, as a class of a regular expression, that no rule changes, nor what stands beside them."""
 _BYTE = r"<0x[0-9A-F]{2}>"
 _LAST = 0x1FFFF
 """No character beyond joins the one before it."""
@@ -103,25 +105,60 @@ class Divergence:
     def __init__(self, processor: SentencePieceProcessor, backend: Callable[[], Tokenizer]) -> None:
         """`backend` loads the tokenizer.json, when a text is suspect."""
         proto = _parse(processor.serialized_model_proto())
+        rules = proto.normalizer_spec
         self._normalize: Callable[[str], str] = processor.normalize
         self._backend = functools.cache(backend)
         self._unigram = proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
         literals = [f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in _literals(proto).items()]
         self._literal = re.compile("|".join(literals) if self._unigram else "(?!)")
-        starts = _becoming(tuple(sorted(_literals(proto)))) if self._unigram else ""
-        suspects = _suspects() if proto.normalizer_spec.precompiled_charsmap else ""
-        self._suspect = re.compile(f"[{starts}{suspects}]" if starts or suspects else "(?!)")
+        self._begins = _table(_becoming(tuple(sorted(_literals(proto)))) if self._unigram else ())
+        self._suspects = _table(_suspects() if rules.precompiled_charsmap else ())
         lowest = min((piece.score for piece in proto.pieces if piece.type == piece.NORMAL), default=0.0)
         scores = [piece.score if piece.type == piece.NORMAL else lowest - UNKNOWN_PENALTY for piece in proto.pieces]
         self._costs = -np.array(scores)
         self._longest = int((EXACT - SLACK) / (UNKNOWN_PENALTY - lowest))
+        pieces_end_at_spaces = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
+        self._divides = (
+            self._unigram and pieces_end_at_spaces and rules.add_dummy_prefix and rules.remove_extra_whitespaces
+        )
+        spaces = "".join(one for one in " \n" if processor.normalize(f"木{one}木") == processor.normalize("木 木"))
+        self._space = re.compile(f"(?<=[{_PLAIN}])[{spaces}](?=[{_PLAIN}])")
 
-    def __call__(self, text: str, ids: np.ndarray) -> bool:
-        """Returns whether `text`, whose ids are `ids` by the model, may have others by the tokenizer.json."""
-        if self._suspect.search(text):
-            normal = self._normalize(text)
-            if self._literal.search(normal) or normal != self._backend().normalizer.normalize_str(text):
-                return True
+    def divide(self, text: str) -> list[str]:
+        """Returns parts of `text` whose ids, one after the other, are its ids by the tokenizer.json; the text itself if
+        it is short enough, or has too few spaces. No piece has a space within, so the best path passes each of them,
+        and a part begins with the space that the model puts before it."""
+        parts, start = [], 0
+        while self._divides and len(text) - start >= self._longest:
+            found = None
+            for found in self._space.finditer(text, start, start + self._longest):  # noqa: B007 (the last one)
+                pass
+            if found is None:
+                return [text]
+            parts.append(text[start : found.start()])
+            start = found.end()
+        return [*parts, text[start:]]
+
+    def find(self, texts: Sequence[str], rows: Sequence[np.ndarray]) -> list[int]:
+        """Returns the numbers of those of `texts`, whose ids are `rows` by the model, that may have others by the
+        tokenizer.json."""
+        codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+        ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+        begins, suspects = (
+            {*np.searchsorted(ends, np.flatnonzero(table[codes]), "right").tolist()}
+            for table in (self._begins, self._suspects)
+        )
+        found = {number for number, (text, ids) in enumerate(zip(texts, rows, strict=True)) if self._rounds(text, ids)}
+        for number in (begins | suspects) - found:
+            normal = self._normalize(texts[number])
+            if self._literal.search(normal) or (
+                number in suspects and normal != self._backend().normalizer.normalize_str(texts[number])
+            ):
+                found.add(number)
+        return sorted(found)
+
+    def _rounds(self, text: str, ids: np.ndarray) -> bool:
+        """Returns whether a sum of scores of `text` may be too large to be exact in float32."""
         if len(text) < self._longest or not self._unigram:
             return False
         unknown = len(text) * self._costs.max() * bool((self._costs[ids] == self._costs.max()).any())
@@ -241,9 +278,9 @@ def _space_steps(rules: Any) -> list[normalizers.Normalizer]:
 
 
 @functools.cache
-def _suspects() -> str:
-    """Returns ranges of a regular expression's class: the characters that may join the one before them, and those that
-    `tokenizers` or Python, whose versions of Unicode are older, do not know."""
+def _suspects() -> list[str]:
+    """Returns the characters that may join the one before them, and those that `tokenizers` or Python, whose versions
+    of Unicode are older, do not know."""
     from tokenizers import normalizers
 
     nfkc = normalizers.NFKC()
@@ -262,22 +299,18 @@ def _suspects() -> str:
             or (whole != one and nfkc.normalize_str(one) != whole)
         ):
             found.append(one)
-    return _ranges(found)
+    return found
 
 
 @functools.cache
-def _becoming(targets: tuple[str, ...]) -> str:
-    """Returns the characters that NFKC makes one of `targets`, as ranges of a regular expression's class."""
+def _becoming(targets: tuple[str, ...]) -> list[str]:
+    """Returns the characters that NFKC makes one of `targets`."""
     characters = (chr(code) for code in range(_LAST + 1) if not 0xD800 <= code < 0xE000)
-    return _ranges(one for one in characters if not set(targets).isdisjoint(unicodedata.normalize("NFKC", one)))
+    return [one for one in characters if not set(targets).isdisjoint(unicodedata.normalize("NFKC", one))]
 
 
-def _ranges(characters: Iterable[str]) -> str:
-    codes = sorted(map(ord, characters))
-    parts, start = [], None
-    for code, following in zip(codes, [*codes[1:], math.inf], strict=True):
-        start = code if start is None else start
-        if following != code + 1:
-            parts.append(f"\\U{start:08x}-\\U{code:08x}")
-            start = None
-    return "".join(parts)
+def _table(characters: Iterable[str]) -> np.ndarray:
+    """Returns for each code point whether it is one of `characters`."""
+    table = np.zeros(sys.maxunicode + 1, bool)
+    table[[*map(ord, characters)]] = True
+    return table
