@@ -309,9 +309,10 @@ class Trainer:
             if self.run.step:
                 self.run_log.print(self.phase.describe())
 
-    def one_step(self, *, record: bool = False) -> StepReport:
-        """Takes the next step alone, for a dry run; with `record` its values are in the report in any case."""
-        vote = self.step_sync.begin(self.read_step(self.run.step), None)
+    def one_step(self, batches: StepBatches | None = None, *, record: bool = False) -> StepReport:
+        """Takes the next step alone, for a dry run; with `record` its values are in the report in any case. Its
+        micro-batches are read here where `batches` does not bring them."""
+        vote = self.step_sync.begin(batches or self.read_step(self.run.step), None)
         self.step_log.record_next |= record
         return self._step(vote.batches, self.step_sync.wait(vote).counts)
 
