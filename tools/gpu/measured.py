@@ -1,4 +1,5 @@
-"""Writes what was measured on GPUs into docs/explanation/measured.md and .ja.md: python tools/gpu/measured.py
+"""Writes what was measured on GPUs into docs/explanation/measured.md and .ja.md, and the rates that `terakoya estimate`
+and `init` take into core/terakoya/estimation/cards.csv: python tools/gpu/measured.py
 
 Each folder tools/gpu/results/CARD-DATE/ holds the `hour.jsonl` that tools/gpu/hour.py wrote on that card. The section
 between the markers of both pages is made from them alone; a test compares it with what this program writes.
@@ -15,6 +16,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tools" / "gpu" / "results"
 FILE = "hour.jsonl"
+CARDS = ROOT / "core" / "terakoya" / "estimation" / "cards.csv"
+CARD_COLUMNS = (
+    "card", "preset", "rows", "length", "precision", "deterministic", "cuda_graphs", "tokens_per_second",
+    "flops_per_token", "source",
+)  # fmt: skip
+SETTINGS = {
+    "as shipped": ("true", "false"), "not deterministic": ("false", "false"), "CUDA graphs": ("true", "true"),
+    "CUDA graphs, not deterministic": ("false", "true"),
+}  # fmt: skip
+"""Variants of a preset's own run -> whether it is deterministic, and has CUDA graphs."""
 BEGIN, END = "<!-- gpu: begin; tools/gpu/measured.py writes this section -->", "<!-- gpu: end -->"
 
 WHERE = ("device", "python", "torch", "transformers", "commit", "documents")
@@ -205,8 +216,26 @@ def written(value: Any) -> str:
     return str(value)
 
 
+def card_table(results: Path) -> str:
+    """Returns the rates of terakoya's presets under `results` as CSV; of those of an equal case the slowest."""
+    slowest: dict[tuple[Any, ...], tuple[float, tuple[str, ...]]] = {}
+    for file in result_files(results):
+        for each in measurements(file):
+            if each.get("variant") not in SETTINGS or "flops_per_token" not in each or each.get("extrapolated"):
+                continue
+            settings = SETTINGS[each["variant"]]
+            case = (each["device"], each["preset"], str(each["rows"]), str(each["length"]), "bf16", *settings)
+            rate = each["tokens_per_second"]
+            row = (*case, f"{rate:.0f}", f"{each['flops_per_token']:.0f}", file.parent.name)
+            if case not in slowest or rate < slowest[case][0]:
+                slowest[case] = rate, row
+    lines = [CARD_COLUMNS, *(row for _, row in sorted(slowest.values(), key=lambda each: each[1]))]
+    return "".join(",".join(line) + "\n" for line in lines)
+
+
 def main() -> None:
-    """Writes the section of both pages."""
+    """Writes the section of both pages, and the table of rates."""
+    CARDS.write_text(card_table(RESULTS), encoding="utf-8")
     for language, page in pages().items():
         text = page.read_text(encoding="utf-8")
         page.write_text(replaced(text, section(RESULTS, language)), encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,18 +50,32 @@ def command(
     tflops: Annotated[
         float | None, typer.Option(min=1e-6, help="Instead of --mfu: TFLOP/s of a device, as a run reports.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Where this machine would train: take steps for at most 20 seconds, once, to know its speed.",
+        ),
+    ] = True,
+    run: Annotated[
+        Path | None, typer.Option(help="A run of these parameters on this machine, whose own speed is taken.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Estimate what a run needs: parameters, FLOPs, memory of each rank, disk, hours.
 
-    Nothing is trained and no weight is allocated: one step runs on tensors without data.
+    Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of steps
+    on this machine, or of a card with that name. Otherwise they are a range.
     """
     from terakoya.commands.guidance.layouts import print_layouts
     from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
-    from terakoya.estimation.estimate import estimate
+    from terakoya.estimation.estimate import estimate, with_speed
+    from terakoya.estimation.kept_rates import LEAST_STEPS_OF_RUN, seconds_of_run
     from terakoya.estimation.layouts.find_layouts import find_layouts
     from terakoya.estimation.phases import estimate_phases, whole_run
+    from terakoya.estimation.speed import speed_of_layout, speed_of_run
+    from terakoya.launch.measuring import measure_here
     from terakoya.log import console, error_console
 
     if gpus is not None and processes is not None:
@@ -79,16 +92,25 @@ def command(
         loaded = Parameters.load(parameters, overrides, nodes=nodes or (gpus and -(-gpus // per_node)))
         batch_table.check_nodes(loaded.batch_size, nodes)
         options: dict[str, Any] = {
-            "processes": gpus or processes, "device": device, "vocab_size": vocab_size, "mfu": mfu, "tflops": tflops
+            "processes": gpus or processes, "device": device, "vocab_size": vocab_size, "mfu": mfu, "tflops": tflops,
+            "measure_speed": measure_here if measure else None,
         }  # fmt: skip
         phases = estimate_phases(loaded, **options) if loaded.phases else []
         estimated = whole_run(phases, loaded) if phases else estimate(loaded, **options)
         # a layout is one of the rows outside of phases: the hours of the run are not its steps times their time
         steps = None if phases else estimated.steps
-        as_given = mfu is not None or tflops is not None
-        fastest = None if layouts is None or as_given or phases else layouts.fastest_supported
-        if fastest is not None and steps is not None:  # one answer: not the time of a usual MFU, too
-            estimated = replace(estimated, hours=fastest.hours(steps), mfu=fastest.time.mfu)
+        if run is not None:
+            seconds = seconds_of_run(run, loaded, processes=estimated.processes)
+            if seconds is None:
+                raise UserError(
+                    f"--run {run}: expected a run of these parameters in {estimated.processes} processes, of at least "
+                    f"{LEAST_STEPS_OF_RUN} steps on this machine with its versions of torch and terakoya"
+                )
+            estimated = with_speed(estimated, speed_of_run(seconds, run), loaded)
+        is_known = estimated.speed is not None and estimated.speed.source in ("run", "probe", "given")
+        fastest = None if layouts is None or is_known or phases else layouts.fastest_supported
+        if fastest is not None:
+            estimated = with_speed(estimated, speed_of_layout(fastest.time.seconds), loaded)
     if as_json:
         more = {} if layouts is None else layouts.as_json(steps)
         more |= {"phases": [phase.as_json() for phase in phases]} if phases else {}
@@ -98,7 +120,7 @@ def command(
         console().print(_phase_table(phases))
     console().print(_model_table(estimated))
     console().print(_memory_table(estimated))
-    for line in _other_lines(estimated, of_layout=fastest is not None):
+    for line in _other_lines(estimated):
         console().print(line, markup=False, soft_wrap=True)
     if layouts is not None:
         print_layouts(layouts, steps)
@@ -144,6 +166,8 @@ def _model_table(estimated: Estimate) -> Table:
 
 
 def _phase_table(phases: Sequence[PhaseEstimate]) -> Table:
+    from terakoya.estimation.speed import describe_hours
+
     table = _table("phases", "steps", "rows a step", "memory", "time")
     for number, phase in enumerate(phases, 1):
         hours = phase.estimate.hours
@@ -153,7 +177,7 @@ def _phase_table(phases: Sequence[PhaseEstimate]) -> Table:
             f"{phase.span.steps:,}",
             f"{phase.span.rows_per_step:,} of {phase.sequence_length:,} tokens",
             gigabytes(phase.estimate.memory.peak),
-            "unknown" if hours is None else _duration(hours),
+            "unknown" if hours is None else describe_hours(hours),
         )
     return table
 
@@ -182,28 +206,21 @@ def _memory_table(estimated: Estimate) -> Table:
     return table
 
 
-def _other_lines(estimated: Estimate, *, of_layout: bool) -> list[str]:
+def _other_lines(estimated: Estimate) -> list[str]:
+    from terakoya.estimation.speed import describe_hours
+    from terakoya.log import translated
+
     state, model = estimated.checkpoint["state"], estimated.checkpoint["model"]
     lines = [
         f"checkpoint: {gigabytes(state + model)} (state {gigabytes(state)}, model {gigabytes(model)}); "
         f"{gigabytes(estimated.disk)} of disk for all that are kept and one in progress"
     ]
     devices = f"{estimated.processes} x {estimated.device.name}"
-    if estimated.hours is not None:
-        speed = f"an MFU of {estimated.mfu:.2g}" if estimated.mfu is not None else "the TFLOP/s given"
-        time = _duration(estimated.hours)
-        if of_layout:
-            lines.append(f"time: {time} on {devices}, with {speed} in the fastest supported layout below")
-        else:
-            lines.append(f"time: {time} on {devices}, with {speed}")
+    if estimated.hours is not None and estimated.speed is not None:
+        time = translated(describe_hours(estimated.hours))
+        lines.append(f"time: {time} on {devices}, {translated(estimated.speed.said)}")
     elif estimated.flops is not None:
         lines.append(f"time: unknown for {devices}; give its speed: --tflops 0.05, or another --device")
     stages = estimated.pipeline_stages
     lines.append(f"pipeline stages: {stages if stages > 1 else 'one; each rank runs all layers'}")
     return lines + [f"note: {note}" for note in estimated.notes]
-
-
-def _duration(hours: float) -> str:
-    if hours < 1:
-        return f"{60 * hours:.1f} minutes"
-    return f"{hours:,.1f} hours" + (f" ({hours / 24:,.1f} days)" if hours > 48 else "")

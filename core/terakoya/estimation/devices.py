@@ -19,10 +19,6 @@ MEMORY_GIB = {
 it."""
 CPU = "cpu"
 
-USUAL_MFU = {"bf16": 0.4, "fp16": 0.4, "fp8": 0.4, "fp32": 0.05}
-"""The assumed fraction of the bfloat16 peak, by precision, where the user gives none. Well-tuned trainers of such
-models reach 0.4 on an H100; float32 products without TF32 have a fifteenth of bfloat16's peak there."""
-
 
 @dataclass(frozen=True)
 class Device:
@@ -36,6 +32,10 @@ class Device:
     def gpu(self) -> bool:
         """Whether the device is a GPU."""
         return self.name != CPU
+
+    def is_named(self, name: str) -> bool:
+        """Whether `name`, as a driver gives it, is that of this device: "NVIDIA H100 80GB HBM3" is that of "h100"."""
+        return _words(self.name) <= _words(name)
 
 
 def find_device(name: str) -> Device:
@@ -51,10 +51,13 @@ def find_device(name: str) -> Device:
         letters = re.sub("[^a-z0-9]", "", name.lower())
         same = [known for known in MEMORY_GIB if known.replace("-", "") == letters]
         raise UserError(f'device "{name}": not known{nearest(name.lower(), same or [*MEMORY_GIB, CPU])}')
-    words = set(re.findall(r"[a-z0-9]+", name.lower()))
     longest_first = sorted(MEMORY_GIB, key=len, reverse=True)
-    match = next((known for known in longest_first if set(known.split("-")) <= words), None)
+    match = next((known for known in longest_first if _words(known) <= _words(name)), None)
     return Device(name, MEMORY_GIB[match] * GIB if match else None, peak)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def local_device() -> Device:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,14 @@ from terakoya.estimation.devices import Device
 from terakoya.estimation.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
 from terakoya.estimation.model_check import check_model
+from terakoya.estimation.speed import Speed, planned_speed
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
 from terakoya.rows import loader
 from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology, rank_batches
+
+Measure = Callable[[Parameters, int, RankBatch, int], Speed | None]
+"""Measures the speed of a run on this machine: of the parameters, the size of the vocabulary, the rows of the first
+rank and the number of processes. None where it cannot."""
 
 READ_AHEAD = loader.AHEAD + 1
 """Steps whose batches a process holds on the host besides the current one: those that are ready, and one in
@@ -56,14 +61,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The needs of a run, in bytes, elements, operations; `steps`, `flops` and `hours` are None where unknown.
+    """The needs of a run, in bytes, elements, operations; `steps`, `flops`, `speed` and `hours` are None where unknown.
 
     Attributes:
         sizes: elements of the model.
         tokens_per_step: real tokens of an optimizer step, over all processes.
         flops_per_step, flops: forward and backward of a step, and of the run.
         checkpoint: bytes of `state` and `model`; `disk` is the space for the checkpoints that are kept and one more.
-        mfu: the fraction of the device's peak that `hours` assume.
+        speed: how long a step takes, and how that is known.
+        hours: the shortest and the longest time of all steps and validations; equal where the speed was measured.
         notes: assumptions.
     """
 
@@ -81,8 +87,8 @@ class Estimate:
     checkpoint: Mapping[str, int]
     disk: int
     device: Device
-    mfu: float | None
-    hours: float | None
+    speed: Speed | None
+    hours: tuple[float, float] | None
     notes: tuple[str, ...]
 
     @property
@@ -107,6 +113,7 @@ def estimate(
     vocab_size: int | None = None,
     mfu: float | None = None,
     tflops: float | None = None,
+    measure_speed: Measure | None = None,
     overrides: tuple[str, ...] = (),
 ) -> Estimate:
     """Estimates the run of `parameters` in `processes` processes (default: the fewest that it can run in), each with
@@ -119,6 +126,7 @@ def estimate(
         vocab_size: size of the vocabulary, if the stores do not exist yet.
         mfu: the expected fraction of the device's bfloat16 peak; or
         tflops: the expected TFLOP/s of a device, as `tflops` in a run's metrics.
+        measure_speed: measures the speed where the devices are this machine's and the run fits; see `measure_here`.
         overrides: `a.b=value` over a parameter file's values.
 
     Raises:
@@ -148,18 +156,44 @@ def estimate(
     tokens = share.global_rows * statistics.tokens_per_row
     steps = _steps(loaded, statistics, share)
     flops = None if steps is None else sizes.flops_per_token * tokens * steps
-    speed, used_mfu = _speed(loaded.precision, target, mfu, tflops)
-    hours = flops / (processes * speed * 1e12) / 3600 if flops is not None and speed else None
     kept = loaded.kept_checkpoints(steps or 0) + 1
     state = sizes.saved_bytes + optimizer_bytes + loaded.count_event_bytes(sizes.trained)
     checkpoint = {"state": state, "model": sizes.model_bytes}
-    return Estimate(
+    estimated = Estimate(
         sizes, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage,
         loaded.parallel.pp_size * loaded.parallel.pp_stages_per_process, share, tokens,
         flops_per_step=sizes.flops_per_token * tokens, steps=steps, flops=flops,
         checkpoint=checkpoint, disk=sum(checkpoint.values()) * kept,
-        device=target, mfu=used_mfu, hours=hours, notes=(*_assumptions(statistics, steps), *notes),
+        device=target, speed=None, hours=None, notes=(*_assumptions(statistics, steps), *notes),
     )  # fmt: skip
+    speed = None
+    if measure_speed is not None and mfu is None and tflops is None and _is_here(target) and estimated.fits is not False:
+        speed = measure_speed(loaded, statistics.vocabulary.size, share, processes)
+    if speed is None:
+        speed = planned_speed(
+            loaded, target, processes=processes, share=share, flops_per_step=estimated.flops_per_step, mfu=mfu,
+            tflops=tflops,
+        )  # fmt: skip
+    return estimated if speed is None else with_speed(estimated, speed, loaded, statistics.validation_rows)
+
+
+def with_speed(estimated: Estimate, speed: Speed, parameters: Parameters, validated: int | None = None) -> Estimate:
+    """Returns the estimate with its hours at this `speed`: those of the steps and of the validations, in each of which
+    `validated` rows are read; by default all that `evaluation.batches` allows."""
+    if estimated.steps is None:
+        return replace(estimated, speed=speed)
+    steps, every = float(estimated.steps), parameters.evaluation
+    if every is not None:
+        most = every.batches * estimated.share.global_rows * max(1, len(parameters.data.validation))
+        validations = 1 + -(-estimated.steps // every.steps)  # before the first step, and at the end
+        steps += validations * min(most, validated or most) / estimated.share.global_rows * speed.evaluation
+    return replace(estimated, speed=speed, hours=(steps * speed.low / 3600, steps * speed.high / 3600))
+
+
+def _is_here(device: Device) -> bool:
+    """Whether this machine would train on `device`."""
+    local = devices.local_device()
+    return device.gpu == local.gpu and device.is_named(local.name)
 
 
 def measure(
@@ -243,20 +277,6 @@ def _steps(parameters: Parameters, statistics: RowStatistics, share: RankBatch) 
         parameters, rows=statistics.rows or 1, tokens_per_row=statistics.tokens_per_row, global_rows=share.global_rows
     )
     return length.steps
-
-
-def _speed(
-    precision: str, device: Device, mfu: float | None, tflops: float | None
-) -> tuple[float | None, float | None]:
-    """Returns the assumed TFLOP/s of a device and the fraction of its peak; None where unknown."""
-    if tflops is not None:
-        return tflops, tflops / device.peak_tflops if device.peak_tflops else None
-    if device.peak_tflops is None:
-        if mfu is not None:
-            raise UserError(f"--mfu: the peak of {device.name} is unknown; give its speed instead: --tflops 0.05")
-        return None, None
-    used_mfu = devices.USUAL_MFU[precision] if mfu is None else mfu
-    return used_mfu * device.peak_tflops, used_mfu
 
 
 def _assumptions(statistics: RowStatistics, steps: int | None) -> list[str]:

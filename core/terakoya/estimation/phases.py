@@ -9,6 +9,7 @@ from typing import Any
 from terakoya.config.parameters import Parameters
 from terakoya.config.phase_plan import PhaseSpan, plan_phases
 from terakoya.estimation.estimate import Estimate, estimate
+from terakoya.estimation.speed import Speed
 from terakoya.estimation.synthetic_rows import row_statistics
 
 
@@ -68,5 +69,11 @@ def whole_run(phases: Sequence[PhaseEstimate], parameters: Parameters) -> Estima
         checkpoint=checkpoint,
         disk=sum(checkpoint.values()) * (parameters.kept_checkpoints(steps) + 1),
         flops=sum(flops) if len(flops) == len(phases) else None,
-        hours=sum(hours) if len(hours) == len(phases) else None,
+        speed=max((each.estimate.speed for each in phases if each.estimate.speed), key=_uncertainty, default=None),
+        hours=(sum(low for low, _ in hours), sum(high for _, high in hours)) if len(hours) == len(phases) else None,
     )
+
+
+def _uncertainty(speed: Speed) -> float:
+    """Returns by how much the slowest of `speed` is slower than its fastest."""
+    return speed.high / speed.low

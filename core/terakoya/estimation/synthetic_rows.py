@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class RowStatistics:
         rows: rows of an epoch over all training stores; None without stores.
         known: whether the stores exist. If not, every row is assumed to be full, and one document.
         documents_per_row: average number of documents in a row, padding included as one.
+        validation_rows: rows of all validation stores; None without them.
     """
 
     vocabulary: Vocabulary
@@ -44,6 +46,7 @@ class RowStatistics:
     rows: int | None
     known: bool
     documents_per_row: float = 1.0
+    validation_rows: int | None = None
 
 
 def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowStatistics:
@@ -71,10 +74,20 @@ def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowSta
         vocabulary = synthetic_vocabulary(vocab_size, length)
     train_part = 1.0 if data.split is None else data.split[0] / sum(data.split)
     context, tokens, _, documents = np.average(by_store, axis=0, weights=weights)
-    rows = max(1, int(by_store[:, 2].sum() * train_part))
+    all_rows = by_store[:, 2].sum()
+    rows = max(1, int(all_rows * train_part))
+    held_out = int(all_rows) - rows if data.split is not None else _rows_of_all(data.validation, layout, length)
     return RowStatistics(
-        vocabulary, float(context), float(tokens), rows, known=True, documents_per_row=float(documents)
-    )
+        vocabulary, float(context), float(tokens), rows, known=True, documents_per_row=float(documents),
+        validation_rows=held_out,
+    )  # fmt: skip
+
+
+def _rows_of_all(folders: Sequence[Path], layout: Layout, length: int) -> int | None:
+    """Returns the rows of the stores in `folders`; None where one of them does not exist."""
+    if not all(is_address(each) or (each / "store.json").is_file() for each in folders):
+        return None
+    return int(sum(_store_statistics(open_store(each), layout, length)[2] for each in folders))
 
 
 def synthetic_vocabulary(size: int, sequence_length: int) -> Vocabulary:
