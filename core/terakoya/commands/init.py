@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -48,18 +49,26 @@ def command(
     work: Annotated[Path, typer.Option(help="The folder for tokenizer, stores, run and model.")] = Path("work"),
     out: Annotated[Path, typer.Option(help="The new pipeline file.")] = Path("pipeline.json"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Where this machine trains: take steps of each model in question for at most 20 seconds, once.",
+        ),
+    ] = True,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is the default.")] = False,
 ) -> None:
     """Write a pipeline file for a corpus and a machine, with the reason for each number.
 
     Asks in a terminal for what is not given, unless --yes: corpus, family, goal and hours; for the GPU only where goal
-    or hours are left open. Reads samples of the corpus.
+    or hours are left open. Reads samples of the corpus, and takes steps of models that may fit the hours.
     """
     from terakoya.atomic_files import check_writable, write_text
+    from terakoya.launch.measuring import measure_here
     from terakoya.log import console, error_console, translated
     from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine
     from terakoya.pipeline.corpus_facts import look_at
-    from terakoya.pipeline.new_pipeline import make_pipeline, render
+    from terakoya.pipeline.new_pipeline import held_out_share, make_pipeline, render
     from terakoya.pipeline.settings import read_pipeline
 
     if out.exists() and not force:
@@ -84,18 +93,23 @@ def command(
     goal = goal or _choice(
         "goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model", asks
     )
+    find = partial(find_machine, measure=measure_here if measure else None)
     if gpu is None and not is_told and asks:
         question = "GPU that trains, such as h100; empty: this machine's"
-        gpu, machine = _ask(question, "", lambda text: (text or None, find_machine(text or None, gpus)), asks)
+        gpu, machine = _ask(question, "", lambda text: (text or None, find(text or None, gpus)), asks)
     else:
-        machine = find_machine(gpu, gpus)
+        machine = find(gpu, gpus)
     if hours is None:
         default = 24.0 if machine.device.gpu else 2.0
         hours = default if goal == "try" else _ask("hours of training", f"{default:g}", _number, asks)
     vocabulary = vocab_size or choose_vocabulary(facts.characters)
     tokens = count_tokens(facts.characters, facts.language)
-    with error_console().status(translated("choosing"), spinner="dots"):
-        choice = choose(tokens=tokens, vocabulary=vocabulary, family=family, goal=goal, machine=machine, hours=hours)
+    held_out = round(tokens * held_out_share(facts.count))
+    with error_console().status(translated("measuring and choosing"), spinner="dots"):
+        choice = choose(
+            tokens=tokens, vocabulary=vocabulary, family=family, goal=goal, machine=machine, hours=hours,
+            held_out=held_out,
+        )  # fmt: skip
     pipeline, comments = make_pipeline(corpus, facts, choice, family=family, goal=goal, machine=machine, work=work)
     again = ["terakoya", "init", *corpus, "--family", family, "--goal", goal, "--hours", f"{hours:g}"]
     again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(gpus)] if gpus else [])]

@@ -71,4 +71,10 @@ def local_device() -> Device:
     return Device(CPU, psutil.virtual_memory().total, None)
 
 
+def is_here(device: Device) -> bool:
+    """Whether this machine would train on `device`."""
+    local = local_device()
+    return device.gpu == local.gpu and device.is_named(local.name)
+
+
 assert {name.split("-")[0].upper() for name in MEMORY_GIB} - {"RTX"} <= {w for words, _ in PEAK_TFLOPS for w in words}

@@ -167,7 +167,7 @@ def estimate(
         device=target, speed=None, hours=None, notes=(*_assumptions(statistics, steps), *notes),
     )  # fmt: skip
     speed = None
-    if measure_speed is not None and mfu is None and tflops is None and _is_here(target) and estimated.fits is not False:
+    if measure_speed is not None and mfu is None and tflops is None and devices.is_here(target) and estimated.fits is not False:
         speed = measure_speed(loaded, statistics.vocabulary.size, share, processes)
     if speed is None:
         speed = planned_speed(
@@ -188,12 +188,6 @@ def with_speed(estimated: Estimate, speed: Speed, parameters: Parameters, valida
         validations = 1 + -(-estimated.steps // every.steps)  # before the first step, and at the end
         steps += validations * min(most, validated or most) / estimated.share.global_rows * speed.evaluation
     return replace(estimated, speed=speed, hours=(steps * speed.low / 3600, steps * speed.high / 3600))
-
-
-def _is_here(device: Device) -> bool:
-    """Whether this machine would train on `device`."""
-    local = devices.local_device()
-    return device.gpu == local.gpu and device.is_named(local.name)
 
 
 def measure(

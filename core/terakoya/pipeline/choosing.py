@@ -12,8 +12,9 @@ from terakoya.config.presets import presets_folder, read_preset
 from terakoya.errors import UserError, nearest
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
-from terakoya.estimation.estimate import Estimate, estimate
+from terakoya.estimation.estimate import Estimate, Measure, estimate, first_rank_batch, with_speed
 from terakoya.estimation.fake_step import model_sizes
+from terakoya.estimation.speed import FORWARD_SHARE, Speed, planned_speed
 from terakoya.estimation.synthetic_rows import row_statistics
 from terakoya.json_settings import read_settings
 
@@ -56,23 +57,28 @@ TRY_HOURS = 1 / 6
 LEAST_STEPS = 5000
 """Below this number of steps a smaller batch is better: each step learns little more from a larger one."""
 LEAST_ROWS = 32
-CPU_EFFICIENCY = 0.25
-"""The share of the speed of a large matrix product that the training of a small model reaches on a CPU, roughly."""
+CPU_SHARES = (0.1, 0.5)
+"""The shares of the speed of a large matrix product that training was seen to reach on a CPU, from small models to
+large ones."""
+MOST_TOKENS = 1e15
+"""More than any run has."""
 LEAST_STEPS_BETWEEN = 25
 """Steps between two validations or checkpoints, at least: in a run of 60 steps one after every third would take longer
 than the training, and show noise."""
-LEAST_STEP_SECONDS = 0.01
-"""What a micro-step takes on any GPU, about: the host starts hundreds of kernels, each in 5 to 10 microseconds."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What trains: `count` devices, each at `tflops` in real work, with weights in `precision`."""
+    """What trains: `count` devices with weights in `precision`.
+
+    Attributes:
+        measure: measures the speed of a run, where the devices are here; None where they are not, or need not be asked.
+    """
 
     device: Device
     count: int
-    tflops: float
     precision: Literal["bf16", "fp32"]
+    measure: Measure | None = None
 
     @property
     def name(self) -> str:
@@ -80,9 +86,9 @@ class Machine:
         return f"{self.count} x {self.device.name}" if self.device.gpu else "this machine's CPU"
 
 
-def find_machine(gpu: str | None, count: int | None) -> Machine:
+def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None = None) -> Machine:
     """Returns the machine with `count` times the device `gpu`; by default this machine, all its GPUs or its CPU, whose
-    speed is measured for a moment.
+    speed `measure` measures.
 
     Raises:
         UserError: the device is unknown, or this machine has no GPU but several are wanted.
@@ -97,10 +103,10 @@ def find_machine(gpu: str | None, count: int | None) -> Machine:
             raise UserError(
                 f"--gpu: the speed of {device.name} is unknown; name a similar one, such as --gpu a100-80gb"
             )
-        return Machine(device, count or 1, devices.USUAL_MFU["bf16"] * device.peak_tflops, "bf16")
+        return Machine(device, count or 1, "bf16", measure if devices.is_here(device) else None)
     if count and count > 1:
         raise UserError(f"--gpus {count}: this machine has no GPU; name the kind with --gpu, such as --gpu h100")
-    return Machine(replace(device, memory=device.memory or _memory()), 1, CPU_EFFICIENCY * _cpu_tflops(), "fp32")
+    return Machine(replace(device, memory=device.memory or _memory()), 1, "fp32", measure)
 
 
 def _memory() -> int:
@@ -151,12 +157,10 @@ class Choice:
         return int(self.parameters["max_steps"])
 
     @property
-    def hours(self) -> float:
-        """How long the run takes, predicted: from its operations, but no step in less than a GPU takes for any."""
-        rows = -(-sum(self.parameters["batch_size"].values()) // self.estimated.processes)
-        micro_steps = self.steps * -(-rows // self.parameters["micro_batch_size"])
-        least = LEAST_STEP_SECONDS * micro_steps / 3600 if self.estimated.device.gpu else 0.0
-        return max(least, self.estimated.hours or 0.0)
+    def hours(self) -> tuple[float, float]:
+        """How long the run takes, predicted: the shortest and the longest time."""
+        assert self.estimated.hours is not None, "its speed and its steps are known"
+        return self.estimated.hours
 
     @property
     def passes(self) -> float:
@@ -174,47 +178,121 @@ def count_tokens(characters: int, language: str) -> int:
     return max(1, round(characters / CHARACTERS_PER_TOKEN[language]))
 
 
-def choose(*, tokens: int, vocabulary: int, family: str, goal: Goal, machine: Machine, hours: float) -> Choice:
-    """Returns the largest model of `family` for which `tokens` and `hours` suffice, and its run.
+def choose(
+    *, tokens: int, vocabulary: int, family: str, goal: Goal, machine: Machine, hours: float, held_out: int | None = None
+) -> Choice:
+    """Returns the largest model of `family` for which `tokens` and `hours` suffice, and its run, which takes no longer
+    than `hours` even where its speed is the slowest of a range.
+
+    Args:
+        held_out: rough number of tokens for validation; None: as many as a validation reads.
 
     Raises:
-        UserError: there is no such family, or not even its smallest model fits into the device's memory.
+        UserError: there is no such family, or not even its smallest model fits into the device's memory, or is fast
+            enough for a measurement.
     """
     if family not in FAMILIES:
         raise UserError(f"--family {family}: there is no such family{nearest(family, FAMILIES)}")
     kind = "causal" if family in CAUSAL else "masked"
     hours = min(hours, TRY_HOURS) if goal == "try" else hours
-    budget = hours * 3600 * machine.count * machine.tflops * 1e12
     presets = FAMILIES[family][:1] if goal == "try" else FAMILIES[family]
     limit = "goal" if goal == "try" else "family"
-    for preset in reversed(presets):
+    candidates: list[_Candidate] = []
+    for preset in presets:
+        candidate = _Candidate.of(preset, vocabulary, machine)
+        if candidates and tokens < UNIQUE_TOKENS_PER_PARAMETER[kind] * candidate.body:
+            limit = "corpus"
+            break
+        affordable = candidate.affordable(hours)
+        if not affordable and not candidates:
+            raise UserError(f"{preset}: a part of one step takes too long on {machine.name} to be measured")
+        if candidates and affordable < TOKENS_PER_PARAMETER * candidate.body:
+            limit = "hours"
+            break
+        candidates.append(candidate)
+    for candidate in reversed(candidates):
+        trained = min(candidate.affordable(hours), PASSES[kind] * tokens)
+        choice = candidate.run(trained, tokens, held_out)
+        if choice is not None and choice.hours[1] > hours:  # validations take time, too
+            choice = candidate.run(trained * hours / choice.hours[1], tokens, held_out)
+        if choice is not None:
+            return replace(choice, limit=limit)
+        limit = "memory"
+    raise UserError(f"--family {family}: not even {presets[0]} fits into the memory of {machine.name}")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A preset whose run may be chosen.
+
+    Attributes:
+        raw: its parameters, without its stores.
+        body: parameters outside of the embeddings.
+        flops_per_token: of the whole model, forward and backward.
+    """
+
+    preset: str
+    raw: Mapping[str, Any]
+    vocabulary: int
+    machine: Machine
+    body: int
+    flops_per_token: float
+
+    @classmethod
+    def of(cls, preset: str, vocabulary: int, machine: Machine) -> _Candidate:
+        """Returns the candidate `preset`, whose model is built without weights."""
         raw = read_settings(presets_folder() / f"{preset}.json")
         # not the store at the preset's path: the one that this pipeline makes will have another vocabulary
         raw["data"] = {"train": [NO_STORE], "validation": [NO_STORE], "sequence_length": raw["data"]["sequence_length"]}
-        length = raw["data"]["sequence_length"]
         loaded = Parameters.from_dict(raw, source=preset)
         rows = row_statistics(loaded.data, loaded.objective.row_layout(), vocabulary)
         sizes = model_sizes(loaded, rows.vocabulary, context=rows.context)
-        body = sizes.parameters - sizes.embeddings
-        affordable = budget / sizes.flops_per_token
-        if preset != presets[0] and tokens < UNIQUE_TOKENS_PER_PARAMETER[kind] * body:
-            limit = "corpus"
-            continue
-        if preset != presets[0] and affordable < TOKENS_PER_PARAMETER * body:
-            limit = "hours"
-            continue
-        trained = min(affordable, PASSES[kind] * tokens)
-        for parameters in _runs(raw, trained=trained, machine=machine):
+        return cls(preset, raw, vocabulary, machine, sizes.parameters - sizes.embeddings, sizes.flops_per_token)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return int(self.raw["data"]["sequence_length"])
+
+    def affordable(self, hours: float) -> float:
+        """Returns how many tokens are trained in so many `hours`, at least; 0 where that cannot be measured."""
+        rows = sum(self.raw["batch_size"].values())
+        speed = self.speed(next(_runs(self.raw, trained=MOST_TOKENS, machine=self.machine)))
+        return 0.0 if speed is None else hours * 3600 / speed.high * rows * self.length
+
+    def speed(self, raw: Mapping[str, Any]) -> Speed | None:
+        """Returns the speed of the run `raw`; None where it is too slow to be measured."""
+        machine, parameters = self.machine, Parameters.from_dict(raw, source=self.preset)
+        share = first_rank_batch(
+            parameters.batch_size, parameters.micro_batch_size, replica_size=1, processes=machine.count
+        )
+        if machine.measure is not None and (
+            (measured := machine.measure(parameters, self.vocabulary, share, machine.count)) or not machine.device.gpu
+        ):
+            return measured
+        flops = self.flops_per_token * share.global_rows * self.length
+        if machine.device.gpu:
+            return planned_speed(
+                parameters, machine.device, processes=machine.count, share=share, flops_per_step=flops
+            )
+        low, high = (flops / (each * _cpu_tflops() * 1e12) for each in reversed(CPU_SHARES))
+        said = f"not a measurement: {CPU_SHARES[0]:.0%} to {CPU_SHARES[1]:.0%} of the speed of a large product here"
+        return Speed(low, high, FORWARD_SHARE, "range", said)
+
+    def run(self, trained: float, tokens: int, held_out: int | None) -> Choice | None:
+        """Returns the run over `trained` tokens that fits into memory with the largest micro-batch; None: none does."""
+        validated = None if held_out is None else -(-held_out // self.length)
+        for raw in _runs(self.raw, trained=trained, machine=self.machine):
+            parameters, speed = Parameters.from_dict(raw, source=self.preset), self.speed(raw)
             estimated = estimate(
-                Parameters.from_dict(parameters, source=preset), processes=machine.count, device=machine.device.name,
-                vocab_size=vocabulary, tflops=machine.tflops,
-            )  # fmt: skip
-            estimated = replace(estimated, device=machine.device)
-            if estimated.fits is not False:
-                done = parameters["max_steps"] * sum(parameters["batch_size"].values()) * length
-                return Choice(preset, parameters, vocabulary, tokens, done, estimated, limit)
-        limit = "memory"
-    raise UserError(f"--family {family}: not even {presets[0]} fits into the memory of {machine.name}")
+                parameters, processes=self.machine.count, device=self.machine.device.name, vocab_size=self.vocabulary
+            )
+            estimated = replace(estimated, device=self.machine.device)
+            if estimated.fits is not False and speed is not None:
+                estimated = with_speed(estimated, speed, parameters, validated)
+                done = raw["max_steps"] * sum(raw["batch_size"].values()) * self.length
+                return Choice(self.preset, raw, self.vocabulary, tokens, done, estimated, "")
+        return None
 
 
 def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Iterator[dict[str, Any]]:

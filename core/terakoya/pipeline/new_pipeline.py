@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from terakoya.estimation.speed import describe_hours
 from terakoya.log import lines_of, plural, translated
 from terakoya.pipeline.choosing import (
     CAUSAL,
@@ -45,7 +46,7 @@ def make_pipeline(
     """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path."""
     parameters = {key: value for key, value in choice.parameters.items() if key != "_comment"}
     parameters["data"] = {"sequence_length": parameters["data"]["sequence_length"]}
-    share, is_few = _held_out_share(facts.count), facts.count < FEW_DOCUMENTS
+    share, is_few = held_out_share(facts.count), facts.count < FEW_DOCUMENTS
     held_out = round(share * facts.count) or min(1, facts.count - 1)
     if is_few and held_out:
         parameters["data"]["split"] = [facts.count - held_out, held_out]
@@ -90,7 +91,7 @@ def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any
     return {"type": "mecab_wordpiece", **words, "vocab_size": vocabulary, **unused}
 
 
-def _held_out_share(documents: int) -> float:
+def held_out_share(documents: int) -> float:
     """Returns the share of the documents for validation: about `HELD_OUT_DOCUMENTS` of them, 0.2 % to 5 %; of a small
     corpus 20 documents, up to 20 %."""
     share = min(0.05, max(0.002, HELD_OUT_DOCUMENTS / max(1, documents)))
@@ -99,6 +100,8 @@ def _held_out_share(documents: int) -> float:
 
 def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machine, share: float) -> dict[str, str]:
     parameters, estimated, preset_rows = choice.parameters, choice.estimated, _preset_rows(choice.preset)
+    speed = estimated.speed
+    assert speed is not None, "a choice has a speed"
     rows, length = sum(parameters["batch_size"].values()), parameters["data"]["sequence_length"]
     kind = "causal" if family in CAUSAL else "masked"
     language = {"ja": "Japanese", "en": "English or another language in Latin letters", "other": "another language"}
@@ -135,14 +138,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         "parameters.max_steps": f"{choice.steps:,} step{plural(choice.steps)} x {rows:,} row{plural(rows)} "
         f"x {length:,} tokens = {_amount(choice.trained_tokens)} tokens: {choice.passes:.3g} passes over about "
         f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
-        f"{_hours(choice.hours)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s"
-        + (
-            " each, 0.4 of its peak."
-            if machine.count > 1
-            else ", 0.4 of its peak."
-            if machine.device.gpu
-            else ", just measured."
-        ),
+        f"{translated(describe_hours(choice.hours))} on {machine.name}, {translated(speed.said)}.",
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
@@ -161,12 +157,6 @@ def _preset_rows(name: str) -> int:
 
 def _amount(tokens: float) -> str:
     return f"{tokens / 1e6:,.1f} M" if tokens >= 1e6 else f"{tokens:,.0f}"
-
-
-def _hours(hours: float) -> str:
-    if hours < 1:
-        return "1 minute" if hours < 1.5 / 60 else f"{round(60 * hours):,} minutes"
-    return f"{hours:,.1f} hours"
 
 
 def render(pipeline: Mapping[str, Any], comments: Mapping[str, str], *, heading: str) -> str:
