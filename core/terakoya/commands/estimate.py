@@ -64,8 +64,8 @@ def command(
 ) -> None:
     """Estimate what a run needs: parameters, FLOPs, memory of each rank, disk, hours.
 
-    Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of steps
-    on this machine, or of a card with that name. Otherwise they are a range.
+    Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of
+    steps on this machine, or of a card with that name. Otherwise they are a range.
     """
     from terakoya.commands.guidance.layouts import print_layouts
     from terakoya.config import batch_table

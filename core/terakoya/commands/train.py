@@ -16,7 +16,9 @@ from terakoya.errors import Stopped
 from terakoya.launch.here import imports, read_parameters, resolve_out, train
 
 if TYPE_CHECKING:
+    from terakoya.config.parameters import Parameters
     from terakoya.training.distributed.signals import StopRequest
+    from terakoya.training.dry_run import DrySteps
 
 
 def command(
@@ -66,7 +68,7 @@ def command(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check data, processes, batch size and disk, take one step, write nothing."),
+        typer.Option("--dry-run", help="Check data, processes, batch size and disk, time a few steps, write nothing."),
     ] = False,
 ) -> None:
     """Pre-train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint and exit; the same command resumes."""
@@ -103,7 +105,7 @@ def command(
                 from terakoya.estimation.model_errors import explain_model_errors
                 from terakoya.training.dry_run import dry_run as check
 
-            check(
+            steps = check(
                 loaded,
                 folder,
                 address=address,
@@ -112,6 +114,7 @@ def command(
                 advice=explain_model_errors,
             )
             if launched.rank == 0:
+                _say_time(steps, loaded, folder)
                 next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))
             return
         result = train(
@@ -125,6 +128,27 @@ def command(
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
             signals.ignore_stop_signals()
         raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
+
+
+def _say_time(steps: DrySteps, parameters: Parameters, folder: Path) -> None:
+    """Says how long the run takes: as its own steps until now say where there are some, or else those of the dry run,
+    which are kept for `terakoya estimate`."""
+    from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts, seconds_of_run
+    from terakoya.estimation.probe import Probed
+    from terakoya.estimation.speed import describe_hours
+    from terakoya.log import error_console, translated
+
+    hours, source = steps.hours, "at the speed of the steps just taken"
+    seconds = seconds_of_run(folder, parameters, processes=steps.processes)
+    if seconds is not None:
+        hours, source = seconds * steps.steps / 3600, f"at the speed of the run in {folder} until now"
+    time = translated(describe_hours((hours, hours)))
+    error_console().print(f"time: {time} for all {steps.steps:,} steps, {translated(source)}", soft_wrap=True)
+    first = parameters.of_phases[0]
+    run = rate_facts(
+        first, vocab_size=steps.vocab_size, rows=steps.share.micro_batch_size, processes=steps.processes
+    )  # fmt: skip
+    KeptRates().keep(machine_facts(steps.processes), run, Probed(steps.rate, "a dry run of it"))
 
 
 def _visible_gpus() -> int:

@@ -167,7 +167,8 @@ def estimate(
         device=target, speed=None, hours=None, notes=(*_assumptions(statistics, steps), *notes),
     )  # fmt: skip
     speed = None
-    if measure_speed is not None and mfu is None and tflops is None and devices.is_here(target) and estimated.fits is not False:
+    is_given = mfu is not None or tflops is not None
+    if measure_speed is not None and not is_given and devices.is_here(target) and estimated.fits is not False:
         speed = measure_speed(loaded, statistics.vocabulary.size, share, processes)
     if speed is None:
         speed = planned_speed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,13 +19,14 @@ from terakoya.errors import FileError, UserError
 from terakoya.estimation.probe import Probed
 from terakoya.process_pool import available_cores
 from terakoya.runs import metrics
+from terakoya.toolkit.fast_products import describe_processor
 from terakoya.training.distributed.topology import host_name
 from terakoya.training.step_rate import StepRate
 from terakoya.version import __version__
 
 WITHOUT_EFFECT = (
-    "batch_size", "checkpoint", "data", "epochs", "evaluation", "events", "logging_steps", "loss_scaling", "max_grad_norm",
-    "max_consecutive_skipped_steps", "max_minutes", "max_steps", "max_tokens", "micro_batch_size", "on_lost_node",
+    "batch_size", "checkpoint", "data", "epochs", "evaluation", "events", "logging_steps", "loss_scaling",
+    "max_consecutive_skipped_steps", "max_grad_norm", "max_minutes", "max_steps", "max_tokens", "micro_batch_size", "on_lost_node",
     "phases", "profile", "schedule", "seed", "spikes", "start_from", "trackers",
 )  # fmt: skip
 """Keys of the parameters that do not change how long a micro-step or an update takes. The rows of a micro-batch and
@@ -46,20 +46,10 @@ def threads_of(processes: int) -> int:
 def machine_facts(processes: int) -> dict[str, Any]:
     """Returns what tells this machine from another, as far as the rate of a run in `processes` depends on it."""
     return {
-        "processor": _processor(), "cores": available_cores(), "threads": threads_of(processes),
+        "processor": describe_processor(torch.device("cpu")), "cores": available_cores(), "threads": threads_of(processes),
         "torch": torch.__version__, "terakoya": __version__,
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }  # fmt: skip
-
-
-def _processor() -> str:
-    """Returns the name of the processor's model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def rate_facts(parameters: Parameters, *, vocab_size: int, rows: int, processes: int) -> dict[str, Any]:
@@ -140,9 +130,7 @@ def seconds_of_run(folder: Path, parameters: Parameters, *, processes: int) -> f
     return float((last["time"] - first["time"]) / (last["step"] - first["step"]))
 
 
-def _is_same_run(
-    start: Mapping[str, Any], earlier: Parameters, parameters: Parameters, processes: int
-) -> bool:
+def _is_same_run(start: Mapping[str, Any], earlier: Parameters, parameters: Parameters, processes: int) -> bool:
     """Whether the run that wrote `start` was of these parameters, on this machine with its versions now."""
     world, here = start.get("world", {}), machine_facts(processes)
     place = (start.get("hosts"), world.get("processes"), world.get("threads"))

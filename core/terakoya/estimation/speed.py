@@ -23,14 +23,14 @@ from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.throughput import peak_tflops
 
 Source = Literal["run", "probe", "card", "range", "given", "formulas"]
-"""Where a speed is from: an earlier run, steps that were timed here, a card's results, the shares of the peak that cards
-have reached, an option, or the formulas for layouts of many GPUs."""
+"""Where a speed is from: an earlier run, steps that were timed here, a card's results, the shares of the peak that
+cards have reached, an option, or the formulas for layouts of many GPUs."""
 
 LEAST_STEP_SECONDS = 0.01
 """What a micro-step takes on any GPU, about: the host starts hundreds of kernels, each in 5 to 10 microseconds."""
 FLOAT32_SHARES = (1 / 16, 0.42)
-"""The speed of float32 without TF32 as a share of bfloat16's: the former is the ratio of an A100's peaks, the latter was
-seen on an H200 in a small model, which waits for its host (tools/gpu/results)."""
+"""The speed of float32 without TF32 as a share of bfloat16's: the former is the ratio of an A100's peaks, the latter
+was seen on an H200 in a small model, which waits for its host (tools/gpu/results)."""
 FORWARD_SHARE = 1 / 3
 """The forward's share of the operations of forward and backward."""
 

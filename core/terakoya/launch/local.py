@@ -27,15 +27,13 @@ LOST_GRACE_SECONDS = 5.0
 """The same after one has given up waiting for another, which the others then have, too."""
 
 
-def run_processes(
-    arguments: Sequence[str], processes: int, *, module: str = "terakoya", quiet: bool = False
-) -> int:
+def run_processes(arguments: Sequence[str], processes: int, *, module: str = "terakoya", quiet: bool = False) -> int:
     """Runs `python -m MODULE ARGUMENTS` in `processes` processes that form one process group, and waits for them.
 
     Forwards stop signals; if this process is killed, the processes receive SIGTERM. Each process gets an equal share of
     the cores as threads, unless OMP_NUM_THREADS is set: more threads than cores are many times slower. An error that
-    several processes meet is printed by one of them; `quiet` processes print nothing. Prints a message about a process that a signal ended, and whether
-    the kernel was out of memory. Returns an exit code, see `_code`.
+    several processes meet is printed by one of them; `quiet` processes print nothing. Prints a message about a process
+    that a signal ended, and whether the kernel was out of memory. Returns an exit code, see `_code`.
     """
     kills_before = oom_killer.count_oom_kills()
     with socket.socket() as probe:

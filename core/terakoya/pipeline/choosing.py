@@ -179,7 +179,14 @@ def count_tokens(characters: int, language: str) -> int:
 
 
 def choose(
-    *, tokens: int, vocabulary: int, family: str, goal: Goal, machine: Machine, hours: float, held_out: int | None = None
+    *,
+    tokens: int,
+    vocabulary: int,
+    family: str,
+    goal: Goal,
+    machine: Machine,
+    hours: float,
+    held_out: int | None = None,
 ) -> Choice:
     """Returns the largest model of `family` for which `tokens` and `hours` suffice, and its run, which takes no longer
     than `hours` even where its speed is the slowest of a range.
@@ -272,9 +279,7 @@ class _Candidate:
             return measured
         flops = self.flops_per_token * share.global_rows * self.length
         if machine.device.gpu:
-            return planned_speed(
-                parameters, machine.device, processes=machine.count, share=share, flops_per_step=flops
-            )
+            return planned_speed(parameters, machine.device, processes=machine.count, share=share, flops_per_step=flops)
         low, high = (flops / (each * _cpu_tflops() * 1e12) for each in reversed(CPU_SHARES))
         said = f"not a measurement: {CPU_SHARES[0]:.0%} to {CPU_SHARES[1]:.0%} of the speed of a large product here"
         return Speed(low, high, FORWARD_SHARE, "range", said)

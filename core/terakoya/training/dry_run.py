@@ -6,14 +6,16 @@ import math
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.log import new_console
 from terakoya.object_store import ObjectFolder
 from terakoya.plugins import registry
+from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.meeting import meet
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
@@ -22,7 +24,28 @@ from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models
 from terakoya.training.setup import Advice, build_trainer, no_advice
+from terakoya.training.step_rate import StepRate, time_steps
 from terakoya.training.trainer import Trainer
+
+TIMED_SECONDS = 10.0
+"""A first step that takes longer is the only one of its phase; otherwise others are timed for half of it, about."""
+
+
+@dataclass(frozen=True)
+class DrySteps:
+    """How fast the steps of a dry run were.
+
+    Attributes:
+        hours: what the `steps` of the whole run and its validations take at this speed.
+        rate: of the first phase, in which this rank took the rows of `share`.
+    """
+
+    hours: float
+    steps: int
+    rate: StepRate
+    share: RankBatch
+    processes: int
+    vocab_size: int
 
 
 def dry_run(
@@ -33,9 +56,12 @@ def dry_run(
     node_rank: int | None = None,
     expected_processes: int | None = None,
     advice: Advice = no_advice,
-) -> None:
-    """Opens the stores, checks the processes against the batch table and the disk space, and takes one step. Where the
-    run in `out` is mirrored to `address`, looks whether that can be read.
+) -> DrySteps:
+    """Opens the stores, checks the processes against the batch table and the disk space, and takes one step, and a few
+    more to time them. Where the run in `out` is mirrored to `address`, looks whether that can be read.
+
+    Returns:
+        How fast the steps were.
 
     Raises:
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
@@ -84,8 +110,17 @@ def dry_run(
             for phase in trainer.plan.phases:
                 title = f"{phase.title()}: " if trainer.plan.has_phases else ""
                 console.print(title + _describe_learning_rate(trainer.run, phase), soft_wrap=True)
-            for phase in trainer.plan.phases:
-                console.print(_try_step(trainer, phase, out), soft_wrap=True)
+            seconds, rates, phases = 0.0, [], trainer.plan.phases
+            for phase in phases:
+                said, rate = _try_step(trainer, phase, out)
+                console.print(said, soft_wrap=True)
+                rates.append(rate)
+                seconds += phase.span.steps * rate.step(phase.rank_batch.micro_steps)
+            steps = trainer.plan.length.steps
+            seconds += _validation_seconds(trainer, steps, rates[0])
+            return DrySteps(
+                seconds / 3600, steps, rates[0], phases[0].rank_batch, context.world_size, stores.vocabulary.size
+            )
     finally:
         context.close(waits=False)
 
@@ -122,21 +157,41 @@ def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
     return state_bytes, round(rounded * 4 * saved) if is_copied else 0
 
 
-def _try_step(trainer: Trainer, phase: PlannedPhase, out: Path) -> str:
-    """Takes the first step of `phase`, and says how it went."""
+def _try_step(trainer: Trainer, phase: PlannedPhase, out: Path) -> tuple[str, StepRate]:
+    """Takes the first step of `phase`, and further ones while a few seconds last; says how the first went, and returns
+    the rate of the others: that of the first where it took longer than all together may."""
     run, start = trainer.run, time.perf_counter()
     run.step, run.consumed_rows = phase.span.first_step, phase.span.first_row
     report = trainer.one_step(record=True)
+    seconds = trainer.context.broadcast(time.perf_counter() - start)
+    rate = StepRate(seconds / phase.rank_batch.micro_steps, 0.0, 0.0)
+    others = phase.span.steps - 1
+    if others and seconds < TIMED_SECONDS:
+        rate = time_steps(trainer, seconds=TIMED_SECONDS / 2, most=others)
+    return _describe_step(trainer, phase, report, seconds, out), rate
+
+
+def _describe_step(trainer: Trainer, phase: PlannedPhase, report: StepReport, seconds: float, out: Path) -> str:
     values = report.values or {}
     if trainer.plan.has_phases:
         return (
             f"first step of {phase.title()}: loss {values['loss']:.4f}, {report.tokens:,} tokens in "
-            f"{time.perf_counter() - start:.1f} s; nothing was written to {out}"
+            f"{seconds:.1f} s; nothing was written to {out}"
         )
     return (
         f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, "
-        f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written to {out}"
+        f"{report.tokens:,} tokens in {seconds:.1f} s; nothing was written to {out}"
     )
+
+
+def _validation_seconds(trainer: Trainer, steps: int, rate: StepRate) -> float:
+    """Returns what the validations of a run of so many `steps` take."""
+    every, batch = trainer.parameters.evaluation, trainer.plan.validation_batch
+    if every is None:
+        return 0.0
+    rows = sum(min(len(source), every.batches * batch.global_rows) for source in trainer.validation.values())
+    validations = 1 + -(-steps // every.steps)  # before the first step, and at the end
+    return validations * rows / batch.global_rows * batch.micro_steps * rate.evaluation
 
 
 def _describe_learning_rate(run: Run, phase: PlannedPhase) -> str:
