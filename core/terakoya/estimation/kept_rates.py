@@ -26,8 +26,8 @@ from terakoya.version import __version__
 
 WITHOUT_EFFECT = (
     "batch_size", "checkpoint", "data", "epochs", "evaluation", "events", "logging_steps", "loss_scaling",
-    "max_consecutive_skipped_steps", "max_grad_norm", "max_minutes", "max_steps", "max_tokens", "micro_batch_size", "on_lost_node",
-    "phases", "profile", "schedule", "seed", "spikes", "start_from", "trackers",
+    "max_consecutive_skipped_steps", "max_grad_norm", "max_minutes", "max_steps", "max_tokens", "micro_batch_size",
+    "on_lost_node", "phases", "profile", "schedule", "seed", "spikes", "start_from", "trackers",
 )  # fmt: skip
 """Keys of the parameters that do not change how long a micro-step or an update takes. The rows of a micro-batch and
 their length do, and are facts of their own."""
@@ -46,7 +46,8 @@ def threads_of(processes: int) -> int:
 def machine_facts(processes: int) -> dict[str, Any]:
     """Returns what tells this machine from another, as far as the rate of a run in `processes` depends on it."""
     return {
-        "processor": describe_processor(torch.device("cpu")), "cores": available_cores(), "threads": threads_of(processes),
+        "processor": describe_processor(torch.device("cpu")), "cores": available_cores(),
+        "threads": threads_of(processes),
         "torch": torch.__version__, "terakoya": __version__,
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }  # fmt: skip

@@ -7,6 +7,7 @@ layers are equal; where even these take too long, on fewer rows, too.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -238,8 +239,20 @@ def _shrunk(
 
 
 @contextmanager
+def _silence() -> Iterator[None]:
+    """While open, terakoya logs errors alone."""
+    logger = logging.getLogger("terakoya")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
 def _trainer(parameters: Parameters, folder: Path, context: DistributedContext) -> Iterator[Trainer]:
-    """Builds the trainer of `parameters`; its memory is free afterwards."""
-    with determinism.restore_choice(), closing(RunLog(folder, (), {}, active=False)) as run_log:
+    """Builds the trainer of `parameters`, without a word; its memory is free afterwards."""
+    with _silence(), determinism.restore_choice(), closing(RunLog(folder, (), {}, active=False)) as run_log:
         yield build_trainer(parameters, folder, Stores.open(parameters.data), context, run_log, registry())
     free_memory(context, cuda_graphs=parameters.cuda_graphs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -26,8 +26,9 @@ Source = Literal["run", "probe", "card", "range", "given", "formulas"]
 """Where a speed is from: an earlier run, steps that were timed here, a card's results, the shares of the peak that
 cards have reached, an option, or the formulas for layouts of many GPUs."""
 
-LEAST_STEP_SECONDS = 0.01
-"""What a micro-step takes on any GPU, about: the host starts hundreds of kernels, each in 5 to 10 microseconds."""
+LEAST_STEP_SECONDS = (0.01, 0.04)
+"""What a micro-step takes on any GPU, from fast to slow: the host starts hundreds or thousands of kernels, each in 5 to
+10 microseconds."""
 FLOAT32_SHARES = (1 / 16, 0.42)
 """The speed of float32 without TF32 as a share of bfloat16's: the former is the ratio of an A100's peaks, the latter
 was seen on an H200 in a small model, which waits for its host (tools/gpu/results)."""
@@ -144,9 +145,9 @@ def planned_speed(
         UserError: `mfu` is given for a device whose peak is unknown.
     """
 
-    def at(low: float, high: float, source: Source, said: str, least: float = 0.0) -> Speed:
+    def at(low: float, high: float, source: Source, said: str) -> Speed:
         """Returns the speed of devices with `low` to `high` TFLOP/s."""
-        fastest, slowest = (max(least, flops_per_step / (processes * each * 1e12)) for each in (high, low))
+        fastest, slowest = (flops_per_step / (processes * each * 1e12) for each in (high, low))
         return Speed(fastest, slowest, FORWARD_SHARE, source, said)
 
     peak = device.peak_tflops
@@ -169,11 +170,10 @@ def planned_speed(
     low, high = seen_shares()
     if parameters.precision == "fp32" and not parameters.tf32:
         low, high = low * FLOAT32_SHARES[0], high * FLOAT32_SHARES[1]
-    return at(
-        low * peak, high * peak, "range",
-        f"not a measurement: {low:.2g} to {high:.2g} of the card's peak, as other models on an H200",
-        least=LEAST_STEP_SECONDS * share.micro_steps,
-    )  # fmt: skip
+    said = f"not a measurement: {low:.0%} to {high:.0%} of the card's peak, as seen of other models on an H200"
+    speed = at(low * peak, high * peak, "range", said)
+    fastest, slowest = (each * share.micro_steps for each in LEAST_STEP_SECONDS)
+    return replace(speed, low=max(fastest, speed.low), high=max(slowest, speed.high))
 
 
 def _find_card_rate(parameters: Parameters, device: Device) -> CardRate | None:
