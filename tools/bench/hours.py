@@ -150,9 +150,7 @@ def write_stores(folder: Path) -> None:
     from terakoya.components.vocabulary import Vocabulary
     from terakoya.store.writer import write_store
 
-    vocabulary = Vocabulary(
-        size=VOCABULARY, pad=0, unk=1, cls=2, sep=3, mask=4, bos=5, eos=6, special=tuple(range(8))
-    )
+    vocabulary = Vocabulary(size=VOCABULARY, pad=0, unk=1, cls=2, sep=3, mask=4, bos=5, eos=6, special=tuple(range(8)))
     random = np.random.default_rng(7)
     for name, tokens in (("store", TOKENS), ("validation", TOKENS // 10)):
         lengths = random.integers(20, 400, tokens // 210)

@@ -42,7 +42,7 @@ class Speed:
 
     Attributes:
         evaluation: what a global batch takes in a validation, as a share of a step; 0 where the validations are in the
-            seconds of the steps.
+            seconds of the steps, or left out, as in the formulas for layouts.
         said: in words, where the speed is from.
     """
 
@@ -115,7 +115,7 @@ def speed_of_run(seconds: float, folder: object) -> Speed:
 def speed_of_layout(seconds: float) -> Speed:
     """Returns the speed of a layout of many GPUs, whose step takes `seconds` by the formulas for layouts."""
     said = "by the formulas for the fastest supported layout below; not a measurement"
-    return Speed(seconds, seconds, FORWARD_SHARE, "formulas", said)
+    return Speed(seconds, seconds, 0.0, "formulas", said)
 
 
 def describe_hours(hours: tuple[float, float]) -> str:

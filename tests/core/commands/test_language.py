@@ -464,7 +464,7 @@ def test_init_writes_its_reasons_in_japanese(
 ) -> None:
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(choosing, "find_machine", lambda gpu, gpus: Machine(find_device("cpu"), 1, 0.02, "fp32"))
+    monkeypatch.setattr(choosing, "find_machine", lambda gpu, gpus, measure: Machine(find_device("cpu"), 1, "fp32"))
     text = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
     Path("corpus.txt").write_text("".join(f"{text}{number}\n" for number in range(300)), encoding="utf-8")
     code, out, err = call(capsys, "init", "corpus.txt", "--family", "bert", "--goal", "try", "--hours", "1")

@@ -18,6 +18,8 @@ from terakoya.estimation.devices import GIB, Device, find_device
 from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.estimate import Estimate, estimate, first_rank_batch
 from terakoya.estimation.fake_step import LATE_BACKWARD, ModelSizes
+from terakoya.estimation.speed import Speed
+from terakoya.training.distributed.topology import RankBatch
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
@@ -38,7 +40,9 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
     assert found["sizes"]["flops_per_token"] == pytest.approx(flops)
     assert found["tokens_per_step"] == 32 * LENGTH
     assert found["flops"] == pytest.approx(flops * 32 * LENGTH * 2000)
-    assert found["hours"] == pytest.approx(found["flops"] / (8 * 0.25 * 989e12) / 3600)
+    steps = 2000 + (1 + 4) * 50 / 3  # five validations of 50 batches, each a third of a step
+    hours = found["flops"] * steps / 2000 / (8 * 0.25 * 989e12) / 3600
+    assert found["hours"] == pytest.approx([hours, hours]) and found["speed"]["source"] == "given"
     assert found["share"]["micro_batch_size"] == 2 and found["share"]["micro_steps"] == 2
     assert found["checkpoint"]["state"] == pytest.approx(3 * 4 * weights, rel=1e-3)
     assert found["disk"] == 4 * sum(found["checkpoint"].values())
@@ -311,16 +315,37 @@ def test_a_run_is_estimated_with_its_own_engine() -> None:
 @pytest.mark.slow
 def test_hours_follow_from_the_speed_of_the_device() -> None:
     def found(**said: Any) -> Estimate:
-        return estimate(PRESETS / "tiny_gpt2.json", vocab_size=VOCABULARY, **said)
+        return estimate(
+            PRESETS / "tiny_gpt2.json", vocab_size=VOCABULARY, overrides=("evaluation=null", "precision=bf16"), **said
+        )
 
-    fast = found(device="h100")
-    assert fast.mfu == 0.05 and fast.hours == pytest.approx(fast.flops / (0.05 * 989e12) / 3600)  # float32
     said = found(device="h100", tflops=98.9)
-    assert said.mfu == pytest.approx(0.1) and said.hours == pytest.approx(fast.hours / 2)
+    assert said.hours == pytest.approx([said.flops / 98.9e12 / 3600] * 2)
+    assert found(device="h100", mfu=0.1).hours == pytest.approx(said.hours)
     assert found(device="cpu").hours is None
-    assert found(device="cpu", tflops=0.05).hours == pytest.approx(fast.flops / 0.05e12 / 3600)
+    assert found(device="cpu", tflops=0.05).hours == pytest.approx([said.flops / 0.05e12 / 3600] * 2)
     with pytest.raises(UserError, match="--mfu: the peak of cpu is unknown"):
         found(device="cpu", mfu=0.4)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_here_is_measured_unless_its_speed_is_given() -> None:
+    """Also in bf16 on a CPU, of which no card's peak says anything. Another device is never measured."""
+    asked: list[tuple[str, int, int, int]] = []
+
+    def measure(parameters: Parameters, vocab_size: int, share: RankBatch, processes: int) -> Speed:
+        asked.append((parameters.precision, vocab_size, share.micro_batch_size, processes))
+        return Speed(2.0, 2.0, 0.25, "probe", "as told")
+
+    def found(**said: Any) -> Estimate:
+        return estimate(PRESETS / "tiny_gpt2.json", vocab_size=VOCABULARY, measure_speed=measure, **said)
+
+    here = found(device="cpu", overrides=("precision=bf16",))
+    validations = 5 * 50  # global batches, each a quarter of a step
+    assert here.hours == pytest.approx([(2000 + validations / 4) * 2 / 3600] * 2)
+    assert asked == [("bf16", VOCABULARY, 32, 1)]
+    assert found(device="h100").speed.source == "range" and found(device="cpu", tflops=1).speed.source == "given"
+    assert len(asked) == 1
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,15 +19,18 @@ from terakoya.commands.main import app
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.devices import find_device
+from terakoya.estimation.fake_step import number_of_layers
+from terakoya.estimation.speed import Speed
 from terakoya.pipeline import choosing
 from terakoya.pipeline.choosing import FAMILIES, Machine, choose, choose_vocabulary, find_machine
 from terakoya.pipeline.corpus_facts import look_at
 from terakoya.pipeline.new_pipeline import make_tokenizer, render
 from terakoya.pipeline.settings import read_pipeline
+from terakoya.training.distributed.topology import RankBatch
 
 JAPANESE = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
 ENGLISH = "The quick brown fox jumps over the lazy dog and runs away. "
-SLOW_CPU = Machine(find_device("cpu"), 1, 0.02, "fp32")
+CPU = Machine(find_device("cpu"), 1, "fp32")
 
 
 def numbered(number: int) -> str:
@@ -97,6 +101,33 @@ def chosen(tokens: float, gpu: str, count: int, hours: float, family: str = "ber
     return choose(tokens=int(tokens), vocabulary=32_768, family=family, goal="model", machine=machine, hours=hours)
 
 
+@pytest.mark.slow
+def test_the_hours_hold_at_the_speed_that_was_measured() -> None:
+    """A larger model is left where it would see too few tokens in them; validations are in the hours."""
+    speeds = {"seconds": 0.9}
+
+    def measure(parameters: Parameters, vocab_size: int, share: RankBatch, processes: int) -> Speed | None:
+        layers = number_of_layers(parameters.architecture)
+        seconds = speeds["seconds"] * layers / 4 * share.global_rows / 32
+        return Speed(seconds, seconds, 0.3, "probe", "as told")
+
+    def found(hours: float) -> choosing.Choice:
+        machine = replace(CPU, device=replace(CPU.device, memory=1 << 36), measure=measure)
+        return choose(
+            tokens=10**9, vocabulary=4000, family="bert", goal="model", machine=machine, hours=hours, held_out=10**5
+        )
+
+    short, long = found(1), found(1000)
+    assert (short.preset, short.limit) == ("tiny_bert", "hours") and (long.preset, long.limit) == (
+        "bert_small",
+        "hours",
+    )
+    for choice, hours in ((short, 1), (long, 1000)):
+        assert 0.9 * hours < choice.hours[0] == choice.hours[1] <= hours * 1.01
+    speeds["seconds"] = 0.3
+    assert found(1).steps == pytest.approx(3 * short.steps, rel=0.05)
+
+
 @pytest.mark.nightly
 def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
     small, middle, large = (chosen(tokens, "h100", 1, 24) for tokens in (3e6, 5e7, 2e9))
@@ -107,7 +138,7 @@ def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
     assert short.preset == "bert_small" and short.limit == "hours"
     for each in (small, middle, large, short):
         parameters = Parameters.from_dict(each.parameters, source="chosen")
-        assert each.passes <= 40.1 and each.estimated.fits and (each.estimated.hours or 99) <= 24.1
+        assert each.passes <= 40.1 and each.estimated.fits and each.hours[1] <= 24.1
         assert parameters.precision == "bf16" and parameters.max_steps == each.steps
         assert each.trained_tokens == each.steps * sum(parameters.batch_size.values()) * parameters.data.sequence_length
 
@@ -154,7 +185,7 @@ def test_comments_stand_above_their_keys_and_nothing_is_lost(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(choosing, "find_machine", lambda gpu, count: SLOW_CPU)
+    monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)
     files = [Path(each).name for each in corpus(tmp_path)]
     words = ["init", *files, "--family", "bert", "--goal", "try", "--vocab-size", "200"]
     done = CliRunner().invoke(app, words)
@@ -190,7 +221,7 @@ def test_few_documents_are_split_without_chance(
 ) -> None:
     """By the hashes of their text, none of them might be held out, or all."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(choosing, "find_machine", lambda gpu, count: SLOW_CPU)
+    monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)
     lines = [json.dumps({"text": numbered(number) * 3}, ensure_ascii=False) for number in range(documents)]
     Path("a.jsonl").write_text("\n".join(lines), encoding="utf-8")
     words = ["init", "a.jsonl", "--family", "bert", "--goal", "try", "--vocab-size", "200"]
@@ -259,7 +290,7 @@ def test_the_gpu_is_asked_for_only_where_the_plan_is_open(
         questions.append(question.split()[0])
         return "model" if question.startswith("goal") else ""
 
-    def find_machine(gpu: str | None, count: int | None) -> NoReturn:
+    def find_machine(gpu: str | None, count: int | None, *, measure: object) -> NoReturn:
         raise LookupError(f"machine {gpu}")
 
     monkeypatch.setattr(init, "_asks", lambda: True)

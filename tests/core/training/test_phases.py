@@ -305,7 +305,9 @@ def test_an_estimate_names_the_phases_and_takes_the_memory_of_the_largest(store:
     run = whole_run(phases, parameters)
     assert run.disk == (20 + 6 + 1) * sum(run.checkpoint.values()), "keep, those of 12 steps, one in progress"
     assert run.memory.peak == max(each.estimate.memory.peak for each in phases)
-    assert run.steps == 12 and run.hours == sum(each.estimate.hours or 0 for each in phases) > 0
+    hours = [each.estimate.hours for each in phases if each.estimate.hours is not None]
+    assert run.steps == 12 and run.hours == (sum(low for low, _ in hours), sum(high for _, high in hours))
+    assert len(hours) == 3 and min(run.hours) > 0
     assert run.flops == sum(each.estimate.flops or 0 for each in phases)
 
 
