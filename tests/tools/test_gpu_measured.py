@@ -24,6 +24,28 @@ def test_the_pages_are_what_their_tool_writes(tools: ModuleType) -> None:
         assert text == written, f"{page.name} is not up to date; write it again: python tools/gpu/measured.py"
 
 
+def test_the_rates_of_cards_are_those_of_the_results(tools: ModuleType) -> None:
+    written = tools.card_table(tools.RESULTS)
+    assert tools.CARDS.read_text(encoding="utf-8") == written, "write it again: python tools/gpu/measured.py"
+
+
+def test_of_equal_measurements_the_slowest_is_a_cards_rate(tools: ModuleType, tmp_path: Path) -> None:
+    case = {"part": "B", "device": "NVIDIA Toy", "preset": "tiny_bert", "rows": 4, "length": 8, "flops_per_token": 10.0}
+    lines = [
+        {**case, "stage": "a", "variant": "cuda_graphs false, deterministic true", "tokens_per_second": 300.0},
+        {**case, "stage": "b", "variant": "micro-steps 1, cuda_graphs false", "tokens_per_second": 200.0},
+        {**case, "stage": "b", "variant": "cuda_graphs false, attention sdpa", "tokens_per_second": 150.0},
+        {**case, "stage": "a", "variant": "Trainer, compiled, same rows", "tokens_per_second": 100.0},
+        {**case, "stage": "a", "variant": "CUDA graphs", "tokens_per_second": 400.0},
+    ]
+    (tmp_path / "Toy").mkdir()
+    (tmp_path / "Toy" / tools.FILE).write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert tools.card_table(tmp_path).splitlines()[1:] == [
+        "NVIDIA Toy,tiny_bert,4,8,bf16,true,false,200,10,Toy",
+        "NVIDIA Toy,tiny_bert,4,8,bf16,true,true,400,10,Toy",
+    ]
+
+
 def test_measurements_become_a_table(tools: ModuleType, tmp_path: Path) -> None:
     assert all("|---" not in tools.section(tmp_path, language) for language in tools.WORDS)
     where = {"time": 1, "device": "NVIDIA Toy", "torch": "2.13.0"}

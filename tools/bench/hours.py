@@ -2,10 +2,9 @@
 
     python tools/bench/hours.py [--only NAME ...] [--seconds 40] [--results FILE]
 
-For each of ten runs a process predicts how long it takes, as `terakoya estimate` does: by steps that it times for at most
-20 seconds. Then `terakoya train` takes the run, with validations and a checkpoint, and `metrics.jsonl` says how many
-seconds there were from its start to its end. Random tokens, so nothing is read. The predictions are kept nowhere. Exits
-with 1 where a difference is above the goal.
+Each of some runs is predicted as `terakoya estimate` does it: by steps that are timed for at most 20 seconds. Then
+`terakoya train` takes the run, with validations and a checkpoint, and `metrics.jsonl` says how many seconds there were
+from its start to its end. The stores are random tokens. Exits with 1 where a difference is above the goal.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ CARD_COLUMNS = (
     "card", "preset", "rows", "length", "precision", "deterministic", "cuda_graphs", "tokens_per_second",
     "flops_per_token", "source",
 )  # fmt: skip
-SETTINGS = {
-    "as shipped": ("true", "false"), "not deterministic": ("false", "false"), "CUDA graphs": ("true", "true"),
+EARLIER = {
+    "micro-steps 1": ("true", "false"), "not deterministic": ("false", "false"), "CUDA graphs": ("true", "true"),
     "CUDA graphs, not deterministic": ("false", "true"),
 }  # fmt: skip
-"""Variants of a preset's own run -> whether it is deterministic, and has CUDA graphs."""
+"""Variants of November 2026 -> whether they are deterministic, and have CUDA graphs, which were no default then."""
 BEGIN, END = "<!-- gpu: begin; tools/gpu/measured.py writes this section -->", "<!-- gpu: end -->"
 
 WHERE = ("device", "python", "torch", "transformers", "commit", "documents")
@@ -219,11 +219,11 @@ def written(value: Any) -> str:
 def card_table(results: Path) -> str:
     """Returns the rates of terakoya's presets under `results` as CSV; of those of an equal case the slowest."""
     slowest: dict[tuple[Any, ...], tuple[float, tuple[str, ...]]] = {}
-    for file in result_files(results):
+    for file in sorted(results.glob(f"*/{FILE}")):
         for each in measurements(file):
-            if each.get("variant") not in SETTINGS or "flops_per_token" not in each or each.get("extrapolated"):
+            settings = _settings(each.get("variant", ""))
+            if settings is None or "flops_per_token" not in each or each.get("extrapolated"):
                 continue
-            settings = SETTINGS[each["variant"]]
             case = (each["device"], each["preset"], str(each["rows"]), str(each["length"]), "bf16", *settings)
             rate = each["tokens_per_second"]
             row = (*case, f"{rate:.0f}", f"{each['flops_per_token']:.0f}", file.parent.name)
@@ -231,6 +231,15 @@ def card_table(results: Path) -> str:
                 slowest[case] = rate, row
     lines = [CARD_COLUMNS, *(row for _, row in sorted(slowest.values(), key=lambda each: each[1]))]
     return "".join(",".join(line) + "\n" for line in lines)
+
+
+def _settings(variant: str) -> tuple[str, str] | None:
+    """Returns whether a `variant` is deterministic, and has CUDA graphs; None where it does not say, or differs from the
+    preset in more than these and its micro-steps."""
+    said = dict(part.rpartition(" ")[::2] for part in variant.split(", "))
+    if "cuda_graphs" in said and said.keys() <= {"micro-steps", "cuda_graphs", "deterministic"}:
+        return said.get("deterministic", "true"), said["cuda_graphs"]
+    return EARLIER.get(variant)
 
 
 def main() -> None:

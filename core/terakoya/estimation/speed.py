@@ -13,6 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
+from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import presets_folder
 from terakoya.errors import UserError
@@ -159,7 +160,7 @@ def planned_speed(
         return at(mfu * peak, mfu * peak, "given", f"with an MFU of {mfu:.2g}, as given")
     if peak is None:
         return None
-    rate = _find_card_rate(parameters, device)
+    rate = _find_card_rate(parameters, device, processes)
     if rate is not None:
         others = "" if processes == 1 else f"; {processes} are assumed to be {processes} times as fast"
         return at(
@@ -176,12 +177,12 @@ def planned_speed(
     return replace(speed, low=max(fastest, speed.low), high=max(slowest, speed.high))
 
 
-def _find_card_rate(parameters: Parameters, device: Device) -> CardRate | None:
+def _find_card_rate(parameters: Parameters, device: Device, processes: int) -> CardRate | None:
     """Returns what was measured of this model on a card with the name of `device`, computed in the same way."""
     for rate in card_rates():
         settings = (rate.precision, rate.deterministic, rate.cuda_graphs)
         if not device.is_named(rate.card) or settings != (
-            parameters.precision, parameters.deterministic, parameters.cuda_graphs
+            parameters.precision, parameters.deterministic, takes_cuda_graphs(parameters, processes)
         ):  # fmt: skip
             continue
         preset = _preset(rate)
