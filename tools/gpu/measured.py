@@ -234,8 +234,8 @@ def card_table(results: Path) -> str:
 
 
 def _settings(variant: str) -> tuple[str, str] | None:
-    """Returns whether a `variant` is deterministic, and has CUDA graphs; None where it does not say, or differs from the
-    preset in more than these and its micro-steps."""
+    """Returns whether a `variant` is deterministic, and has CUDA graphs; None where it does not say, or differs from
+    the preset in more than these and its micro-steps."""
     said = dict(part.rpartition(" ")[::2] for part in variant.split(", "))
     if "cuda_graphs" in said and said.keys() <= {"micro-steps", "cuda_graphs", "deterministic"}:
         return said.get("deterministic", "true"), said["cuda_graphs"]

@@ -120,11 +120,11 @@ def speed_of_layout(seconds: float) -> Speed:
 
 
 def describe_hours(hours: tuple[float, float]) -> str:
-    """Returns a time or a range of times in words: `12 minutes`, `1.5 to 4.0 hours`."""
+    """Returns a time or a range of times in words: `12 minutes`, `1.5–4.0 hours`."""
 
     def between(values: tuple[float, float], form: str) -> str:
         low, high = (format(value, form) for value in values)
-        return low if low == high else f"{low} to {high}"
+        return low if low == high else f"{low}–{high}"
 
     low, high = hours
     if high < 1:

@@ -82,10 +82,10 @@ def test_what_is_given_goes_before_what_was_measured_and_a_cpu_is_unknown() -> N
     ("hours", "said"),
     [
         ((0.1, 0.1), "6.0 minutes"),
-        ((0.2, 0.5), "12 to 30 minutes"),
-        ((0.5, 1.5), "0.5 to 1.5 hours"),
+        ((0.2, 0.5), "12–30 minutes"),
+        ((0.5, 1.5), "0.5–1.5 hours"),
         ((12.0, 12.0), "12.0 hours"),
-        ((24.0, 96.0), "24.0 to 96.0 hours (1.0 to 4.0 days)"),
+        ((24.0, 96.0), "24.0–96.0 hours (1.0–4.0 days)"),
     ],
 )
 def test_hours_in_words(hours: tuple[float, float], said: str) -> None:
