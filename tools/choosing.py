@@ -9,12 +9,13 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from terakoya.estimation.speed import describe_hours
 from terakoya.pipeline.choosing import Choice, choose, choose_vocabulary, count_tokens, find_machine
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "choosing.md"
 CORPORA = (("10 MB", 1e7), ("100 MB", 1e8), ("1 GB", 1e9), ("10 GB", 1e10), ("100 GB", 1e11))
 """Bytes of Japanese text in UTF-8, which has about three bytes a character."""
-MACHINES = (("rtx-4090", 1), ("a100-80gb", 1), ("h100", 1), ("h100", 8))
+MACHINES = (("rtx-4090", 1), ("a100-80gb", 1), ("h200", 1), ("h200", 8))
 HOURS = 24
 FAMILIES = ("bert", "modernbert", "llama")
 
@@ -23,9 +24,10 @@ HEAD = """\
 
 What `terakoya init` chooses for a corpus and a machine. The tables are made by `tools/choosing.py` with the same code.
 
-**The times are predictions**, not measurements: the operations of the run, divided by 0.4 of the card's peak in
-bfloat16, and at least 10 ms for each micro-step, as small models are too little work for a card. See what `terakoya
-train` shows after the first steps. Each run gets at most {hours} hours. Sizes are those of Japanese text in UTF-8,
+**The times are predictions**. Where the model was measured on that card, the time is that of the measured rate. Otherwise it
+is a range, and no measurement: 12 to 38 % of the card's peak in bfloat16, as seen of other models on an H200, and at least 10
+to 40 ms for each micro-step, as small models are too little work for a card. See what `terakoya train --dry-run` says on
+your machine. Each run gets at most {hours} hours, also at the slow end. Sizes are those of Japanese text in UTF-8,
 uncompressed. `passes` is how often the run passes over the corpus.
 
 The rules: a model gets at least 20 tokens for each parameter outside the embeddings. BERT passes at most 40 times over
@@ -49,13 +51,9 @@ def row(name: str, size: float, gpu: str, count: int, family: str) -> str:
     rows = choice.parameters["batch_size"]["-1"]
     cells = (
         name, f"{count} x {gpu}", f"`{choice.preset}`", f"{choice.vocabulary:,}", f"{rows:,}", f"{choice.steps:,}",
-        f"{choice.passes:.2g}", _duration(choice.hours),
+        f"{choice.passes:.2g}", describe_hours(choice.hours),
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
 
 
 def page() -> Iterator[str]:
