@@ -24,11 +24,11 @@ HEAD = """\
 
 What `terakoya init` chooses for a corpus and a machine. The tables are made by `tools/choosing.py` with the same code.
 
-**The times are predictions**. Where the model was measured on that card, the time is that of the measured rate. Otherwise it
-is a range, and no measurement: 12 to 38 % of the card's peak in bfloat16, as seen of other models on an H200, and at least 10
-to 40 ms for each micro-step, as small models are too little work for a card. See what `terakoya train --dry-run` says on
-your machine. Each run gets at most {hours} hours, also at the slow end. Sizes are those of Japanese text in UTF-8,
-uncompressed. `passes` is how often the run passes over the corpus.
+**The times are predictions**. Where the model was measured on that card, the time is that of the measured rate.
+Otherwise it is a range, and no measurement: 12 to 38 % of the card's peak in bfloat16, as seen of other models on an
+H200, and at least 10 to 40 ms for each micro-step, as small models are too little work for a card. See what `terakoya
+train --dry-run` says on your machine. Each run gets at most {hours} hours, also at the slow end. Sizes are those of
+Japanese text in UTF-8, uncompressed. `passes` is how often the run passes over the corpus.
 
 The rules: a model gets at least 20 tokens for each parameter outside the embeddings. BERT passes at most 40 times over
 its corpus and needs 2 different tokens for each such parameter; GPT passes 4 times and needs 5. A run of fewer than

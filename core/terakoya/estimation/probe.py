@@ -187,7 +187,7 @@ def _write_store(folder: Path, parameters: Parameters, vocab_size: int) -> _Stor
     vocabulary = synthetic_vocabulary(vocab_size, length)
     random = np.random.default_rng(0)
     ordinary = np.asarray(vocabulary.ordinary)
-    documents = []
+    documents: list[np.ndarray] = []
     while sum(map(len, documents)) < ROWS_IN_STORE * length:
         count = length if layout.kind in ONE_A_ROW else int(random.integers(max(8, length // 8), length))
         documents.append(random.choice(ordinary, count))

@@ -28,7 +28,7 @@ from terakoya.training.step_rate import StepRate, time_steps
 from terakoya.training.trainer import Trainer
 
 TIMED_SECONDS = 10.0
-"""A first step that takes longer is the only one of its phase; otherwise others are timed for half of it, about."""
+"""A first step that takes longer is the only one of its phase; otherwise others are timed for a quarter of it, about."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _try_step(trainer: Trainer, phase: PlannedPhase, out: Path) -> tuple[str, St
     rate = StepRate(seconds / phase.rank_batch.micro_steps, 0.0, 0.0)
     others = phase.span.steps - 1
     if others and seconds < TIMED_SECONDS:
-        rate = time_steps(trainer, seconds=TIMED_SECONDS / 2, most=others)
+        rate = time_steps(trainer, seconds=TIMED_SECONDS / 4, most=others)
     return _describe_step(trainer, phase, report, seconds, out), rate
 
 

@@ -85,7 +85,7 @@ def time_steps(
         now: the clock, in seconds.
     """
     timed = _TimedEngine(trainer.engine, trainer.run.device, now)
-    trainer.engine, engine = timed, trainer.engine  # type: ignore[assignment] # all else is the engine's
+    trainer.engine, engine = timed, trainer.engine  # all else is the engine's
     wholes: list[float] = []
     micro_steps = trainer.plan.phase_at(trainer.run.step).rank_batch.micro_steps
     began = timed.wait()
