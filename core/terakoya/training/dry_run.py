@@ -28,7 +28,7 @@ from terakoya.training.step_rate import StepRate, time_steps
 from terakoya.training.trainer import Trainer
 
 TIMED_SECONDS = 10.0
-"""A first step that takes longer is the only one of its phase; otherwise others are timed for a quarter of it, about."""
+"""A first step that takes longer is the only one of its phase; otherwise others are timed for a quarter of this."""
 
 
 @dataclass(frozen=True)
