@@ -255,4 +255,4 @@ def _trainer(parameters: Parameters, folder: Path, context: DistributedContext) 
     """Builds the trainer of `parameters`, without a word; its memory is free afterwards."""
     with _silence(), determinism.restore_choice(), closing(RunLog(folder, (), {}, active=False)) as run_log:
         yield build_trainer(parameters, folder, Stores.open(parameters.data), context, run_log, registry())
-    free_memory(context, cuda_graphs=parameters.cuda_graphs)
+    free_memory(context)
