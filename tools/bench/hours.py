@@ -78,6 +78,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
             compared = compare(case, Path(folder), seconds=arguments.seconds)
+        if compared is None:
+            print(f"| {case.name} | {case.processes} | nothing: the steps took too long | | | | |", flush=True)
+            continue
         worst = max(worst, abs(compared["difference"]))
         print(
             f"| {case.name} | {case.processes} | {compared['from']} | {compared['steps']:,} | "
@@ -90,8 +93,9 @@ def main() -> int:
     return int(worst > GOAL and not arguments.toy)
 
 
-def compare(case: Case, folder: Path, *, seconds: float) -> dict[str, Any]:
-    """Returns the seconds that are predicted for a run of `case`, about `seconds` of them, and those that it takes."""
+def compare(case: Case, folder: Path, *, seconds: float) -> dict[str, Any] | None:
+    """Returns the seconds that are predicted for a run of `case`, about `seconds` of them, and those that it takes; None
+    where the machine is too busy, or too slow, to predict any."""
     from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import estimate
     from terakoya.launch.measuring import measure_here
@@ -105,7 +109,8 @@ def compare(case: Case, folder: Path, *, seconds: float) -> dict[str, Any]:
             Parameters.from_dict(raw, source=case.name), processes=case.processes, device="cpu",
             measure_speed=measure_here,
         )  # fmt: skip
-        assert said.speed is not None and said.hours is not None
+        if said.speed is None or said.hours is None:
+            return None
         asked, steps = time.perf_counter() - began, max(8, round(seconds / said.speed.high))
     file, run = folder / "run.json", folder / "run"
     file.write_text(json.dumps(raw))

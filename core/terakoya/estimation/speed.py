@@ -21,7 +21,6 @@ from terakoya.estimation.devices import Device
 from terakoya.estimation.kept_rates import rate_facts
 from terakoya.estimation.probe import Probed
 from terakoya.training.distributed.topology import RankBatch
-from terakoya.training.throughput import peak_tflops
 
 Source = Literal["run", "probe", "card", "range", "given", "formulas"]
 """Where a speed is from: an earlier run, steps that were timed here, a card's results, the shares of the peak that
@@ -30,6 +29,9 @@ cards have reached, an option, or the formulas for layouts of many GPUs."""
 LEAST_STEP_SECONDS = (0.01, 0.04)
 """What a micro-step takes on any GPU, from fast to slow: the host starts hundreds or thousands of kernels, each in 5 to
 10 microseconds."""
+SEEN_SHARES = (0.12, 0.38)
+"""The smallest and the largest share of its bfloat16 peak that an H200 was seen to reach: with BERT-large, once and
+not again since, and with GPT-2 124M. Few models have been measured."""
 FLOAT32_SHARES = (1 / 16, 0.42)
 """The speed of float32 without TF32 as a share of bfloat16's: the former is the ratio of an A100's peaks, the latter
 was seen on an H200 in a small model, which waits for its host (tools/gpu/results)."""
@@ -92,13 +94,6 @@ def card_rates() -> tuple[CardRate, ...]:
         )
         for row in csv.DictReader(io.StringIO(text))
     )  # fmt: skip
-
-
-@cache
-def seen_shares() -> tuple[float, float]:
-    """Returns the smallest and the largest share of its bfloat16 peak that a card was seen to reach."""
-    shares = [each.tflops / peak for each in card_rates() if (peak := peak_tflops(each.card)) is not None]
-    return min(shares), max(shares)
 
 
 def measured_speed(probed: Probed, share: RankBatch) -> Speed:
@@ -168,7 +163,7 @@ def planned_speed(
             f"measured on one {rate.card} ({rate.source}): {rate.tokens_per_second:,.0f} tokens/s of {rate.preset} "
             f"in rows of {rate.length}{others}",
         )  # fmt: skip
-    low, high = seen_shares()
+    low, high = SEEN_SHARES
     if parameters.precision == "fp32" and not parameters.tf32:
         low, high = low * FLOAT32_SHARES[0], high * FLOAT32_SHARES[1]
     said = f"not a measurement: {low:.0%} to {high:.0%} of the card's peak, as seen of other models on an H200"
