@@ -94,8 +94,8 @@ def main() -> int:
 
 
 def compare(case: Case, folder: Path, *, seconds: float) -> dict[str, Any] | None:
-    """Returns the seconds that are predicted for a run of `case`, about `seconds` of them, and those that it takes; None
-    where the machine is too busy, or too slow, to predict any."""
+    """Returns the seconds that are predicted for a run of `case`, about `seconds` of them, and those that it takes;
+    None where the machine is too busy, or too slow, to predict any."""
     from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import estimate
     from terakoya.launch.measuring import measure_here
