@@ -58,7 +58,7 @@ LEAST_STEPS = 5000
 """Below this number of steps a smaller batch is better: each step learns little more from a larger one."""
 LEAST_ROWS = 32
 CPU_SHARES = (0.1, 0.5)
-"""The shares of the speed of a large matrix product that training was seen to reach on a CPU, from small models to
+"""The shares of the speed of a large matrix product that training is assumed to reach on a CPU, from small models to
 large ones."""
 MOST_TOKENS = 1e15
 """More than any run has."""
@@ -281,7 +281,7 @@ class _Candidate:
         if machine.device.gpu:
             return planned_speed(parameters, machine.device, processes=machine.count, share=share, flops_per_step=flops)
         low, high = (flops / (each * _cpu_tflops() * 1e12) for each in reversed(CPU_SHARES))
-        said = f"not a measurement: {CPU_SHARES[0]:.0%} to {CPU_SHARES[1]:.0%} of the speed of a large product here"
+        said = f"assumed, not measured: {CPU_SHARES[0]:.0%} to {CPU_SHARES[1]:.0%} of the speed of a large product here"
         return Speed(low, high, FORWARD_SHARE, "range", said)
 
     def run(self, trained: float, tokens: int, held_out: int | None) -> Choice | None:
