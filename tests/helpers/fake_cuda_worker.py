@@ -87,7 +87,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
     parameters = Parameters.from_dict(case["parameters"], source=name)
     with fake_cuda.machine() as machine, uncompiled(case) as asked:
         if case.get("dry_run"):
-            dry_run(parameters, out)
+            dry_run(parameters.model_copy(update={"max_steps": 1}), out)  # which times no further steps then
         context = connect(LaunchInfo.from_environment())
         run_log = RunLog(out, (), {}, active=False)
         said: list[str] = []

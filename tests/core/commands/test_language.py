@@ -206,8 +206,8 @@ run: metrics.jsonl に 12 件の記録
 3 h 20 min ago
 3 時間 20 分前
 
-time: 11.7 hours on 8 x h100, with an MFU of 0.23 in the fastest supported layout below
-時間: 8 x h100 で 11.7 時間 (下の表の、対応している最も速い分担で MFU 0.23)
+time: 11.7 hours on 8 x h100, by the formulas for the fastest supported layout below; not a measurement
+時間: 8 x h100 で 11.7 時間(下の表の、対応している最も速い分担の式による。測定ではありません)
 
 bert.json: optimizer.learning_rate: expected a number, got "x"
 bert.json: optimizer.learning_rate: 数が必要ですが、"x" です
