@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from worlds import Job
 
-from terakoya.training import warm_up
 from terakoya.training.checkpoint import state
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.saving import write_model_folders
+from terakoya.training.start import warm_up
 
 
 def run(jobs: Sequence[Job], context: DistributedContext) -> None:

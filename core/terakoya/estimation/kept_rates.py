@@ -21,7 +21,7 @@ from terakoya.process_pool import available_cores
 from terakoya.runs import metrics
 from terakoya.toolkit.fast_products import describe_processor
 from terakoya.training.distributed.topology import host_name
-from terakoya.training.step_rate import StepRate
+from terakoya.training.start.step_rate import StepRate
 from terakoya.version import __version__
 
 WITHOUT_EFFECT = (

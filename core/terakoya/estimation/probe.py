@@ -30,7 +30,7 @@ from terakoya.training.model import determinism
 from terakoya.training.rollback import free_memory
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
-from terakoya.training.step_rate import LEAST_STEPS, StepRate, time_steps
+from terakoya.training.start.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
@@ -90,7 +90,7 @@ def probe(
     """
     began = time.perf_counter()
 
-    def left() -> float:
+    def remaining() -> float:
         return float(context.broadcast(began + seconds - time.perf_counter()))
 
     layers = number_of_layers(parameters.architecture) if with_depth(parameters, 1) is not None else 0
@@ -108,7 +108,7 @@ def probe(
 
         return find_rate(
             time_sample, layers=layers, period=_period(parameters, store.vocabulary), rows=rows,
-            few_rows=rows if context.device.type == "cuda" else min(rows, FEW_ROWS), left=left,
+            few_rows=rows if context.device.type == "cuda" else min(rows, FEW_ROWS), left=remaining,
         )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def find_rate(
 
     def cost(sample: Sample) -> float:
         """Returns the seconds that it takes to time `sample`, from what `shallow` took: rather too many."""
-        grown = _scaled(timed.rate, sample.rows / shallow.rows)
+        grown = _scale(timed.rate, sample.rows / shallow.rows)
         return timed.build + TIMED * max(1, sample.layers) * grown.step(1)
 
     wider, whole = Sample(shallow.layers, rows), Sample(layers, rows)
@@ -146,13 +146,13 @@ def find_rate(
         while deeper.layers + period < layers and cost(replace(deeper, layers=deeper.layers + period)) <= left():
             deeper = replace(deeper, layers=deeper.layers + period)
         deep = time_sample(deeper, LONG_ENOUGH / 2).rate
-        rate = _extrapolated(rate, deep, (layers - 1) / (deeper.layers - 1))
+        rate = _extrapolate(rate, deep, (layers - 1) / (deeper.layers - 1))
         of_layers = f"models of 1 and {deeper.layers} of {layers} layers"
     of_rows = "" if deeper.rows == rows else f"{deeper.rows} of {rows} rows of a micro-batch"
-    return Probed(_scaled(rate, rows / deeper.rows), ", ".join(each for each in (of_layers, of_rows) if each))
+    return Probed(_scale(rate, rows / deeper.rows), ", ".join(each for each in (of_layers, of_rows) if each))
 
 
-def _extrapolated(shallow: StepRate, deep: StepRate, factor: float) -> StepRate:
+def _extrapolate(shallow: StepRate, deep: StepRate, factor: float) -> StepRate:
     """Returns the rate of a model that has `factor` times the layers that `deep` has more than `shallow`."""
 
     def line(one: float, other: float) -> float:
@@ -164,7 +164,7 @@ def _extrapolated(shallow: StepRate, deep: StepRate, factor: float) -> StepRate:
     )  # fmt: skip
 
 
-def _scaled(rate: StepRate, rows: float) -> StepRate:
+def _scale(rate: StepRate, rows: float) -> StepRate:
     """Returns the rate with `rows` times the rows; the update does not depend on them."""
     return StepRate(rate.micro_step * rows, rate.update, rate.evaluation * rows)
 

@@ -117,15 +117,15 @@ def speed_of_layout(seconds: float) -> Speed:
 def describe_hours(hours: tuple[float, float]) -> str:
     """Returns a time or a range of times in words: `12 minutes`, `1.5–4.0 hours`."""
 
-    def between(values: tuple[float, float], form: str) -> str:
+    def format_range(values: tuple[float, float], form: str) -> str:
         low, high = (format(value, form) for value in values)
         return low if low == high else f"{low}–{high}"
 
     low, high = hours
     if high < 1:
-        return f"{between((60 * low, 60 * high), '.1f' if high < 1 / 6 else '.0f')} minutes"
-    days = f" ({between((low / 24, high / 24), ',.1f')} days)" if high > 48 else ""
-    return f"{between(hours, ',.1f')} hours{days}"
+        return f"{format_range((60 * low, 60 * high), '.1f' if high < 1 / 6 else '.0f')} minutes"
+    days = f" ({format_range((low / 24, high / 24), ',.1f')} days)" if high > 48 else ""
+    return f"{format_range(hours, ',.1f')} hours{days}"
 
 
 def planned_speed(

@@ -120,7 +120,7 @@ def upload(
     entry = None if citation is None else _read_citation(citation)
     measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
     checkpoint = find_checkpoint(source) if names_checkpoint(source) else None  # a run may save another one meanwhile
-    with _opened(checkpoint or source, only, dry_run) as opened, tempfile.TemporaryDirectory() as temporary:
+    with _open(checkpoint or source, only, dry_run) as opened, tempfile.TemporaryDirectory() as temporary:
         published = choose_files(opened, also)
         folder = _link_files(published, Path(temporary) / "model")
         if dry_run is None:
@@ -188,7 +188,7 @@ def upload(
 
 
 @contextmanager
-def _opened(source: Path, only: str | None, dry_run: Path | None) -> Iterator[Path]:
+def _open(source: Path, only: str | None, dry_run: Path | None) -> Iterator[Path]:
     """Yields the folder with the models to push: that of `source`, or of a checkpoint an export for as long as the
     block runs, which is where the run is, or the folder of the dry run: the system's temporary folder may be small."""
     if names_checkpoint(source):

@@ -22,7 +22,7 @@ from terakoya.launch.local import run_processes
 from terakoya.process_pool import available_cores
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo, RankBatch
-from terakoya.training.step_rate import StepRate
+from terakoya.training.start.step_rate import StepRate
 
 START_SECONDS = 8.0
 """What several processes take of a probe's time to start and to import torch, about."""

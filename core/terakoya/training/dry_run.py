@@ -16,7 +16,6 @@ from terakoya.log import new_console
 from terakoya.object_store import ObjectFolder
 from terakoya.plugins import registry
 from terakoya.training.distributed.topology import RankBatch
-from terakoya.training.meeting import meet
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes, held_bytes
@@ -24,7 +23,8 @@ from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models
 from terakoya.training.setup import Advice, build_trainer, no_advice
-from terakoya.training.step_rate import StepRate, time_steps
+from terakoya.training.start.meeting import meet
+from terakoya.training.start.step_rate import StepRate, time_steps
 from terakoya.training.trainer import Trainer
 
 TIMED_SECONDS = 10.0

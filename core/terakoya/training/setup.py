@@ -28,7 +28,7 @@ from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention, attention_backends
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
-from terakoya.training import run_folder, warm_up
+from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
@@ -40,7 +40,6 @@ from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.meeting import meet, package_versions
 from terakoya.training.model import compilation, determinism
 from terakoya.training.model.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import InitialModule, build_initial
@@ -52,6 +51,8 @@ from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import RunPlan, make_plan
+from terakoya.training.start import warm_up
+from terakoya.training.start.meeting import meet, package_versions
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
@@ -440,7 +441,7 @@ def _manifest_facts(
             "bf16_stream": uses_bf16_stream(parameters),
             "fused_kernels": kernels.fused,
             "deterministic": parameters.deterministic or context.device.type != "cuda",
-            **({"nccl": nccl_algorithms.chosen()} if has_nccl else {}),
+            **({"nccl": nccl_algorithms.read_choice()} if has_nccl else {}),
         },
         "versions": {"python": platform.python_version(), **package_versions()},
         **({"phases": [phase.record() for phase in plan.phases]} if plan.has_phases else {}),

@@ -10,12 +10,12 @@ import toy
 from torch import Tensor, nn
 
 from terakoya.config.parameters import Parameters
-from terakoya.training import warm_up
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process
+from terakoya.training.start import warm_up
 
 ONE_PROCESS = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
 BATCHES = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]]), torch.tensor([[0.5, 4.0]])]

@@ -14,9 +14,9 @@ from small_store import rewrite_store_json
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE
-from terakoya.training import meeting
 from terakoya.training.distributed import agreement
 from terakoya.training.distributed.topology import ProcessInfo
+from terakoya.training.start import meeting
 from terakoya.training.stores import Stores
 
 HOSTS = ("a01", "a02")

@@ -75,7 +75,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     seen: dict[str, Any] = {}
 
     def make(backend: str | None = None, timeout: timedelta | None = None, **_: Any) -> None:
-        seen.update(backend=backend, timeout=timeout, algorithms=nccl_algorithms.chosen())
+        seen.update(backend=backend, timeout=timeout, algorithms=nccl_algorithms.read_choice())
         raise GroupMade
 
     monkeypatch.setattr(dist, "init_process_group", make)

@@ -15,7 +15,7 @@ from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
-from terakoya.training.step_rate import LEAST_STEPS, StepRate, time_steps
+from terakoya.training.start.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.training.stores import Stores
 
 

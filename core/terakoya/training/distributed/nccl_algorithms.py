@@ -20,6 +20,6 @@ def sum_in_one_order() -> None:
     os.environ.setdefault(ALGORITHMS, NOT_IN_SWITCHES)
 
 
-def chosen() -> dict[str, str]:
+def read_choice() -> dict[str, str]:
     """Returns the variables that are set, for a manifest: with other algorithms sums are rounded differently."""
     return {name: os.environ[name] for name in (ALGORITHMS, PROTOCOLS) if name in os.environ}

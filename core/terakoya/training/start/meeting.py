@@ -140,7 +140,7 @@ def _versions_that_compute() -> dict[str, str]:
 
 def _code() -> dict[str, str]:
     """Returns the hash of each file of `CODE` by its path in the package."""
-    package = f"{Path(__file__).parents[1]}/"
+    package = f"{Path(__file__).parents[2]}/"
     result = {}
     for top in CODE:
         for folder, _, names in os.walk(package + top):
