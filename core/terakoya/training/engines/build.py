@@ -68,6 +68,7 @@ def build(
         context, module, optimizer,
         precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,
         bf16_stream=uses_bf16_stream(parameters), fused_kernels=fused_kernels, cuda_graphs=cuda_graphs,
+        recomputes=parameters.activation_checkpointing is not None,
     )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ class DDPEngine:
         bf16_stream: bool = False,
         fused_kernels: bool = False,
         cuda_graphs: bool = False,
+        recomputes: bool = False,
     ) -> None:
         self.module = module.to(context.device)
         self.scaler = scaler
@@ -92,7 +93,7 @@ class DDPEngine:
         self.max_grad_norm = max_grad_norm
         self.dropout_rank = context.rank
         self.micro_steps = micro_steps
-        self.cuda_graphs = cuda_graphs
+        self.cuda_graphs, self.recomputes = cuda_graphs, recomputes
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         autocast_forward(self.module, context.device, precision)
         self.wrapped: nn.Module = self.module
@@ -116,10 +117,11 @@ class DDPEngine:
 
     def _keep_gradients(self) -> None:
         """Makes the gradients that outlive a micro-step where others add to them: CUDA graphs, whose own memory is
-        written over, or products of the bf16 stream."""
+        written over, or products of the bf16 stream. What a compiled block computes again must be as it was, so that
+        with recomputation autograd adds."""
         if self.micro_steps > 1 and self.cuda_graphs:
             self.kept = self.trainable
-        elif self.micro_steps > 1 and self.copies is not None:
+        elif self.micro_steps > 1 and self.copies is not None and not self.recomputes:
             self.kept = self.copies.add_in_products(self.module)
         self.renew_gradients()
 
