@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import toy
-from accelerate.state import PartialState
+from accelerate.state import AcceleratorState
 
 from terakoya.config.nccl import Nccl
 from terakoya.config.parameters import Parameters
@@ -73,6 +73,7 @@ class GroupMade(Exception):
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What is known when the group of two processes with a GPU each is made."""
     seen: dict[str, Any] = {}
+    AcceleratorState._reset_state(reset_partial_state=True)  # what a run in this process has left
 
     def make(backend: str | None = None, timeout: timedelta | None = None, **_: Any) -> None:
         seen.update(backend=backend, timeout=timeout, algorithms=nccl_algorithms.read_choice())
@@ -96,7 +97,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         monkeypatch.delenv(name, raising=False)
     yield seen
     os.environ.pop("NCCL_ALGO", None)
-    PartialState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("start", [setup.train_in_this_process, dry_run.dry_run], ids=["train", "dry run"])
