@@ -88,10 +88,10 @@ def test_without_the_library_training_continues_and_the_extra_is_named(
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
 
 
-def test_a_dry_run_fails_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_fails_without_the_library(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     raw = {
-        "data": {"train": ["nowhere"], "sequence_length": 64}, "architecture": {"type": "bert"},
+        "data": {"train": [str(store)], "sequence_length": 64}, "architecture": {"type": "bert"},
         "objective": {"type": "masked_lm"}, "optimizer": {"type": "adamw", "learning_rate": 1e-3},
         "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 4, "trackers": [{"type": "wandb"}],
     }  # fmt: skip
