@@ -174,7 +174,9 @@ def test_a_resumed_run_continues_the_trackio_run_of_its_name(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
-def test_a_dry_run_fails_without_the_library(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_fails_without_the_library(
+    name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     raw = {**toy.parameters(Path("nowhere")), "trackers": [{"type": name}]}
     with pytest.raises(UserError, match=rf'tracker {name}: is not installed; pip install "terakoya\[{name}\]"'):
