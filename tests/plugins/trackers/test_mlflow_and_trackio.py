@@ -178,7 +178,7 @@ def test_a_dry_run_fails_without_the_library(
     name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    raw = {**toy.parameters(Path("nowhere")), "trackers": [{"type": name}]}
+    raw = {**toy.parameters(store), "trackers": [{"type": name}]}
     with pytest.raises(UserError, match=rf'tracker {name}: is not installed; pip install "terakoya\[{name}\]"'):
         dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run")
 
