@@ -33,8 +33,10 @@ def load_kernels() -> ctypes.CDLL | None:
             raise OSError("the dictionaries' files are little-endian")
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "terakoya" / "kernels"
         file = cache / f"{version}.so"
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if hasattr(os, "getuid") and (cache.stat().st_uid != os.getuid() or cache.stat().st_mode & 0o022):
+            raise OSError(f"others can write into {cache}")  # what is loaded from there runs as this user
         if not file.is_file():
-            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=cache) as work:
                 compiled = Path(work) / file.name
                 subprocess.run([*command, "-o", compiled, _SOURCE], check=True, capture_output=True)

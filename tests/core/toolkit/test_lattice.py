@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,3 +205,14 @@ def test_the_cache_finds_the_tokens_that_numpy_finds(texts: Sequence[Sequence[st
 def every_character(word: str) -> Pieces:
     places = range(len(word))
     return [ord(each) for each in word], [*places], [place + 1 for place in places]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")
+def test_no_code_is_loaded_from_a_folder_that_others_can_write_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load = load_kernels.__wrapped__  # as in a new process
+    assert load() is not None
+    (tmp_path / "terakoya" / "kernels").chmod(0o777)
+    assert load() is None
