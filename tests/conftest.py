@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import math
+import os
 import signal
 import sys
 from collections import defaultdict
@@ -78,6 +79,26 @@ def pytest_collection_finish() -> None:
     """Collects garbage from now on, without what the tests have imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def left_as_found() -> Iterator[None]:
+    """Takes back what the tests of a file made known to this process, which other files share: the loaded plugins, the
+    variables that name them, and the classes that AutoTokenizer gives."""
+    from terakoya.plugins import loading
+
+    plugins, registries = loading._current, dict(loading._registries)
+    variables = {name: value for name, value in os.environ.items() if name.startswith("TERAKOYA_")}
+    yield
+    loading._current, loading._registries = plugins, registries
+    for name in [name for name in os.environ if name.startswith("TERAKOYA_")]:
+        del os.environ[name]
+    os.environ.update(variables)
+    auto = sys.modules.get("transformers.models.auto.tokenization_auto")
+    if auto is not None:
+        for table in (auto.REGISTERED_FAST_ALIASES, auto.REGISTERED_TOKENIZER_CLASSES):
+            table.clear()
+        auto.TOKENIZER_MAPPING._extra_content.clear()
 
 
 @pytest.fixture(scope="session")
