@@ -4,6 +4,7 @@ taken on by another engine."""
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from terakoya.conversion.export import export
 from terakoya.runs.checkpoints import find_problems, read_manifest
+from terakoya.toolkit.formats import folder_digests
 from terakoya.training.checkpoint.event_tensors import SavedEventTensors, plugins_in
 
 LLAMA = {
@@ -113,6 +115,8 @@ def test_it_is_exported_as_a_model(runs: Path, name: str, tmp_path: Path) -> Non
     values = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     for key, value in averages(runs / name).items():
         assert torch.equal(values[key.removeprefix("model.")], value), key
+    # no checkpoint holds these weights as its model's
+    assert "checkpoint" not in json.loads((tmp_path / "model" / folder_digests.NAME).read_text(encoding="utf-8"))
 
 
 @pytest.mark.nightly

@@ -32,6 +32,13 @@ def test_a_count_of_zero_and_a_dummy_give_exactly_zero() -> None:
     assert float(dummy.detach()) == 0.0
 
 
+def test_a_loss_that_is_not_finite_spoils_gradients_that_do_not_depend_on_its_value() -> None:
+    parameter = torch.tensor(3.0, requires_grad=True)
+    sums = {"one": parameter * 2 + torch.tensor(float("nan")), "two": parameter}
+    weighted_loss(sums, TERMS, {"tokens": 4, "rows": 4}).backward()
+    assert not bool(torch.isfinite(parameter.grad))  # type: ignore[arg-type]
+
+
 def test_means_are_over_all_sums_since_the_last_time() -> None:
     meter = Meter(TERMS, torch.device("cpu"))
     for loss, tokens in ((4.0, 2), (8.0, 6)):

@@ -39,6 +39,14 @@ def test_the_decay_ends_at_lr_decay_steps_and_takes_a_tenth_by_default() -> None
     assert plain[36:] == [1.0, 0.75, 0.5, 0.25, 0.0] and set(plain[:36]) == {1.0}
 
 
+@pytest.mark.parametrize("given", [{"decay_steps": 90}, {"decay_ratio": 1.0}])
+def test_a_decay_longer_than_the_rest_of_the_run_begins_where_warm_up_ends(given: dict[str, float]) -> None:
+    schedule = WarmupStableDecay(warmup_steps=10, decay_type="linear", **given)
+    course = [schedule.factor(Progress(step=step, max_steps=50)) for step in range(51)]
+    assert course[:11] == pytest.approx([step / 10 for step in range(1, 11)] + [1.0])
+    assert course[10:] == pytest.approx([1.0 - done / 40 for done in range(41)])
+
+
 def test_only_one_length_of_the_decay_is_accepted() -> None:
     with pytest.raises(ValidationError, match="at most one of decay_steps, decay_tokens, decay_ratio, got decay_steps"):
         WarmupStableDecay(decay_steps=3, decay_tokens=4)
