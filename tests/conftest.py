@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fork_server
+import frozen
 import pytest
 import typer.testing
 from hypothesis import settings
@@ -77,7 +78,7 @@ def _name(file: Path) -> str:
 
 def pytest_collection_finish() -> None:
     """Collects garbage from now on, without what the tests have imported."""
-    gc.freeze()
+    frozen.freeze()
     gc.enable()
 
 

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
+import frozen
 import small_store
 import toy
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
@@ -57,4 +58,4 @@ loading._current = None  # a process looks for the plugins that its own environm
 # torch's own reads the source of the whole stack and looks through all modules each time that an agent looks for others
 dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 gc.collect()
-gc.freeze()  # no collection in a forked process looks through what it shares, which would copy it
+frozen.freeze()  # no collection in a forked process looks through what it shares, which would copy it

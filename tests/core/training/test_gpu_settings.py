@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+from frozen import count as frozen_objects
 
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
@@ -55,6 +56,7 @@ def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
 
     monkeypatch.setattr(Trainer, "train", watched_train)
     monkeypatch.setattr(MaskedLM, "collate", watched_collate)
+    monkeypatch.setattr(gc, "get_freeze_count", frozen_objects)
     settings = toy.parameters(store, validation_store, max_steps=2, evaluation={"steps": 2, "batches": 2})
     if frozen_before:
         gc.freeze()
