@@ -29,7 +29,7 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, kind_of, list_models
-from terakoya.runs.checkpoints import find_problems, list_checkpoints, read_manifest
+from terakoya.runs.checkpoints import find_problems, list_checkpoints, read_manifest, while_kept
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.tokenizer_identity import describe_different_ids, vocabulary_files
 from terakoya.toolkit.formats import folder_digests, model_files
@@ -69,15 +69,19 @@ def average(
     Raises:
         UserError: fewer than two models, models of another architecture or vocabulary, a folder that is damaged or has
             no safetensors weights, weights that do not fit, or `out` already exists.
+        TemporaryFailure: a run removed its checkpoint while it was read.
     """
     check_new_folder(out)
     sources = [each for source in sources for each in _last_checkpoints(source, last)] if last else list(sources)
     if len(sources) < 2:
         raise UserError("expected at least two models to average, got one; name more, or give --last 5 for a run")
     shares = _shares(weights, len(sources))
-    with scratch_folder(out) as scratch:
+    found = [source if kind_of(source) == "Transformers model" else find_checkpoint(source) for source in sources]
+    with ExitStack() as reading, scratch_folder(out) as scratch:
+        for folder in found:
+            reading.enter_context(while_kept(folder))
         folders, steps = [], []
-        for number, source in enumerate(sources):
+        for number, source in enumerate(found):
             folder, step = _as_transformers_folder(source, scratch / str(number), first=number == 0)
             folders.append(folder)
             steps.append(step)
@@ -131,7 +135,8 @@ def _last_checkpoints(run: Path, last: int) -> list[Path]:
 
 
 def _as_transformers_folder(source: Path, temporary: Path, *, first: bool) -> tuple[Path, int | None]:
-    """Returns a Transformers folder with the models of `source`, and the step of its checkpoint.
+    """Returns a Transformers folder with the models of `source`, a checkpoint or such a folder, and the checkpoint's
+    step.
 
     Of a checkpoint other than the `first` its `model/` is taken where it has one, together with the tokenizer that is
     next to it; otherwise it is exported to `temporary`.
@@ -140,11 +145,10 @@ def _as_transformers_folder(source: Path, temporary: Path, *, first: bool) -> tu
         for name in list_models(source):
             folder_digests.check(source / name)
         return source, None
-    checkpoint = find_checkpoint(source)
-    step: int = read_manifest(checkpoint)["step"]
-    if not first and (checkpoint / "model").is_dir():
-        return checkpoint / "model", step
-    export(checkpoint, temporary)
+    step: int = read_manifest(source)["step"]
+    if not first and (source / "model").is_dir():
+        return source / "model", step
+    export(source, temporary)
     return temporary, step
 
 

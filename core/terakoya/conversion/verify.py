@@ -13,7 +13,15 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, describe_found, is_address, kind_of
 from terakoya.json_settings import read_json
 from terakoya.runs import metrics
-from terakoya.runs.checkpoints import MANIFEST, find_problems, list_checkpoints, read_manifest, reading
+from terakoya.runs.checkpoints import (
+    MANIFEST,
+    RemovedError,
+    find_problems,
+    list_checkpoints,
+    read_manifest,
+    reading,
+    while_kept,
+)
 from terakoya.runs.finding import PERMANENT
 
 if TYPE_CHECKING:
@@ -128,16 +136,24 @@ def _verify_checkpoint(folder: Path, findings: Findings) -> None:
     """Checks manifest, files, and that the tensors of `state/` are complete and finite."""
     from terakoya.training.checkpoint.state import check_tensors
 
-    inode = folder.stat().st_ino if folder.is_dir() else None
-    problems = find_problems(folder)
-    if problems and (not folder.is_dir() or folder.stat().st_ino != inode):
-        return  # the run, which continues, has pruned it, or has kept a better one there
+    inode = _inode(folder)
     count, size, files = 0, 0, {}
-    if not problems:
-        files = read_manifest(folder)["files"]
-        size = sum(facts["size"] for facts in files.values())
-        count, problems = check_tensors(folder)
+    try:
+        with while_kept(folder):
+            problems = find_problems(folder)
+            if not problems:
+                files = read_manifest(folder)["files"]
+                size = sum(facts["size"] for facts in files.values())
+                count, problems = check_tensors(folder)
+    except RemovedError:
+        return
+    if problems and _inode(folder) != inode:
+        return  # the run, which continues, has removed it, or has kept a better one there
     findings.add(folder, f"whole; {len(files):,} files, {size:,} bytes; {count:,} tensors, all finite", problems)
+
+
+def _inode(folder: Path) -> int | None:
+    return folder.stat().st_ino if folder.is_dir() else None
 
 
 def _verify_model(folder: Path, findings: Findings) -> None:

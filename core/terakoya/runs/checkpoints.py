@@ -91,7 +91,7 @@ def while_kept(folder: Path) -> Iterator[None]:
     removed the checkpoint meanwhile: what is missing then says nothing of the checkpoint."""
     try:
         yield
-    except (OSError, UserError) as error:
+    except (OSError, UserError, RuntimeError) as error:  # the last of safetensors, where it cannot open a file
         if folder.exists():
             raise
         raise RemovedError(folder) from error

@@ -15,6 +15,7 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.toolkit.formats import folder_digests
+from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.setup import train_in_this_process
 
 
@@ -117,6 +118,21 @@ def test_a_state_is_read_to_the_last_number(work: Path, capsys: pytest.CaptureFi
     write_manifest(folder, **{key: kept[key] for key in kept if key not in ("sha256", "files", "format")})
     code, lines, _ = verify(folder, capsys)
     assert code == 2 and lines == [f"{folder}: state/: {name} is not finite"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(work / "run", tmp_path / "run")
+
+    def remove(folder: Path) -> tuple[int, list[str]]:
+        shutil.rmtree(folder)
+        raise RuntimeError("unable to open file")  # as safetensors has it
+
+    monkeypatch.setattr(checkpoint_state, "check_tensors", remove)
+    code, lines, _ = verify(tmp_path / "run", capsys)
+    assert code == 0 and [line for line in lines if "step-0" in line] == []
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from terakoya.atomic_files import load_hashed_json
 from terakoya.config.parameters import Parameters
+from terakoya.conversion import average as module
 from terakoya.conversion.average import average
 from terakoya.conversion.export import export
-from terakoya.errors import UserError
+from terakoya.errors import TemporaryFailure, UserError
 from terakoya.runs.checkpoints import list_checkpoints
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.setup import train_in_this_process
@@ -42,6 +44,22 @@ def models(run: Path) -> list[Path]:
     for step in (2, 4, 6):
         export(Path(f"{run}@{step}"), run.parent / f"model{step}")
     return [run.parent / f"model{step}" for step in (2, 4, 6)]
+
+
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    write = module._write_model
+
+    def remove_and_write(*given: Any) -> None:
+        shutil.rmtree(tmp_path / "run/checkpoints/step-00000006")
+        write(*given)
+
+    monkeypatch.setattr(module, "_write_model", remove_and_write)
+    with pytest.raises(TemporaryFailure, match=r"step-00000006: was removed by checkpoint\.keep of its run"):
+        average([tmp_path / "run"], tmp_path / "mean", last=2)
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
