@@ -176,6 +176,8 @@ def check_writable(folder: Path) -> None:
     """Raises UserError if nothing can be written into `folder`, or if it does not exist and cannot be made."""
     if "\0" in str(folder):
         raise UserError(f"{str(folder)!r}: expected a path without a NUL character; choose another --out")
+    if any("\ud800" <= character <= "\udfff" for character in str(folder)):  # how Python keeps such bytes
+        raise UserError(f"{str(folder)!r}: expected a path in UTF-8, which libraries ask for; choose another --out")
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
         raise UserError(f"{folder}: expected a folder, but {place} is a file; choose another --out")

@@ -69,6 +69,7 @@ _ADVICE = {
     **dict.fromkeys((errno.EIO, errno.ESTALE), "check the disk or file server and give the same command again"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose a place that you may write to"),
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose a file system that takes larger files",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
 

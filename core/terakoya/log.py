@@ -43,12 +43,13 @@ def hide_secrets(text: str) -> str:
     return _SECRET.sub(lambda match: "/" * (len(match[0]) - len(match[0].lstrip("/"))) + "***", text)
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""The last two ranges turn the order of what follows them, also beyond the text that they are in."""
 
 
 def visible(text: str) -> str:
     """Returns `text` with its control characters, except tabs and line ends, as JSON writes them: `\\u001b`. What a
-    file or a name contains thus cannot move the cursor, change the title or hide lines of a terminal."""
+    file or a name contains thus cannot move the cursor, change the title, hide lines or turn their order."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -101,6 +101,10 @@ def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[s
     assert out.endswith(r"a       b\u001b]0;pwned\u001b[2J\u001b[1;31m\u009b31m\u007f\u0000" + "\n")
 
 
+def test_marks_that_turn_the_order_of_text_are_shown_as_escapes() -> None:
+    assert log.visible("loss \u202e97.1\u2066 \u200f") == r"loss \u202e97.1\u2066 " + "\u200f"
+
+
 def test_a_terminal_still_gets_colours(capsys: pytest.CaptureFixture[str]) -> None:
     console = log.new_console(force_terminal=True, color_system="standard", file=sys.stdout)
     console.print(Text(f"red {ESCAPES}", style="red"))

@@ -6,6 +6,7 @@ See docs/design/files.md.
 from __future__ import annotations
 
 import copy
+import errno
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -199,6 +200,8 @@ class Saver:
         except FileError as error:
             failed, self.step, self.failures = self.step, self.saved_step, self.failures + 1
             safe = f"step {self.saved_step:,} is safe" if self.saved_step >= 0 else "nothing was saved so far"
+            if error.errno == errno.EFBIG:  # a limit, which does not pass
+                raise UserError(f"{error.happened}; {safe}{error.advice}") from error
             if self.failures >= MAX_FAILED_SAVES:
                 happened = f"{self.failures} saves in a row failed: {error.happened}; {safe}"
                 raise TemporaryFailure(happened + error.advice) from error

@@ -2,6 +2,7 @@
 traceback."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def test_a_place_that_takes_no_files_and_impossible_names_are_found_first(
 def test_a_path_with_a_nul_character_is_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\\x00b': expected a path without a NUL character; choose another --out"):
         check_writable(tmp_path / "a\0b")
+    with pytest.raises(UserError, match=r"\\udc82': expected a path in UTF-8, which libraries ask for; choose"):
+        check_writable(tmp_path / os.fsdecode(b"\x82"))
 
 
 def test_a_command_that_finds_no_space_says_where_and_what_to_do(

@@ -1,11 +1,13 @@
 """How a checkpoint is committed: it is complete or absent, whatever happens during the save."""
 
+import errno
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from checkpoint_folders import write_checkpoint
 from torch import nn
 
-from terakoya.errors import UserError
+from terakoya.errors import FileError, UserError
 from terakoya.runs import checkpoints
 from terakoya.training.checkpoint import checkpoint, event_tensors, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
@@ -21,6 +23,7 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
+from terakoya.training.saving import Saver
 
 
 def alone() -> DistributedContext:
@@ -249,3 +252,21 @@ def test_pruning_keeps_a_checkpoint_to_which_the_run_may_go_back(tmp_path: Path)
     assert kept(-1) == [0, 2, 4, 6, 8, 10], "with none so old, all that there are"
     assert kept(5) == [4, 6, 8, 10]
     assert kept(10) == kept(None) == [8, 10]
+
+
+@pytest.mark.parametrize(("number", "ends"), [(errno.ENOSPC, False), (errno.EFBIG, True)])
+def test_a_limit_of_file_sizes_ends_a_run_at_once_and_a_full_disk_does_not(number: int, ends: bool) -> None:
+    warned: list[str] = []
+    saver: Any = SimpleNamespace(
+        step=4, saved_step=2, failures=0, run_log=SimpleNamespace(warn=lambda text, **_: warned.append(text))
+    )
+
+    def save() -> Path:
+        raise FileError("saving failed", number)
+
+    if not ends:
+        assert Saver._result(saver, save) is None and "1 of 3 failed saves in a row" in warned[0]
+        return
+    with pytest.raises(UserError, match=r"saving failed; step 2 is safe; raise the limit of file sizes") as raised:
+        Saver._result(saver, save)
+    assert raised.value.exit_code == 2 and warned == []

@@ -129,7 +129,9 @@ class Heartbeat:
         if self._rank == 0:
             self._gives_up = True
             self._wait_until_heard()
-        report = report or f"lost the connection to another rank, and all still answer: {self._ranks.waiting()}"
+        where = self._ranks.waiting()
+        lost = "lost the connection to another rank"
+        report = report or (f"{lost}, and all still answer: {where}" if where else f"{lost}, which has just ended")
         first_line = (str(found).strip() or type(found).__name__).splitlines()[0]
         return RankLostError(
             f"{report}. The same command continues from the last checkpoint. ({self.name(self._rank)} got from torch: "
