@@ -12,11 +12,13 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import fork_server
 import frozen
+import psutil
 import pytest
 import typer.testing
 from hypothesis import settings
@@ -83,9 +85,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def left_as_found() -> Iterator[None]:
+def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
     """Takes back what the tests of a file made known to this process, which other files share: the loaded plugins, the
-    variables that name them, and the classes that AutoTokenizer gives."""
+    variables that name them, and the classes that AutoTokenizer gives. Fails where they left a process."""
     from terakoya.plugins import loading
 
     plugins, registries = loading._current, dict(loading._registries)
@@ -100,6 +102,18 @@ def left_as_found() -> Iterator[None]:
         for table in (auto.REGISTERED_FAST_ALIASES, auto.REGISTERED_TOKENIZER_CLASSES):
             table.clear()
         auto.TOKENIZER_MAPPING._extra_content.clear()
+    _, left = psutil.wait_procs(list(_orphans(request.node.nodeid)), timeout=10)
+    for process in left:
+        process.kill()
+    assert left == [], "processes that the tests started and nobody ends"
+
+
+def _orphans(file: str) -> Iterator[psutil.Process]:
+    """Yields the processes that a test of `file` started and whose parents are gone."""
+    for process in psutil.process_iter(["ppid"]):
+        with suppress(psutil.Error):
+            if process.info["ppid"] == 1 and process.environ().get("PYTEST_CURRENT_TEST", "").startswith(f"{file}::"):
+                yield process
 
 
 @pytest.fixture(scope="session")

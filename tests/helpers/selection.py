@@ -19,13 +19,14 @@ def at_night(cases: Iterable[Any], *, always: Iterable[Any]) -> list[Any]:
     ]
 
 
-def wanted(request: pytest.FixtureRequest, argument: str) -> list[Any]:
+def wanted(request: pytest.FixtureRequest, argument: str, test: str = "") -> list[Any]:
     """Returns the values of the parameter `argument` in the tests of the fixture's file that are run, in their order:
-    what a fixture of that file has to make."""
+    what a fixture of that file has to make. With `test`, those of this test alone."""
     found: dict[Any, None] = {}
     for item in request.session.items:
-        if item.path == request.path and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            found.update(dict.fromkeys([item.callspec.params[argument]] if argument in item.callspec.params else []))
+        if item.path == request.path and isinstance(item, pytest.Function) and test in ("", item.originalname):
+            given = item.callspec.params if hasattr(item, "callspec") else {}
+            found |= {given[argument]: None} if argument in given else {}
     return list(found)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+from selection import at_night
 
 from terakoya import contract
 from terakoya.commands.main import main
@@ -70,7 +71,7 @@ def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_plugins")
-@pytest.mark.parametrize("name", TOY)
+@pytest.mark.parametrize("name", at_night(TOY, always=("funnel",)))
 def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: str, tmp_path: Path) -> None:
     sizes, layout = TOY[name]
     file = EXAMPLES / f"{name}.py"

@@ -3,6 +3,7 @@ retarfi/language-pretraining's parameter.json, from training to plain Transforme
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 import toy
 import transformers
+from selection import at_night
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, Objective
@@ -92,7 +94,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(json.loads(ENTRIES.read_text())))
+@pytest.mark.parametrize(
+    "name",
+    at_night(
+        json.loads(ENTRIES.read_text()),
+        always=("bert-base-dist", "electra-small", "roberta-base", "deberta-base", "electra-small-additional"),
+    ),
+)
 def test_an_entry_trains_resumes_is_exported_and_loads(
     name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,18 +299,14 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
     ),
 }  # fmt: skip
 
-AT_NIGHT = {("modernbert-replaced", "fp32"), ("roberta-replaced", "fp32"), ("roberta-replaced", "bf16")}
-"""The runs whose parts other runs have, too."""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [
-        pytest.param(name, precision, marks=[pytest.mark.nightly] * ((name, precision) in AT_NIGHT))
-        for name in RUNS
-        for precision in ("fp32", "bf16")
-    ],
+    at_night(
+        itertools.product(RUNS, ("fp32", "bf16")),
+        always=[("modernbert-replaced", "bf16"), ("deberta-v3", "fp32"), ("t5", "bf16")],
+    ),
 )
 def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_path: Path) -> None:
     architecture, objective, models = RUNS[name]
@@ -334,7 +338,9 @@ def test_a_classification_head_on_a_modernbert_reads_the_whole_text() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["roberta", "deberta", "deberta_v2", "modernbert", "t5"])
+@pytest.mark.parametrize(
+    "name", at_night(("roberta", "deberta", "deberta_v2", "modernbert", "t5"), always=("deberta_v2", "t5"))
+)
 def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
     architecture = (
         {"type": "t5", **RUNS["t5"][0], "dropout_rate": 0.0} if name == "t5" else {"type": name, **FAMILY[name]}
@@ -351,7 +357,7 @@ def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["eurobert", "modernbert"])
+@pytest.mark.parametrize("name", at_night(("eurobert", "modernbert"), always=("modernbert",)))
 def test_two_processes_train_embeddings_and_clip_updates_as_one(name: str, tmp_path: Path) -> None:
     """The objective retromae and the optimizer stable_adamw; seven rows a step, of which one process has four."""
     settings = toy.parameters(

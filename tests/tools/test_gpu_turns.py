@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -122,7 +123,10 @@ def test_a_run_that_is_late_ends_with_its_children_before_another_one_is_timed(t
 @pytest.mark.slow
 def test_a_window_beside_which_a_child_of_another_run_computes_is_no_rate(tmp_path: Path, forked: None) -> None:
     sides = {"good": Sleeper(tmp_path / "good", seconds=0.2), "busy": Compiler(tmp_path / "busy", late=False)}
-    outcomes = dict(turns_at_device.take_turns(sides, apart=True, warm_seconds=60.0))
+    try:
+        outcomes = dict(turns_at_device.take_turns(sides, apart=True, warm_seconds=60.0))
+    finally:
+        os.kill(int((tmp_path / "busy.pid").read_text()), signal.SIGKILL)
     assert outcomes["good"].error.startswith("not timed: others computed for") and not outcomes["good"].seconds
 
 

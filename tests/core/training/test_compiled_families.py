@@ -9,6 +9,7 @@ from typing import Any
 import compiled_runs
 import pytest
 import torch
+from selection import at_night
 from torch._dynamo.utils import counters
 
 from terakoya.plugins import registry
@@ -29,7 +30,7 @@ REPRESENTATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("flash", {"activation_checkpointing": "selective"}),
     "t5": ("sdpa", {"sizes": {"num_layers": 1, "num_decoder_layers": 1}}),
 }
-"""A case of each base class, and what is special about its run in every run of the tests."""
+"""A case of each base class, and what is special about its run."""
 
 
 def check(
@@ -74,7 +75,7 @@ def test_every_bundled_family_is_a_case_and_every_base_class_has_a_representativ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REPRESENTATIVES)
+@pytest.mark.parametrize("name", at_night(REPRESENTATIVES, always=("bert", "llama")))
 def test_a_compiled_run_is_that_of_uncompiled_blocks(name: str, tmp_path: Path) -> None:
     backend, changes = REPRESENTATIVES[name]
     check(name, tmp_path, backend, **{"micro_batch_size": 4, **changes})

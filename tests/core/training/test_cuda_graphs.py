@@ -143,7 +143,9 @@ LENGTHS = {"phases": [{"share": 0.5, "data": {"sequence_length": 16}}, {"share":
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # as in test_compile
-@pytest.mark.parametrize("changes", [{"micro_batch_size": 4}, LENGTHS], ids=["several", "phases"])
+@pytest.mark.parametrize(
+    "changes", [{"micro_batch_size": 4}, pytest.param(LENGTHS, marks=pytest.mark.nightly)], ids=["several", "phases"]
+)
 def test_a_try_before_the_first_step_changes_no_number(
     changes: dict[str, Any], store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -176,8 +178,8 @@ def runs_out_of_memory() -> None:
     ("fails", "why"),
     [
         (cannot_record, "an operation copies from the host"),
-        (runs_out_of_memory, "out of memory"),
-        (None, "t allocate memory"),
+        pytest.param(runs_out_of_memory, "out of memory", marks=pytest.mark.nightly),
+        pytest.param(None, "t allocate memory", marks=pytest.mark.nightly),
     ],
     ids=["recording", "memory", "update"],
 )

@@ -30,20 +30,26 @@ from engine_runs import (
     start,
     state,
 )
+from selection import at_night, wanted
 
 from terakoya.errors import UserError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
-RECOMPUTED = ((2, "selective"), (3, "full"))
+RECOMPUTED = {"selective": 2, "full": 3}
+EACH = at_night(STAGES, always=(2, 3))
+LAST_ONE = at_night(STAGES, always=(3,))
 
 
 UNCORRECTED: dict[str, Any] = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def runs(
+    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
     """The folder of all runs, and the output of the processes."""
+    stages = wanted(request, "stage")
     base = tmp_path_factory.mktemp("deepspeed")
     one, two = {"-1": 7}, {"0": 5, "1": 2}
 
@@ -62,18 +68,22 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     here(base / "plain_fp16", {**plain, **HALF})
     here(base / "plain_lion", {**plain, **LION})
     jobs = []
-    for stage in STAGES:
+    for stage in stages:
         jobs.append(job(f"stage{stage}", stage))
         jobs.append(job(f"resumed{stage}", stage, start_from=from_step(f"stage{stage}")))
         jobs.append(job(f"poison{stage}", stage, start_from=from_step(f"stage{stage}"), poison=True))
         jobs.append(job(f"from_plain{stage}", stage, start_from=from_step("plain"), **UNVALIDATED))
+    for stage in wanted(request, "stage", "test_bf16_is_autocast_over_fp32_weights"):
         jobs.append(job(f"bf16_{stage}", stage, precision="bf16", max_steps=MIDDLE, evaluation=None))
+    for stage in wanted(request, "stage", "test_fp16_scales_losses_as_without_deepspeed"):
         jobs.append(job(f"fp16_{stage}", stage, **HALF))
+    for stage in {3, *wanted(request, "stage", "test_lion_takes_the_same_steps_when_sharded")}:
         jobs.append(job(f"lion{stage}", stage, **LION))
-    for stage, kind in RECOMPUTED:
+    for kind in wanted(request, "kind"):
+        stage = RECOMPUTED[kind]
         jobs.append(job(f"{kind}{stage}", stage, activation_checkpointing=kind, evaluation=None))
     jobs.append(job("lion_resumed3", 3, start_from=from_step("lion3"), **LION))
-    for stage in (1, 3):
+    for stage in wanted(request, "stage", "test_without_bias_correction_the_step_count_is_kept"):
         jobs.append(job(f"uncorrected{stage}", stage, optimizer=UNCORRECTED, **UNVALIDATED))
         jobs.append(
             job(
@@ -86,13 +96,13 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     said = run_in_a_new_process(alone, base / "alone.json")
     toy.finish(pair)
     said += "".join(process.output.read_text() for process in pair)
-    for stage in STAGES:
+    for stage in stages:
         here(base / f"to_plain{stage}", {**plain, **UNVALIDATED}, checkpoint(base / f"stage{stage}", MIDDLE))
     return base, said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EACH)
 def test_a_stage_trains_what_one_process_trains(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     assert_same_losses(base / "plain", base / f"stage{stage}", 1e-6)
@@ -103,7 +113,7 @@ def test_a_stage_trains_what_one_process_trains(runs: tuple[Path, str], stage: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EACH)
 def test_validation_is_the_same(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     plain, mine = (toy.records(base / name, "validation") for name in ("plain", f"stage{stage}"))
@@ -114,7 +124,7 @@ def test_validation_is_the_same(runs: tuple[Path, str], stage: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EACH)
 def test_resumed_in_the_same_world_is_bit_identical(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     straight, resumed = base / f"stage{stage}", base / f"resumed{stage}"
@@ -125,7 +135,7 @@ def test_resumed_in_the_same_world_is_bit_identical(runs: tuple[Path, str], stag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", at_night((1, 3), always=(3,)))
 def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     resumed = base / f"uncorrected_resumed{stage}"
@@ -137,7 +147,7 @@ def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EACH)
 def test_checkpoints_move_between_engines(runs: tuple[Path, str], stage: int) -> None:
     """From one process without DeepSpeed to a stage on two, and back."""
     base, _ = runs
@@ -155,7 +165,7 @@ def test_one_process_without_a_launcher(runs: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", LAST_ONE)
 def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     mine = toy.losses(base / f"bf16_{stage}")
@@ -169,7 +179,7 @@ def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(2,)))
 def test_fp16_scales_losses_as_without_deepspeed(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     plain, mine = (toy.records(base / name) for name in ("plain_fp16", f"fp16_{stage}"))
@@ -188,16 +198,17 @@ def test_fp16_scales_losses_as_without_deepspeed(runs: tuple[Path, str], stage: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "kind"), RECOMPUTED)
-def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], stage: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], kind: str) -> None:
     base, _ = runs
+    stage = RECOMPUTED[kind]
     assert_same_losses(base / f"stage{stage}", base / f"{kind}{stage}", 0.0)
     for part in ("model", "optimizer"):
         assert_close(state(base / f"stage{stage}", part), state(base / f"{kind}{stage}", part), 0.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", LAST_ONE)
 def test_lion_takes_the_same_steps_when_sharded(runs: tuple[Path, str], stage: int) -> None:
     """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     base, _ = runs
@@ -218,7 +229,7 @@ def test_lion_resumed_is_bit_identical(runs: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", EACH)
 def test_a_step_that_is_not_finite_changes_nothing(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     bad = {"finite": False, "stayed": True}

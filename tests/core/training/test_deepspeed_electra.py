@@ -8,6 +8,7 @@ import pytest
 import toy
 from engine_runs import LAST, assert_close, checkpoint, here, settings, start, state
 from safetensors.torch import load_file
+from selection import at_night, wanted
 
 from terakoya.conversion.export import export
 
@@ -17,7 +18,9 @@ SHARING = ("tied", "disentangled")
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(
+    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The folder of all runs: `tied`, `tied3`, ..."""
     base = tmp_path_factory.mktemp("deepspeed_electra")
 
@@ -31,7 +34,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     jobs = []
     for sharing in SHARING:
         here(base / sharing, run(sharing, None, {"-1": 7}))
-        for stage in STAGES:
+        for stage in wanted(request, "stage"):
             out = str(base / f"{sharing}{stage}")
             jobs.append({"out": out, "settings": run(sharing, stage, {"0": 5, "1": 2})})
     started = start(jobs, base / "pair", 2)
@@ -40,7 +43,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(3,)))
 @pytest.mark.parametrize("sharing", SHARING)
 def test_a_stage_trains_what_one_process_trains(runs: Path, sharing: str, stage: int) -> None:
     plain, mine = runs / sharing, runs / f"{sharing}{stage}"
@@ -55,7 +58,7 @@ def test_a_stage_trains_what_one_process_trains(runs: Path, sharing: str, stage:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(3,)))
 @pytest.mark.parametrize("sharing", SHARING)
 def test_a_stages_checkpoint_holds_both_models(runs: Path, sharing: str, stage: int, tmp_path: Path) -> None:
     mine = runs / f"{sharing}{stage}"

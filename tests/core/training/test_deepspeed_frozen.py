@@ -10,6 +10,7 @@ import toy
 from engine_runs import LAST, MIDDLE, STAGES, assert_close, checkpoint, here, settings, start, state
 from frozen_weights import is_low
 from safetensors.torch import load_file
+from selection import at_night, wanted
 from start_folders import spread
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(
+    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The folder of all runs: `plain`, `stage0`, `resumed0`, ... and of the model `start` from which they start."""
     base = tmp_path_factory.mktemp("deepspeed_frozen")
 
@@ -36,7 +39,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     spread(BertForMaskedLM(BertConfig(**shape, vocab_size=200, pad_token_id=0)), 1).save_pretrained(base / "start")
     here(base / "plain", run(None, {"-1": 7}))
     jobs = []
-    for stage in STAGES:
+    for stage in wanted(request, "stage"):
         jobs.append({"out": str(base / f"stage{stage}"), "settings": run(stage, two)})
         middle = str(checkpoint(base / f"stage{stage}", MIDDLE))
         jobs.append({"out": str(base / f"resumed{stage}"), "settings": run(stage, two), "start_from": middle})
@@ -46,7 +49,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(3,)))
 def test_a_stage_starts_and_freezes_as_one_process_does(runs: Path, stage: int) -> None:
     plain, mine = runs / "plain", runs / f"stage{stage}"
     for step, values in toy.records(plain).items():
@@ -61,7 +64,7 @@ def test_a_stage_starts_and_freezes_as_one_process_does(runs: Path, stage: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(3,)))
 def test_a_stage_resumes_exactly(runs: Path, stage: int) -> None:
     straight, resumed = runs / f"stage{stage}", runs / f"resumed{stage}"
     assert toy.losses(resumed)[LAST] == toy.losses(straight)[LAST]

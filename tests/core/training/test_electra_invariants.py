@@ -7,6 +7,7 @@ import pytest
 import toy
 from killed_runs import kill_and_resume
 from saved_weights import relative_error, weights
+from selection import at_night
 
 from terakoya.config.parameters import Parameters
 from terakoya.training.setup import train_in_this_process
@@ -31,7 +32,10 @@ def parameters(store: Path, validation: Path | None = None, **changes: Any) -> d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sharing", "precision"), [("tied", "fp32"), ("disentangled", "fp32"), ("tied", "bf16")])
+@pytest.mark.parametrize(
+    ("sharing", "precision"),
+    at_night([("tied", "fp32"), ("disentangled", "fp32"), ("tied", "bf16")], always=[("tied", "fp32")]),
+)
 def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
     sharing: str, precision: str, store: Path, tmp_path: Path
 ) -> None:
@@ -65,7 +69,7 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", at_night((1, 2, 3), always=(2,)))
 def test_killed_and_resumed_is_bit_identical(
     processes: int, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import toy
 from frozen_weights import is_low
 from safetensors.torch import load_file
 from saved_weights import FAULTS, same_weights, weights
+from selection import at_night
 from start_folders import electra, save_bert, save_electra, settings
 from torch import nn
 
@@ -137,7 +138,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", at_night((1, 2), always=(2,)))
 def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}

@@ -32,6 +32,7 @@ from engine_runs import (
 )
 from frozen_weights import is_low
 from safetensors.torch import load_file
+from selection import at_night, wanted
 from start_folders import spread
 from transformers import (
     AutoModelForCausalLM,
@@ -71,6 +72,7 @@ EXPORTS = {
     "llama": {"": AutoModelForCausalLM},
 }
 """Transformers' own class for each model of an export."""
+ALWAYS = ("bert", "electra", "llama")
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 
 
@@ -85,7 +87,9 @@ def family(name: str, store: Path, validation: Path, rows: dict[str, int], **cha
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(
+    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The folder of all runs: `bert`, `bert_plain`, `bert_resumed`, ..., and of the model `start`."""
     base = tmp_path_factory.mktemp("fsdp")
     jobs: dict[int, list[dict[str, Any]]] = {2: [], 3: []}
@@ -113,7 +117,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     }
     if importlib.util.find_spec("peft") is None:
         del variants["lora"]
-    for name in FAMILIES:
+    for name in {"bert": None, **dict.fromkeys(wanted(request, "name"))}.keys() & FAMILIES.keys():
         plain(f"{name}_plain", name)
         job(name, name)
         job(f"{name}_resumed", name, start_from_checkpoint=name)
@@ -138,7 +142,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", at_night(FAMILIES, always=ALWAYS))
 def test_two_processes_train_what_one_trains(runs: Path, name: str) -> None:
     plain, mine = runs / f"{name}_plain", runs / name
     if name != "electra":  # rounding may change its samples
@@ -150,7 +154,7 @@ def test_two_processes_train_what_one_trains(runs: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", at_night(FAMILIES, always=ALWAYS))
 def test_validation_is_the_same(runs: Path, name: str) -> None:
     plain, mine = (toy.records(runs / each, "validation") for each in (f"{name}_plain", name))
     assert plain.keys() == mine.keys() == {0, MIDDLE, LAST}
@@ -159,7 +163,7 @@ def test_validation_is_the_same(runs: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "frozen", "three"])
+@pytest.mark.parametrize("name", at_night([*FAMILIES, "frozen", "three"], always=[*ALWAYS, "frozen", "three"]))
 def test_resumed_in_the_same_world_is_bit_identical(runs: Path, name: str) -> None:
     straight, resumed = runs / name, runs / f"{name}_resumed"
     assert set(toy.losses(resumed)) == set(range(MIDDLE + 1, LAST + 1))
@@ -178,7 +182,7 @@ def test_another_world_or_engine_resumes_with_the_same_losses(runs: Path, name: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", at_night(FAMILIES, always=ALWAYS))
 def test_the_export_has_the_trained_weights(runs: Path, name: str, tmp_path: Path) -> None:
     export(runs / name, tmp_path / "model")
     trained = state(runs / name, "model")

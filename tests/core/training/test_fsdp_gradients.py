@@ -19,6 +19,7 @@ import toy
 import worlds
 from dropouts import DROPOUTS
 from safetensors.torch import load_file
+from selection import at_night
 from start_folders import trainer
 from torch import nn
 
@@ -50,11 +51,10 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 HALF = {"llama": "bf16", "gpt2": "fp16"}
 """What is compared with DDP to the bit, and its precision."""
 ADAGRAD = {"type": "adagrad", "learning_rate": 0.1}
-CASES = [
-    pytest.param(name, processes, marks=() if len(worlds) > 1 else pytest.mark.nightly)
-    for name, (_, _, worlds) in SUBJECTS.items()
-    for processes in worlds
-]
+CASES = at_night(
+    [(name, processes) for name, (_, _, worlds) in SUBJECTS.items() for processes in worlds],
+    always=[("bert", 2), ("electra", 3), ("disentangled", 2), ("gpt2", 2), ("llama", 3)],
+)
 
 
 def settings(store: Path, name: str, rows: dict[str, int], **changes: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import toy
 import worlds
+from selection import at_night, wanted
 
 from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import values
@@ -43,6 +44,16 @@ STARTED: dict[str, tuple[str, dict[str, Any]]] = {
 CASES = {**DRAWN, **STARTED}
 WRITTEN = ("bert.fsdp", "electra.fsdp", "modernbert.fsdp", "roberta.fsdp", "gpt2.pp", "llama.tp")
 """Those that also write their models."""
+ALWAYS = (
+    "bert.fsdp",
+    "electra.fsdp",
+    "modernbert.fsdp",
+    "gpt2.pp",
+    "llama.tp",
+    "llama.fsdp.started",
+    "gpt2.tp.started",
+)
+EACH = at_night(CASES, always=ALWAYS)
 OTHER = 7
 """The seed of the weights in the folders that runs start from."""
 
@@ -65,15 +76,17 @@ def build(store: Path, name: str, **changes: Any) -> tuple[Parameters, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all jobs."""
+    cases = wanted(request, "case")
     base = tmp_path_factory.mktemp("initial")
     jobs = []
-    for name in {name for name, _ in STARTED.values()}:
+    for name in {STARTED[case][0] for case in cases if case in STARTED}:
         parameters, module = build(store, name, seed=OTHER)
         for role, model in parameters.objective.exports(module).items():
             model.save_pretrained(base / f"{name}.folder" / role, max_shard_size="1MB")
-    for case, (name, parallel) in CASES.items():
+    for case in cases:
+        name, parallel = CASES[case]
         begin = {"start_from": str(base / f"{name}.folder")} if case in STARTED else {}
         raw = settings(store, name, parallel=parallel, **begin)
         jobs.append({"out": str(base / case), "settings": raw, "model": case in WRITTEN})
@@ -81,7 +94,7 @@ def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_weights_are_those_of_one_process(runs: Path, store: Path, case: str) -> None:
     _, module = build(store, CASES[case][0], **({"seed": OTHER} if case in STARTED else {}))
     expected = dict(named_values(module))
@@ -91,7 +104,7 @@ def test_weights_are_those_of_one_process(runs: Path, store: Path, case: str) ->
         assert torch.equal(found(name), value), name
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_no_process_holds_more_than_its_part_and_a_block(runs: Path, store: Path, case: str) -> None:
     parameters, module = build(store, CASES[case][0])
     whole = sum(value.nbytes for value in module.parameters())
@@ -105,7 +118,7 @@ def test_no_process_holds_more_than_its_part_and_a_block(runs: Path, store: Path
         assert held["most"] <= 1.5 * held["own"] + block < whole, (held, block, whole)
 
 
-@pytest.mark.parametrize("case", WRITTEN)
+@pytest.mark.parametrize("case", at_night(WRITTEN, always=set(WRITTEN).intersection(ALWAYS)))
 def test_models_are_written_as_by_one_process_and_one_weight_at_a_time(
     runs: Path, store: Path, case: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import toy
 from killed_runs import kill_and_resume
 from saved_weights import FAULTS, relative_error, same_weights, weights
+from selection import at_night
 
 
 @pytest.mark.slow
@@ -46,7 +47,7 @@ def test_several_processes_a_node_and_a_table_that_does_not_divide(store: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", at_night((1, 2, 3), always=(1, 2)))
 def test_killed_and_resumed_is_bit_identical(
     processes: int, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from killed_runs import kill_and_resume
 from safetensors import safe_open
 from safetensors.torch import load_file
 from saved_weights import relative_error, weights
+from selection import at_night
 from start_folders import electra, save_bert, save_electra, settings, spread, trainer
 from torch import Tensor
 from transformers import (
@@ -281,7 +282,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", at_night((1, 2), always=(2,)))
 def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
     raw = make("gpt2", store, tmp_path / "base", batch_size=table, max_steps=12, lora={"lora_dropout": 0.2})

@@ -173,6 +173,7 @@ def test_a_run_that_ends_at_the_lowest_scale_says_so(store: Path, tmp_path: Path
     assert not list(tmp_path.glob("checkpoints/step-*"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical_on_two_processes(store: Path, tmp_path: Path) -> None:
     """The scale falls and rises before and after the kill; one process has the same scale as two."""

@@ -62,6 +62,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     assert tensors[0] == tensors[1] and len(tensors[0]) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_machine_is_replaced_by_a_bare_one(bucket: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "data", documents=200, seed=1)

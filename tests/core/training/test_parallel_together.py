@@ -16,6 +16,7 @@ import toy
 import worlds
 from engine_runs import UNVALIDATED, assert_close, assert_same_losses, here
 from safetensors.torch import load_file
+from selection import at_night, wanted
 from test_tensor_parallel import NODES, settings
 
 from terakoya.conversion.export import export
@@ -39,12 +40,22 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sp_pp": ("gpt2", {"sp_size": 2, "pp_size": 2}, {}),
 }  # fmt: skip
 """An architecture, how processes work together, and other settings."""
-FAMILIES = tuple(dict.fromkeys(family for family, _, _ in CASES.values()))
+EACH = at_night(CASES, always=("sp_fsdp", "tp_fsdp_fused", "tp_positions_pp", "zero_bubble_fsdp", "sp_tp"))
+ANOTHER = {
+    "sp_fsdp": "plain_llama", "pp_fsdp": "tp_pp", "tp_fsdp_fused": "pp_fsdp", "tp_pp": "tp_positions_pp",
+    "tp_positions_fsdp": "sp_tp",
+}  # fmt: skip
+"""Case -> the run that it goes on from."""
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(
+    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The folder of all runs."""
+    others = wanted(request, "other")
+    needed = {*wanted(request, "case"), *others, *(ANOTHER[case] for case in others)}
+    cases = [case for case in CASES if case in needed]
     base = tmp_path_factory.mktemp("together")
     jobs: list[dict[str, Any]] = []
 
@@ -54,15 +65,13 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         begin = source and str(base / source / f"checkpoints/step-{MIDDLE:08d}")
         jobs.append({"out": str(base / out), "settings": raw, "start_from": begin})
 
-    for family in FAMILIES:
+    for family in sorted({CASES[case][0] for case in cases}):
         here(base / f"plain_{family}", settings(store, validation_store, family))
-    for case in CASES:
+    for case in cases:
         add(case, case)
-        add(f"{case}.resumed", case, case)
-    for source, case in (("plain_llama", "sp_fsdp"), ("tp_pp", "pp_fsdp"), ("pp_fsdp", "tp_fsdp_fused")):
-        add(f"{case}.from_another", case, source, **UNVALIDATED)
-    add("tp_pp.from_another", "tp_pp", "tp_positions_pp", **UNVALIDATED)
-    add("tp_positions_fsdp.from_another", "tp_positions_fsdp", "sp_tp", **UNVALIDATED)
+        add(f"{case}.resumed", case, case, **UNVALIDATED)
+    for case in others:
+        add(f"{case}.from_another", case, ANOTHER[case], **UNVALIDATED)
     toy.finish(worlds.start(partial(tensor_worker.work, jobs), (2, 2), base / "said"))
     return base
 
@@ -75,7 +84,7 @@ def moments(out: Path, step: int) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state(out, "optimizer", step).items() if name.endswith("/exp_avg")}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_four_processes_train_what_one_trains(runs: Path, case: str) -> None:
     plain = runs / f"plain_{CASES[case][0]}"
     assert_close(moments(plain, MIDDLE), moments(runs / case, MIDDLE), CLOSE)  # a step's gradients, times a constant
@@ -87,7 +96,7 @@ def test_four_processes_train_what_one_trains(runs: Path, case: str) -> None:
         assert toy.records(runs / case, "validation")[step]["loss"] == pytest.approx(record["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_resumed_is_bit_identical(runs: Path, case: str) -> None:
     resumed = runs / f"{case}.resumed"
     assert set(toy.losses(resumed)) == {LAST}
@@ -96,14 +105,14 @@ def test_resumed_is_bit_identical(runs: Path, case: str) -> None:
         assert_close(state(runs / case, kind), state(resumed, kind), 0.0)
 
 
-@pytest.mark.parametrize("case", ["sp_fsdp", "pp_fsdp", "tp_fsdp_fused", "tp_pp", "tp_positions_fsdp"])
-def test_a_run_goes_on_under_another_layout(runs: Path, case: str) -> None:
-    plain, mine = runs / f"plain_{CASES[case][0]}", runs / f"{case}.from_another"
+@pytest.mark.parametrize("other", at_night(ANOTHER, always=("sp_fsdp", "tp_positions_fsdp")))
+def test_a_run_goes_on_under_another_layout(runs: Path, other: str) -> None:
+    plain, mine = runs / f"plain_{CASES[other][0]}", runs / f"{other}.from_another"
     assert set(toy.losses(mine)) == {LAST}
     assert_close(state(plain, "model"), state(mine, "model"), CLOSE)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH)
 def test_the_export_is_that_of_one_process(runs: Path, case: str, tmp_path: Path) -> None:
     exported = []
     for name in (case, f"plain_{CASES[case][0]}"):

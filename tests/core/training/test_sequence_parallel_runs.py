@@ -33,6 +33,7 @@ def validation(out: Path) -> dict[int, float]:
     return {step: line["loss"] for step, line in toy.records(out, "validation").items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout, which each process draws for its own positions and heads."""

@@ -17,6 +17,7 @@ import torch
 import toy
 import worlds
 from engine_runs import UNVALIDATED, assert_close, assert_same_losses, here
+from selection import at_night, wanted
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 LAST, MIDDLE = 2, 1
@@ -56,6 +57,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ENCODERS = ("bert", "roberta")
+NAMES = at_night(ARCHITECTURES, always=("gpt2", "llama", "bert", "electra"))
 VOCABULARY = ("word_embeddings", "wte", "embed_tokens", "lm_head.weight", "lm_head.bias", "predictions.bias")
 """Parts of the names of embeddings and vocabulary heads."""
 
@@ -94,8 +96,11 @@ def gradients(out: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(
+    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The folder of all runs."""
+    names = [name for name in ARCHITECTURES if name in {"gpt2", "llama", *wanted(request, "name")}]
     base = tmp_path_factory.mktemp("tensor")
     pair: list[dict[str, Any]] = []
     four: list[dict[str, Any]] = []
@@ -107,14 +112,14 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     def from_step(run: str) -> str:
         return str(base / f"{run}/checkpoints/step-{MIDDLE:08d}")
 
-    for name in ARCHITECTURES:
+    for name in names:
         here(base / f"plain_{name}", settings(store, validation_store, name))
         add(pair, f"pair_{name}", name, **PAIR)
         add(pair, f"resumed_{name}", name, start_from=from_step(f"pair_{name}"), **PAIR)
         add(pair, f"from_plain_{name}", name, start_from=from_step(f"plain_{name}"), **PAIR, **UNVALIDATED)
         add(four, f"replicas_{name}", name, **REPLICAS)
     add(four, "four_gpt2", "gpt2", **FOUR, **UNVALIDATED)
-    for name in ("gpt2", "qwen3"):
+    for name in {"gpt2", "qwen3"}.intersection(names):
         here(base / f"plain_clipped_{name}", settings(store, validation_store, name, **CLIPPED))
         add(four, f"clipped_{name}", name, **CLIPPED, **REPLICAS)
     started = {
@@ -133,7 +138,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     add(four, "poison", "gpt2", **REPLICAS, start_from=from_step("replicas_gpt2"), poison=True)
     for jobs, nodes in ((pair, (2,)), (four, (2, 2))):
         toy.finish(worlds.start(partial(tensor_worker.work, jobs), nodes, base / "said"))
-    for name in ARCHITECTURES:
+    for name in names:
         here(
             base / f"to_plain_{name}",
             settings(store, validation_store, name, **UNVALIDATED),
@@ -168,6 +173,7 @@ DROPOUT = {
 
 
 WORLDS = [(f"{kind}_{name}", name) for name in ARCHITECTURES for kind in ("pair", "replicas")] + [("four_gpt2", "gpt2")]
+WORLDS = at_night(WORLDS, always=[world for world in WORLDS if world[1] in NAMES])
 
 
 def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -190,7 +196,7 @@ def test_gradients_are_those_of_one_process(runs: Path, run: str, name: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("name", at_night(("gpt2", "qwen3"), always=("gpt2",)))
 def test_clipping_is_that_of_one_process(runs: Path, name: str) -> None:
     plain, mine = runs / f"plain_clipped_{name}", runs / f"clipped_{name}"
     assert toy.losses(mine)[1][1] > 10 * CLIPPED["max_grad_norm"], "the gradient is clipped"
@@ -223,7 +229,7 @@ def test_replicated_weights_stay_equal_under_dropout(runs: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
     accuracy = {"electra": "generator_accuracy"}.get(name, f"{'masked' if name in ENCODERS else 'token'}_accuracy")
     for run in (f"pair_{name}", f"replicas_{name}"):
@@ -235,7 +241,7 @@ def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_is_bit_identical(runs: Path, name: str) -> None:
     straight, resumed = runs / f"pair_{name}", runs / f"resumed_{name}"
     assert set(toy.losses(resumed)) == set(range(MIDDLE + 1, LAST + 1))
@@ -245,7 +251,7 @@ def test_a_resumed_run_is_bit_identical(runs: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None:
     plain = runs / f"plain_{name}"
     shapes = {each: value.shape for each, value in state(plain, "optimizer").items()}
@@ -257,7 +263,7 @@ def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_plain_transformers_loads_what_was_trained(runs: Path, name: str) -> None:
     """With the weights of the checkpoint, and the logits of the model that one process trained."""
     kind = AutoModelForCausalLM if name not in (*ENCODERS, "electra") else AutoModelForMaskedLM

@@ -131,6 +131,7 @@ def test_an_architecture_that_reads_several_positions_is_refused(monkeypatch: py
         read(parallel={"tp_size": 2, "sequence_parallel": True})
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """Kill -9 of the second process of a replica, with dropout everywhere; `--set` selects the engine, in which each
