@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,10 @@ import file_moments
 import toy
 from file_faults import ACTIONS, Command, Ended, FileFaults
 from file_moments import DRAFT, Moment
+from labelled_examples import classified, make_model, write
 
 from terakoya.runs.checkpoints import find_problems
+from terakoya.toolkit.formats import folder_digests
 
 LAST, MODEL = 6, {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 RUNS = {
@@ -42,8 +45,11 @@ RUNS = {
 READS = {
     "prepare": "tokenizer train", "store merge": "prepare", "export": "train bert", "report": "train bert",
     "resume bert": "train bert", "fork": "train bert", "export megatron": "train gpt", "import": "export megatron",
+    "average": "train bert",
 }  # fmt: skip
 """The command whose result, without a fault, another command reads."""
+ENDS = {"report.html": "</html>", "pipeline.json": "}"}
+"""The last characters of files that say when they were made, where they are, or how quick the machine was."""
 TWO = {"batch_size": {"0": 2, "1": 2}, "micro_batch_size": 2}
 
 
@@ -109,8 +115,13 @@ class World:
             path = file.relative_to(case).as_posix()
             if any(part.startswith(".") for part in file.relative_to(case).parts):
                 continue
-            if file.name == "report.html":  # it says when it was made
-                found[path] = str(file.read_text(encoding="utf-8").rstrip().endswith("</html>"))
+            end = ENDS.get(file.name)
+            if end is not None:
+                found[path] = str(file.read_text(encoding="utf-8").rstrip().endswith(end))
+            elif file.name == "terakoya_scores.json":  # and how long it took
+                found[path] = re.sub(r'"seconds": [0-9.]+', "", file.read_text(encoding="utf-8"))
+            elif name == "finetune" and file.name == folder_digests.NAME:
+                found[path] = str(folder_digests.find_changes(file.parent))
             elif file.name == "metrics.jsonl":
                 found[path] = str(losses(file))
             elif (not path.startswith("run/") or f"checkpoints/step-{LAST:08d}/" in path) and (
@@ -155,7 +166,9 @@ class World:
             spoil_drafts(case)
         if seen != "coped":
             again = self.run(name, case)
-            made = seen == "killed" and "already exists and is not empty" in again.printed  # before it could say so
+            refused = "exists already" if name == "init" else "already exists and is not empty"
+            # killed before it could say so; a file keeps its name where only the flush of its folder failed
+            made = (seen == "killed" or name == "init") and refused in again.printed
             assert made or set(again.codes) == {0}, f"{place}\nand then\n{again.printed}"
         assert self.content(name, case) == self.content(name, straight), place
         if seen != "coped":
@@ -211,7 +224,8 @@ def make_world(folder: Path) -> Iterator[World]:
     verbs["resume bert"] = verbs["train bert"]
     corpus, tokenizer = str(folder / "corpus.txt"), str(folder / "tokenizer_train.straight.0/tokenizer")
     store, run = str(folder / "prepare.straight.0/store"), str(folder / "train_bert.straight.0/run")
-    gpt = str(folder / "train_gpt.straight.0/run")
+    gpt, model = str(folder / "train_gpt.straight.0/run"), str(make_model(folder / "model"))
+    examples = write(folder / "examples.jsonl", classified(16, 1))
     alone = ("--processes", "1")
     verbs |= {
         "tokenizer train": Verb(
@@ -226,6 +240,17 @@ def make_world(folder: Path) -> Iterator[World]:
             ("import", "megatron", str(folder / "export_megatron.straight.0/model"), "--out", "CASE/model")
         ),
         "fork": Verb(("fork", f"{run}@4", "--out", "CASE/new", "--set", "seed=7")),
+        "average": Verb(("average", run, "--last", "2", "--out", "CASE/model")),
+        "upload": Verb(("upload", model, "--name", "somebody/model", "--dry-run", "CASE/published")),
+        "evaluate": Verb(("evaluate", model, "--corpus", corpus, "--measure", "pseudo-perplexity", "--limit", "2", "--out", "CASE/scores.json")),
+        "finetune": Verb(
+            ("finetune", model, "--train", str(examples), "--eval", str(examples), "--task", "classification",
+             "--epochs", "1", "--out", "CASE/tuned"),
+        ),
+        "init": Verb(
+            ("init", corpus, "--yes", "--goal", "try", "--no-measure", "--work", str(folder / "work"),
+             "--out", "CASE/pipeline.json"),
+        ),
         "report": Verb(("report", run, "--out", "CASE/report.html")),
         "run": Verb(()),
     }  # fmt: skip
@@ -254,6 +279,11 @@ ONE_RANK = (
     "export",
     "import",
     "fork",
+    "average",
+    "upload",
+    "evaluate",
+    "finetune",
+    "init",
     "report",
     "run",
 )

@@ -77,7 +77,8 @@ def average(
         raise UserError("expected at least two models to average, got one; name more, or give --last 5 for a run")
     shares = _shares(weights, len(sources))
     found = [source if kind_of(source) == "Transformers model" else find_checkpoint(source) for source in sources]
-    with ExitStack() as reading, scratch_folder(out) as scratch:
+    # what is temporary is gone before the model gets its name: a process that is killed after that leaves nothing
+    with new_folder(out) as draft, ExitStack() as reading, scratch_folder(out) as scratch:
         for folder in found:
             reading.enter_context(while_kept(folder))
         folders, steps = [], []
@@ -91,12 +92,11 @@ def average(
         averaged = [
             Averaged(str(source), step, share) for source, step, share in zip(sources, steps, shares, strict=True)
         ]
-        with new_folder(out) as draft:
-            for name in names:
-                (draft / name).mkdir(exist_ok=True)
-                _write_model([folder / name for folder in folders], shares, draft / name, sources)
-                (draft / name / RECORD).write_bytes(dump_hashed_json({"models": [vars(each) for each in averaged]}))
-                folder_digests.write(draft / name)
+        for name in names:
+            (draft / name).mkdir(exist_ok=True)
+            _write_model([folder / name for folder in folders], shares, draft / name, sources)
+            (draft / name / RECORD).write_bytes(dump_hashed_json({"models": [vars(each) for each in averaged]}))
+            folder_digests.write(draft / name)
     return averaged
 
 
