@@ -191,9 +191,10 @@ def sentencepiece_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     folders = {}
     for tokens, symbols in itertools.product(("gpt", "bert"), ((), ("雨",))):
         folders[tokens + ", symbols" * len(symbols)] = folder = root / f"{tokens}{len(symbols)}"
-        kind(vocab_size=60, special_tokens=tokens, hard_vocab_limit=False, user_defined_symbols=symbols).train(
-            Corpus([root / "corpus.txt"]), folder
-        )
+        settings = {"special_tokens": tokens, "user_defined_symbols": symbols}
+        if symbols:
+            settings["model_type"] = "bpe"
+        kind(vocab_size=60, hard_vocab_limit=False, **settings).train(Corpus([root / "corpus.txt"]), folder)
     return folders
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from transformers import AutoTokenizer
 
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.toolkit.tokenizers.sentencepiece_folder import load_model
+from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import (
     EXACT,
     Divergence,
     NotConvertibleError,
     build_backend,
-    round_scores,
 )
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,6 +38,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False,
         "allow_whitespace_only_pieces": True,
+    },
+    "sentinels": {"byte_fallback": True, "control_symbols": ["<extra_id_0>", "<extra_id_1>"], "pad_id": 3},
+    "symbols": {
+        "byte_fallback": True,
+        "remove_extra_whitespaces": False,
+        "user_defined_symbols": ["です", "\n", "<EOD>", "<mask>"],
     },
     "characters": {"model_type": "char", "hard_vocab_limit": False, "special_tokens": "bert"},
 }
@@ -90,7 +97,7 @@ def test_ids_are_the_models_own(name: str) -> None:
     texts = [*LINES, *SAME, *(text for text in HARD if not any(each in text for each in "<["))]
     rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
     assert [text for text, row in zip(texts, rows, strict=True) if row != model.encode(text)] == []
-    if "special_tokens" not in KINDS[name]:
+    if "special_tokens" not in KINDS[name] and not KINDS[name].get("byte_fallback"):
         assert [tokenizer.decode(row) for row in rows[: len(LINES)]] == [
             model.decode(row).replace(" ⁇ ", "<unk>") for row in rows[: len(LINES)]
         ]
@@ -121,7 +128,7 @@ ANY = st.lists(
 @settings(max_examples=100)
 @given(text=ANY)
 def test_the_encoder_of_prepare_gives_the_ids_of_transformers(text: str) -> None:
-    for name in ("unigram", "unigram, bytes, bert", "bpe, bytes"):
+    for name in ("unigram", "unigram, bytes, bert", "bpe, bytes", "sentinels", "symbols"):
         folder, line = folder_of(name), text.replace("\n", " ")
         tokenizer = _loaded(name)
         ids = tokenizer(line, add_special_tokens=False)["input_ids"]
@@ -138,13 +145,12 @@ def test_odd_texts_are_found_and_others_are_not() -> None:
     model = load_model(folder / "tokenizer.model")
     differs = Divergence(model, lambda: _loaded("unigram, bytes, bert").backend_tokenizer)
     texts = [*ODD, *SAME, *LINES]
-    found = [
-        texts[number] for number in differs.find(texts, [np.array(model.encode(text), np.int32) for text in texts])
-    ]
-    assert set(found) <= set(ODD) and ODD[0] in found and ODD[2] in found
+    rows = [np.array(model.encode(text), np.int32) for text in texts]
+    others = _loaded("unigram, bytes, bert")(texts, add_special_tokens=False)["input_ids"]
+    odd = [number for number, (row, other) in enumerate(zip(rows, others, strict=True)) if row.tolist() != other]
+    assert differs.find(texts, rows) == odd and {texts[number] for number in odd} <= set(ODD) and 0 in odd
     long = LINES[0] * 4000
-    ids = np.array(model.encode(long), np.int32)
-    assert differs.find(["", long], [ids[:0], ids]) == [1] and -sum(map(model.get_score, ids.tolist())) > EXACT / 2
+    assert -sum(map(model.get_score, model.encode(long))) > EXACT / 2
     encoded = own(folder).encoder(folder).encode([*ODD, long], spans=True)
     assert encoded.ids.tolist() == flat(
         _loaded("unigram, bytes, bert")([*ODD, long], add_special_tokens=False)["input_ids"]
@@ -191,11 +197,10 @@ def trained(**options: Any) -> bytes:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "near ties differ"),
         ({"treat_whitespace_as_suffix": True}, "marks spaces otherwise"),
         ({"normalization_rule_name": "nfkc_cf"}, 'normalises by "nfkc_cf"'),
-        ({"user_defined_symbols": ["です"]}, "user-defined"),
-        ({"control_symbols": ["<x>"]}, "no role has the piece <x>"),
+        ({"user_defined_symbols": ["です"], "model_type": "bpe"}, "user-defined"),
+        ({"user_defined_symbols": ["①②"]}, "①② is one that normalisation changes"),
         ({"model_type": "char", "unk_piece": "unk"}, "begins with another character"),
     ],
 )
@@ -203,8 +208,49 @@ def test_models_without_a_tokenizer_json_are_refused_with_the_reason(options: di
     roles = {"unk": options.get("unk_piece", "<unk>"), "bos": "<s>", "eos": "</s>"}
     with pytest.raises(NotConvertibleError, match=message):
         build_backend(trained(**options), roles, cls_sep=False)
-    if not options:
-        assert build_backend(round_scores(trained()), roles, cls_sep=False).get_vocab_size() > 500
+
+
+DECODED = [*LINES, "🙂と👩\u200d👩\u200d👧\u200d👦、🇯🇵", "  two  spaces ", " 木。", "a . b , c", "漢字\n𩸽"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ids_become_the_text_that_sentencepiece_makes_of_them(name: str) -> None:
+    model = load_model(folder_of(name) / "tokenizer.model")
+    controls = [id for id in range(len(model)) if model.is_control(id)]
+    known = [ids for ids in map(model.encode, DECODED) if not any(map(model.is_unknown, ids))]
+    assert len(known) == len(DECODED) if KINDS[name].get("byte_fallback") else len(known) > 20
+    for ids in known:
+        for row in (ids, [*controls, *ids, controls[-1]]):
+            assert _loaded(name).decode(row, skip_special_tokens=True) == model.decode(row)
+
+
+def test_sentinels_are_tokens_in_text() -> None:
+    tokenizer = _loaded("sentinels")
+    assert tokenizer.extra_special_tokens == ["<extra_id_0>", "<extra_id_1>"]
+    first = tokenizer.convert_tokens_to_ids("<extra_id_0>")
+    ids = tokenizer("木<extra_id_0>寺").input_ids
+    assert first in ids and own(folder_of("sentinels")).encoder(folder_of("sentinels")).vocabulary.sentinels[0] == first
+
+
+def test_ids_of_a_model_trained_elsewhere_are_those_of_transformers(tmp_path: Path) -> None:
+    """Its scores do not add up exactly: near ties, as of the runs here, may be divided otherwise."""
+    (tmp_path / "made.model").write_bytes(trained(byte_fallback=True, vocab_size=1700))
+    folder = tmp_path / "folder"
+    SentencePiece().import_file(tmp_path / "made.model", folder)
+    texts = [*LINES, *SAME, *("い" * count for count in range(30, 40))]
+    rows = AutoTokenizer.from_pretrained(folder)(texts, add_special_tokens=False)["input_ids"]
+    assert own(folder).encoder(folder).encode(texts).ids.tolist() == flat(rows)
+    assert rows != load_model(folder / "tokenizer.model").encode(texts)
+
+
+def test_a_folder_whose_ids_do_not_become_their_text_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "terakoya"):
+        make(tmp_path / "x", model_type="bpe", byte_fallback=True, user_defined_symbols=["です"])
+    assert "ids do not become the text that they have been" in caplog.text and "<0xF0><0x9F>" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "terakoya"):
+        make(tmp_path / "y", model_type="bpe", user_defined_symbols=["です"])
+    assert "no tokenizer.json" in caplog.text and "do not become" not in caplog.text
 
 
 @pytest.mark.nightly

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger("terakoya")
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 CLASS = "SentencePieceBackend"
 FILES = {CLASS: "tokenizer.model", "BertGenerationTokenizer": "spiece.model", "SpeechT5Tokenizer": "spm_char.model"}
@@ -40,7 +42,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word")
 _HARMLESS = {
     *("tokenizer_class", "special_tokens_pattern", "model_input_names", "model_max_length", "name_or_path", "backend"),
     *("is_local", "local_files_only", "clean_up_tokenization_spaces", "sp_model_kwargs", "transformers_version"),
-    *(f"{role}_token" for role in ROLES),
+    *("additional_special_tokens", *(f"{role}_token" for role in ROLES)),
 }
 _NAMED = {
     role: re.compile(rf"[\[<]\|?{role}(?:\|[^<>]*|\|?)[\]>]", re.IGNORECASE) for role in ("cls", "sep", "mask", "pad")
@@ -183,19 +185,21 @@ def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
         raise UserError(f"{folder}: expected a SentencePiece model, or {_CONFIG} with one of {', '.join(FILES)}")
     file, config = found
     processor = load_model(file)
+    others: Sequence[str] = ()
     if not config:
         named = roles_of(processor)
     else:
         named = {role: token for role in ROLES if (token := config.get(f"{role}_token")) is not None}
+        others = config.get("additional_special_tokens", [])
         usual = (
             config.get("tokenizer_class") in (CLASS, FAST_CLASS)
             and _HARMLESS.issuperset(config)
-            and all(isinstance(token, str) and has_piece(processor, token) for token in named.values())
+            and all(isinstance(token, str) and has_piece(processor, token) for token in (*named.values(), *others))
             and not any((folder / name).exists() for name in _FOREIGN[config["tokenizer_class"] == FAST_CLASS :])
         )
         if not usual:
             return _read_with_transformers(folder, file, config, processor)
-    special = {token: processor.piece_to_id(token) for token in named.values()}
+    special = {token: processor.piece_to_id(token) for token in (*named.values(), *others)}
     return SentencePieceFolder(file, config, processor, named, special, _is_plain(special))
 
 
@@ -212,17 +216,48 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return SentencePieceBackend(vocab_file=str(found[0]), special_tokens_pattern="none", **tokens)
 
 
-def config_of(named: Mapping[str, str], *, cls_sep: bool, fast: bool) -> dict[str, Any]:
+def config_of(
+    processor: SentencePieceProcessor, named: Mapping[str, str], *, cls_sep: bool, fast: bool
+) -> dict[str, Any]:
     """Returns the tokenizer_config.json of a folder with the `named` tokens; with `cls_sep`, `tokenizer(text)` adds
-    [CLS] and [SEP]. `fast`: the folder has a tokenizer.json."""
+    [CLS] and [SEP]. `fast`: the folder has a tokenizer.json, in which all control pieces are special tokens."""
     config: dict[str, Any] = {"tokenizer_class": CLASS, "special_tokens_pattern": "cls_sep" if cls_sep else "none"}
     if fast:
-        config = {"tokenizer_class": FAST_CLASS, "clean_up_tokenization_spaces": False}
-        config["model_input_names"] = ["input_ids", "attention_mask"]
+        config = {"tokenizer_class": FAST_CLASS, "model_input_names": ["input_ids", "attention_mask"]}
+        controls = [str(processor.id_to_piece(id)) for id in range(len(processor)) if processor.is_control(id)]
+        if others := [piece for piece in controls if piece not in named.values()]:
+            config["additional_special_tokens"] = others
+    config["clean_up_tokenization_spaces"] = False
     config |= {f"{role}_token": named.get(role) for role in ROLES}
     if cls_sep:
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return config
+
+
+def check_decoding(processor: SentencePieceProcessor, tokenizer: Any) -> None:
+    """Warns where `tokenizer`, one of Transformers or of `tokenizers`, makes another text of the model's ids than the
+    model. An unknown piece is `unk_surface` to the model and a special token to Transformers: no text with one is
+    tried."""
+    ids = range(len(processor))
+    controls = [id for id in ids if processor.is_control(id)]
+    odd = (processor.is_control, processor.is_unknown, processor.is_unused, processor.is_byte)
+    words = (str(processor.id_to_piece(id)) for id in ids if not any(test(id) for test in odd))
+    word = next((piece for piece in words if piece.isalnum()), "")
+    for text in (f"{word}🙂👩\u200d👧𩸽", f"  {word}  {word} ", f"{word} . {word} , {word}", word):
+        known = processor.encode(text)
+        if any(map(processor.is_unknown, known)):
+            continue
+        for row in (known, [*controls[-1:], *known, *controls[:1]]):
+            expected, got = processor.decode(row), tokenizer.decode(row, skip_special_tokens=True)
+            if got != expected:
+                logger.warning(
+                    "tokenizer: in plain Transformers, ids do not become the text that they have been: %r becomes %r; "
+                    "SentencePieceProcessor.decode of the package sentencepiece gives %r",
+                    text,
+                    got,
+                    expected,
+                )
+                return
 
 
 def has_piece(processor: SentencePieceProcessor, piece: str) -> bool:

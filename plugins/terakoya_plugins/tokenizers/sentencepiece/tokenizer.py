@@ -28,7 +28,12 @@ from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab, sentencepiece_folder
 from terakoya.toolkit.tokenizers.sentencepiece_folder import CLASS, FILES, ROLES
 from terakoya_plugins.tokenizers.sentencepiece.encoder import SentencePieceEncoder
-from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import NotConvertibleError, build_backend, round_scores
+from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import (
+    NotConvertibleError,
+    adds_up,
+    build_backend,
+    round_scores,
+)
 from terakoya_plugins.tokenizers.sentencepiece.trainer import LONGEST_LINE, TrainingLines, train_model
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
@@ -355,19 +360,27 @@ class SentencePiece(Tokenizer):
             "versions": self._versions(),
         }
         cls_sep = self.special_tokens == "bert"
+        model = processor.serialized_model_proto()
         try:
-            backend = build_backend(processor.serialized_model_proto(), pieces, cls_sep=cls_sep)
+            backend = build_backend(model, pieces, cls_sep=cls_sep)
             backend.save(str(folder / "tokenizer.json"))
+            if not adds_up(model):
+                logger.warning(
+                    "tokenizer: SentencePiece adds the model's scores up in float32, Transformers in float64: a line "
+                    "with two divisions that are all but equally likely, a few in 20,000, can get other ids than "
+                    "SentencePiece's own; `prepare` takes those of Transformers, at a fifth of the speed"
+                )
         except NotConvertibleError as error:
             backend = None
             logger.warning("tokenizer: no tokenizer.json, and so no offsets in Transformers: %s", error)
-        config = sentencepiece_folder.config_of(pieces, cls_sep=cls_sep, fast=backend is not None)
+        config = sentencepiece_folder.config_of(processor, pieces, cls_sep=cls_sep, fast=backend is not None)
         size = processor.get_piece_size()
         vocabulary = "".join(f"{processor.id_to_piece(id)}\t{processor.get_score(id):g}\n" for id in range(size))
         (folder / FILES[CLASS]).with_suffix(".vocab").write_text(vocabulary, encoding="utf-8", newline="\n")
         for name, content in (("tokenizer_config.json", config), (RECORD, record)):
             text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        sentencepiece_folder.check_decoding(processor, backend or sentencepiece_folder.load_tokenizer(folder))
 
     def _versions(self) -> dict[str, str]:
         """Returns the versions of everything that ids, and word starts if known, depend on."""

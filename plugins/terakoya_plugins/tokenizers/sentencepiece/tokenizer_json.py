@@ -57,17 +57,20 @@ def round_scores(model: bytes, *, max_sentence_length: int | None = None) -> byt
 
 
 def build_backend(model: bytes, roles: Mapping[str, str], *, cls_sep: bool) -> Tokenizer:
-    """Returns the tokenizer of `model`, whose special tokens are the pieces of `roles`. With `cls_sep` it puts [CLS]
-    and [SEP] around texts. Raises NotConvertibleError."""
+    """Returns the tokenizer of `model`, whose special tokens are the pieces of `roles` and all control pieces. With
+    `cls_sep` it puts [CLS] and [SEP] around texts. Raises NotConvertibleError."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     proto = _parse(model)
-    _check(proto, set(roles.values()))
+    _check(proto)
     spec = proto.trainer_spec
     pieces = [piece.piece for piece in proto.pieces]
     unknown = next(number for number, piece in enumerate(proto.pieces) if piece.type == piece.UNKNOWN)
     if spec.model_type == spec.UNIGRAM:
-        vocabulary = [(piece.piece, piece.score) for piece in proto.pieces]
+        vocabulary = [
+            (piece.piece, -0.1 if piece.type == piece.USER_DEFINED else piece.score)
+            for piece in proto.pieces  # a symbol's score is the one that SentencePiece's unigram model gives it
+        ]
         tokenizer = Tokenizer(models.Unigram(vocabulary, unknown, spec.byte_fallback))
         cuts = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in _literals(proto).items())
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(cuts), "merged_with_previous")
@@ -84,11 +87,15 @@ def build_backend(model: bytes, roles: Mapping[str, str], *, cls_sep: bool) -> T
     prefix = proto.normalizer_spec.add_dummy_prefix
     steps = [*_character_steps(proto), *_space_steps(proto.normalizer_spec)]
     tokenizer.normalizer = normalizers.Sequence(steps)
+    for symbol in (piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED):
+        if not tokenizer.normalizer.normalize_str(symbol).endswith(symbol):
+            raise NotConvertibleError(f"its user-defined piece {symbol} is one that normalisation changes")
     ends = [decoders.Strip(" ", 1, 0)] if prefix else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends]
     )
-    tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in roles.values()])
+    special = dict.fromkeys([*roles.values(), *_silent(proto)])
+    tokenizer.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in special])
     if cls_sep:
         cls, sep = roles["cls"], roles["sep"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -106,20 +113,23 @@ class Divergence:
         """`backend` loads the tokenizer.json, when a text is suspect."""
         proto = _parse(processor.serialized_model_proto())
         rules = proto.normalizer_spec
-        self._normalize: Callable[[str], str] = processor.normalize
         self._backend = functools.cache(backend)
         self._unigram = proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
-        literals = [f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in _literals(proto).items()]
-        self._literal = re.compile("|".join(literals) if self._unigram else "(?!)")
-        self._begins = _table(_becoming(tuple(sorted(_literals(proto)))) if self._unigram else ())
-        self._suspects = _table(_suspects() if rules.precompiled_charsmap else ())
+        self._exact = not self._unigram or _adds_up(proto)
+        firsts = {*_literals(proto), *(piece.piece[0] for piece in proto.pieces if piece.type == piece.USER_DEFINED)}
+        begins = _becoming(tuple(sorted(firsts))) if self._unigram else []
+        self._suspects = _table([*begins, *(_suspects() if rules.precompiled_charsmap else ())])
         lowest = min((piece.score for piece in proto.pieces if piece.type == piece.NORMAL), default=0.0)
         scores = [piece.score if piece.type == piece.NORMAL else lowest - UNKNOWN_PENALTY for piece in proto.pieces]
         self._costs = -np.array(scores)
         self._longest = int((EXACT - SLACK) / (UNKNOWN_PENALTY - lowest))
         pieces_end_at_spaces = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
         self._divides = (
-            self._unigram and pieces_end_at_spaces and rules.add_dummy_prefix and rules.remove_extra_whitespaces
+            self._exact
+            and self._unigram
+            and pieces_end_at_spaces
+            and rules.add_dummy_prefix
+            and rules.remove_extra_whitespaces
         )
         spaces = "".join(one for one in " \n" if processor.normalize(f"木{one}木") == processor.normalize("木 木"))
         self._space = re.compile(f"(?<=[{_PLAIN}])[{spaces}](?=[{_PLAIN}])")
@@ -140,22 +150,19 @@ class Divergence:
         return [*parts, text[start:]]
 
     def find(self, texts: Sequence[str], rows: Sequence[np.ndarray]) -> list[int]:
-        """Returns the numbers of those of `texts`, whose ids are `rows` by the model, that may have others by the
-        tokenizer.json."""
-        codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-        ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-        begins, suspects = (
-            {*np.searchsorted(ends, np.flatnonzero(table[codes]), "right").tolist()}
-            for table in (self._begins, self._suspects)
-        )
-        found = {number for number, (text, ids) in enumerate(zip(texts, rows, strict=True)) if self._rounds(text, ids)}
-        for number in (begins | suspects) - found:
-            normal = self._normalize(texts[number])
-            if self._literal.search(normal) or (
-                number in suspects and normal != self._backend().normalizer.normalize_str(texts[number])
-            ):
-                found.add(number)
-        return sorted(found)
+        """Returns the numbers of those of `texts`, whose ids are `rows` by the model, that have others by the
+        tokenizer.json. Where the scores add up exactly, few texts have to be divided by both."""
+        numbers: Sequence[int] = range(len(texts))
+        if self._exact:
+            codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+            ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+            suspect = {*np.searchsorted(ends, np.flatnonzero(self._suspects[codes]), "right").tolist()}
+            # A text of which nothing is left is one space where SentencePiece keeps spaces, and nothing to the library.
+            suspect.update(n for n in numbers if len(rows[n]) == 1 or self._rounds(texts[n], rows[n]))
+            if not (numbers := sorted(suspect)):
+                return []
+        others = self._backend().encode_batch_fast([texts[number] for number in numbers], add_special_tokens=False)
+        return [number for number, other in zip(numbers, others, strict=True) if rows[number].tolist() != other.ids]
 
     def _rounds(self, text: str, ids: np.ndarray) -> bool:
         """Returns whether a sum of scores of `text` may be too large to be exact in float32."""
@@ -171,40 +178,46 @@ def _parse(model: bytes) -> Any:
     return sentencepiece_model_pb2.ModelProto.FromString(model)
 
 
-def _check(proto: Any, special: set[str]) -> None:
+def adds_up(model: bytes) -> bool:
+    """Returns whether float32, in which SentencePiece adds the scores of `model` up, and float64, in which `tokenizers`
+    does, give the same sums."""
+    proto = _parse(model)
+    return proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM or _adds_up(proto)
+
+
+def _adds_up(proto: Any) -> bool:
+    scores = [piece.score for piece in proto.pieces if piece.type == piece.NORMAL]
+    return all((score / GRID).is_integer() and score <= 0 for score in scores)
+
+
+def _silent(proto: Any) -> list[str]:
+    """Returns the pieces that text never becomes."""
+    return [piece.piece for piece in proto.pieces if piece.type in (piece.CONTROL, piece.UNKNOWN)]
+
+
+def _check(proto: Any) -> None:
     """Raises NotConvertibleError for a model whose ids a tokenizer.json cannot give."""
-    spec, rules = proto.trainer_spec, proto.normalizer_spec
-    kinds: dict[int, list[str]] = {}
-    for piece in proto.pieces:
-        kinds.setdefault(piece.type, []).append(piece.piece)
-    kind_of = proto.SentencePiece
-    silent = {*kinds.get(kind_of.CONTROL, ()), *kinds.get(kind_of.UNKNOWN, ())}
+    spec, rules, kind_of = proto.trainer_spec, proto.normalizer_spec, proto.SentencePiece
     if spec.model_type == spec.WORD:
         raise NotConvertibleError("it is a model of words")
     if spec.treat_whitespace_as_suffix or not rules.escape_whitespaces:
         raise NotConvertibleError("it marks spaces otherwise than before a word")
     if rules.name not in RULES or bool(rules.precompiled_charsmap) == (rules.name == "identity"):
         raise NotConvertibleError(f'it normalises by "{rules.name}", which `tokenizers` does not know')
-    if kinds.get(kind_of.USER_DEFINED) or kinds.get(kind_of.UNUSED):
+    kinds = {piece.type for piece in proto.pieces}
+    without_rule = {kind_of.UNUSED} if spec.model_type == spec.UNIGRAM else {kind_of.UNUSED, kind_of.USER_DEFINED}
+    if kinds & without_rule:
         raise NotConvertibleError("it has user-defined or unused pieces, for which `tokenizers` has no rule")
-    if silent - special:
-        raise NotConvertibleError(f"no role has the piece {min(silent - special)}, which text never contains")
-    if any(len(piece) < 2 or piece[0] not in "<[" or SPACE in piece for piece in silent):
+    if any(len(piece) < 2 or piece[0] not in "<[" or SPACE in piece for piece in _silent(proto)):
         raise NotConvertibleError("a special token begins with another character than < or [")
-    scores = [piece.score for piece in proto.pieces if piece.type == kind_of.NORMAL]
-    if spec.model_type == spec.UNIGRAM and not all((score / GRID).is_integer() and score <= 0 for score in scores):
-        raise NotConvertibleError(
-            "SentencePiece adds its scores up in float32 and `tokenizers` in float64, so that near ties differ; models "
-            "that terakoya trains have scores that both add up exactly"
-        )
 
 
 def _literals(proto: Any) -> dict[str, list[str]]:
     """Returns the first character of each piece that text never becomes, with patterns of what follows."""
     found: dict[str, list[str]] = {}
-    for piece in proto.pieces:
-        if piece.type in (piece.CONTROL, piece.UNKNOWN) and len(piece.piece) > 1:
-            found.setdefault(piece.piece[0], []).append(re.escape(piece.piece[1:]))
+    for piece in _silent(proto):
+        if len(piece) > 1:
+            found.setdefault(piece[0], []).append(re.escape(piece[1:]))
     if proto.trainer_spec.byte_fallback:
         found.setdefault("<", []).append(_BYTE[1:])
     return found
