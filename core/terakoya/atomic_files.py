@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import refuse_address
+from terakoya.process_pool import is_alive
 
 
 class FileFacts(BaseModel):
@@ -249,19 +250,11 @@ def _remove_drafts_of_dead_processes(out: Path) -> None:
     host = socket.gethostname()
     for draft in out.parent.glob(f".{glob.escape(f'{out.name}.{host}')}.*.tmp"):
         process = draft.name.removesuffix(".tmp").rpartition(".")[2]
-        if process.isdigit() and (int(process) == os.getpid() or not _is_alive(int(process))):
+        if process.isdigit() and (int(process) == os.getpid() or not is_alive(int(process))):
             if draft.is_dir():
                 shutil.rmtree(draft, ignore_errors=True)
             else:
                 draft.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno != errno.ESRCH
-    return True
 
 
 def as_bytes(data: bytes | np.ndarray) -> memoryview:
@@ -296,27 +289,48 @@ def _digest(record: Mapping[str, Any]) -> str:
 LOCK = ".lock"
 
 
+def take_lock(handle: int, operation: int, file: Path, *, posix: bool = False) -> None:
+    """Locks the open `file` by flock, or with `posix` by lockf, as `operation` of fcntl says.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `operation` does not wait.
+        OSError: another reason, which names `file`; its number is ENOLCK where the file system has no locks.
+    """
+    try:
+        (fcntl.lockf if posix else fcntl.flock)(handle, operation)
+    except OSError as error:
+        number, reason = error.errno, error.strerror
+        if number == errno.EACCES:  # lockf's other name for it
+            number = errno.EAGAIN
+        elif number in (errno.ENOSYS, errno.EOPNOTSUPP):
+            number = errno.ENOLCK
+        raise OSError(number, reason, str(file)) from None
+
+
 @contextmanager
 def wait_for_lock(folder: Path) -> Iterator[None]:
     """Lets one process at a time run the block, for `folder`, which is made where it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        take_lock(stream.fileno(), fcntl.LOCK_EX, folder / LOCK)
         yield
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Locks `folder` for this process. Raises UserError with the host and process that hold the lock already."""
+    """Locks `folder` for this process. Raises UserError with the host and process that hold the lock already, and
+    OSError as `take_lock` does."""
     file = folder / LOCK
     while True:
         stream = file.open("a+")
         try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            stream.seek(0)
-            holder = stream.read().strip() or "another process"
-            stream.close()
+            take_lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, file, posix=True)
+        except OSError as error:
+            with stream:
+                stream.seek(0)
+                holder = stream.read().strip() or "another process"
+            if not isinstance(error, BlockingIOError):
+                raise
             raise UserError(
                 f"{folder}: expected a folder that no other process writes to, but {holder} is preparing it; "
                 "wait for it, or choose another --out"

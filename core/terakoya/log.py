@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -305,8 +306,11 @@ class ConsoleHandler(logging.Handler):
 
 
 def configure() -> None:
-    """Prints the messages of the logger `terakoya` on standard error. The command line calls this; importing terakoya
-    as a library does not."""
+    """Prints the messages of the logger `terakoya` on standard error, and on both streams escapes in the place of
+    characters that the terminal's encoding does not have. The command line calls this; importing terakoya as a library
+    does not."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # standard error does so anyway
+        sys.stdout.reconfigure(errors="backslashreplace")
     logger = logging.getLogger("terakoya")
     if not any(isinstance(handler, ConsoleHandler) for handler in logger.handlers):
         logger.addHandler(ConsoleHandler())

@@ -196,5 +196,34 @@ def _exit_with(parent: Connection) -> None:
 
 
 def available_cores() -> int:
-    """Returns the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of processors that this process may use, of those that its container leaves it."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota()
+    return processors if quota is None else min(processors, max(1, int(quota)))
+
+
+def cpu_quota(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Returns how many processors' time the control groups of this process leave it, None for any. Version 2 has
+    `cpu.max`, version 1 `cpu.cfs_quota_us`; `own` names this process's groups, which a container may not see."""
+    folders = {cgroups, cgroups / "cpu"}
+    for line in _lines_of(own):
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "cpu") or "cpu" in controllers.split(","):
+            root = cgroups / "cpu" if controllers else cgroups
+            inner = root / group.lstrip("/")
+            folders.update(folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
+    limits = []
+    for folder in folders:
+        two = [*_lines_of(folder / "cpu.max"), "max"][0].split()
+        one = [*_lines_of(folder / "cpu.cfs_quota_us"), *_lines_of(folder / "cpu.cfs_period_us")]
+        for quota, period in (each for each in (two, one) if len(each) == 2):
+            if quota.isdigit() and int(period):  # without a limit: max, and -1
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def _lines_of(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []

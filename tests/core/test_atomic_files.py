@@ -1,10 +1,13 @@
 """Files and folders that appear whole or not at all; what a full or read-only disk and a killed process leave."""
 
 import errno
+import fcntl
 import os
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,17 @@ import pytest
 from terakoya.atomic_files import (
     check_new_folder,
     check_writable,
+    lock_folder,
     new_folder,
     scratch_folder,
+    wait_for_lock,
     write_atomically,
     write_text,
 )
-from terakoya.errors import UserError
+from terakoya.errors import UserError, describe_os_error
+from terakoya.runs.files import read_lock
+from terakoya.store import remote_store
+from terakoya.training.run_folder import lock_run
 
 
 def names(folder: Path) -> list[str]:
@@ -121,3 +129,52 @@ def test_a_folder_whose_name_cannot_be_flushed_is_not_there(tmp_path: Path, monk
     with pytest.raises(OSError, match="Input/output"), new_folder(tmp_path / "out") as draft:
         (draft / "file").write_text("1")
     assert names(tmp_path) == []
+
+
+def _view_of(folder: Path) -> None:
+    folder.joinpath("run.lock").touch()
+    read_lock(folder)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize(
+    "lock",
+    [
+        lambda folder: lock_folder(folder).__enter__(),
+        lambda folder: wait_for_lock(folder).__enter__(),
+        lambda folder: lock_run(folder / "run.lock"),
+        _view_of,
+        remote_store._use,
+    ],
+    ids=["prepare", "wait", "train", "status", "cache"],
+)
+def test_a_file_system_without_locks_is_named(
+    lock: Callable[[Path], object], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other process is spoken of, as none is known."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with pytest.raises(OSError, match=re.escape(str(tmp_path))) as caught:
+        lock(tmp_path)
+    message = describe_os_error(caught.value)
+    assert "this file system has no locks: mount it with them (Lustre: -o flock" in message
+
+
+def test_a_folder_that_another_process_has_locked_names_it(tmp_path: Path) -> None:
+    script = f"""
+import time
+from pathlib import Path
+from terakoya.atomic_files import lock_folder
+with lock_folder(Path({str(tmp_path)!r})):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        with pytest.raises(UserError, match=rf"but process {holder.pid} on host .* is preparing it"):
+            lock_folder(tmp_path).__enter__()
+        holder.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -146,3 +147,14 @@ def test_an_error_begins_behind_its_label_and_hides_secrets(
     log.print_labelled("error:", "the token hf_" + "a" * 30 + " " + "is refused by the server " * 3, style="bold red")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: the token *** is refused") and max(map(len, lines)) <= 40 and len(lines) > 2
+
+
+def test_a_terminal_without_japanese_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    log.configure()
+    console = log.new_console()
+    console.print("東")
+    console.print(Text("京🙂"))
+    sys.stdout.flush()
+    assert written.getvalue() == rb"\u6771" + b"\n" + rb"\u4eac\U0001f642" + b"\n"

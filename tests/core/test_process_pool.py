@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from terakoya import process_pool
 from terakoya.errors import UserError
-from terakoya.process_pool import warm_up, workers
+from terakoya.process_pool import available_cores, cpu_quota, warm_up, workers
 
 _mark = ""
 
@@ -95,3 +96,32 @@ def test_a_worker_that_ends_with_an_error_is_not_called_a_lack_of_memory() -> No
         workers(2, _start, ["given"], task="counting") as submit,
     ):
         submit(_exit, 1).result()
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/\n", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("0::/\n", {"cpu.max": "250000 100000"}, 2.5),
+        ("0::/a/b\n", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
+        ("2:a:/x\n1:cpu,a:/a\n", {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"}, 3.0),
+        ("1:cpu:/of/the/host\n", {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "100000"}, 1.5),
+        ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)  # fmt: skip
+def test_a_containers_limit_of_processors_is_read(
+    groups: str, files: dict[str, str], cores: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(groups)
+    for name, content in files.items():
+        (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cgroup" / name).write_text(f"{content}\n")
+    assert cpu_quota(tmp_path / "cgroup", tmp_path / "own") == cores
+
+
+def test_pools_and_the_doctor_count_the_cores_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for quota, cores in ((None, 8), (2.5, 2), (0.5, 1), (64.0, 8)):
+        monkeypatch.setattr(process_pool, "cpu_quota", lambda quota=quota: quota)
+        assert available_cores() == cores

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from terakoya.corpus.cleaning_steps import HoldOut, Step
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
 from terakoya.errors import UserError
+from terakoya.process_pool import available_cores
 
 __all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reason", "Reject"]
 
@@ -107,7 +107,7 @@ class Corpus:
 
         Reads each file whole, once, unless an object store keeps a hash of it.
         """
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(4, available_cores())) as pool:
             hashes = list(pool.map(self._content_hash, self.sources))
         facts: list[Any] = [
             [file.name, file.stat().st_size, digest] for file, digest in zip(self.sources, hashes, strict=True)

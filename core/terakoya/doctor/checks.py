@@ -264,13 +264,8 @@ def check_products(device: torch.device) -> list[Finding]:
     return [Finding("products", "ok", f"{name}: {factors} than fp32")]
 
 
-def check_threads(
-    environment: Mapping[str, str], *, cores: int, cgroup: Path = Path("/sys/fs/cgroup")
-) -> list[Finding]:
+def check_threads(environment: Mapping[str, str], *, cores: int) -> list[Finding]:
     """Checks that the processes of a node do not start more threads than it has cores."""
-    quota = re.match(r"(\d+) (\d+)", _read_text(cgroup / "cpu.max"))
-    if quota:
-        cores = min(cores, max(1, int(quota[1]) // int(quota[2])))
     setting = environment.get("OMP_NUM_THREADS", "")
     processes = environment.get("LOCAL_WORLD_SIZE", "1")
     if setting and not setting.isdigit():

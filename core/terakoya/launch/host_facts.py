@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from terakoya.process_pool import available_cores
+
 PACKAGES = ("terakoya", "torch")
 NEARBY_PORTS = 100
 """How many ports after a port in use are tried, to suggest a free one."""
@@ -51,7 +53,7 @@ def collect_facts(
     result: dict[str, Any] = {
         "host": socket.gethostname(),
         "versions": {"python": platform.python_version(), **_versions()},
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": available_cores(),
         "gpus": sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*")),
         "unknown_names": [name for name in names if not _resolves(name)],
         "missing": [path for path in paths if not Path(path).exists()],

@@ -6,6 +6,7 @@ Letters: R rows of a plan, P pieces of all rows, D documents.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts, HashedFile, commit_folder, dump_hashed_json, load_hashed_json
+from terakoya.atomic_files import FileFacts, HashedFile, commit_folder, dump_hashed_json, load_hashed_json, take_lock
 from terakoya.errors import UserError
 from terakoya.store.file_hashes import find_changes
 
@@ -263,8 +264,10 @@ def _lock(file: Path) -> Iterator[None]:
     """Holds an exclusive lock on `file`. On a file system without locks every process builds the plan itself."""
     with file.open("w") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            take_lock(handle.fileno(), fcntl.LOCK_EX, file)
         except OSError as error:
+            if error.errno != errno.ENOLCK:
+                raise
             logger.warning(
                 "%s: this file system has no locks (%s); each process builds the plan itself", file, error.strerror
             )

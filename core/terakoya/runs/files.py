@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import take_lock
 from terakoya.runs.checkpoints import MANIFEST, NAME
 
 STAGING = re.compile(r"\.staging-step-(\d{8,})")
@@ -48,7 +49,7 @@ def read_lock(folder: Path) -> Lock:
     except OSError:
         return Lock(False, "", None)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        take_lock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB, file)
         held = False
     except BlockingIOError:
         held = True

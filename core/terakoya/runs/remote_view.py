@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from terakoya.atomic_files import wait_for_lock
+from terakoya.atomic_files import take_lock, wait_for_lock
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, is_address
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
@@ -76,7 +76,7 @@ def _hold_lock(store: ObjectFolder, folder: Path) -> int:
     except (FileNotFoundError, ValueError):
         record = {}
     handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    take_lock(handle, fcntl.LOCK_EX, folder / "run.lock")
     os.write(handle, f"pid {record.get('process', '?')} on {record.get('host', 'another machine')}".encode())
     if began is not None:
         os.utime(handle, (began, began))

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts, wait_for_lock
+from terakoya.atomic_files import FileFacts, take_lock, wait_for_lock
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, is_address
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
@@ -305,7 +305,7 @@ def _size_to_be(folder: Path) -> int:
     size = _size(folder)
     try:
         with (folder / IN_USE).open("rb") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, folder / IN_USE)
             return size
     except BlockingIOError:
         with suppress(ValueError, OSError):
@@ -329,7 +329,7 @@ def _use(cache: Path) -> int:
         try:
             handle = os.open(cache / IN_USE, os.O_RDWR | os.O_CREAT, 0o644)
             os.utime(handle)
-            fcntl.flock(handle, fcntl.LOCK_SH)
+            take_lock(handle, fcntl.LOCK_SH, cache / IN_USE)
             if os.path.samestat(os.fstat(handle), (cache / IN_USE).stat()):
                 return handle
         except FileNotFoundError:
@@ -345,7 +345,7 @@ def _remove_unused(cache: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, cache / IN_USE)
         shutil.rmtree(cache, ignore_errors=True)
         return True
     except BlockingIOError:
@@ -358,7 +358,7 @@ def _fill_alone(cache: Path, files: Sequence[FetchedFile], stop: threading.Event
     """Fetches all of `files` in the background, in one process of this machine, until `stop` is set."""
     handle = os.open(cache / ".fill", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, cache / ".fill")
     except BlockingIOError:
         os.close(handle)
         return

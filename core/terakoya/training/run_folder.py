@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from terakoya.atomic_files import check_writable
+from terakoya.atomic_files import check_writable, take_lock
 from terakoya.errors import FileError, UserError
 from terakoya.folder_kinds import kind_of, refuse_address
 from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
@@ -77,12 +77,13 @@ def lock_run(path: Path) -> int:
 
     Raises:
         UserError: another process holds it.
+        OSError: as `take_lock` raises it.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         for attempt in reversed(range(ATTEMPTS)):
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
                 break
             except BlockingIOError:
                 if not attempt:
@@ -92,6 +93,9 @@ def lock_run(path: Path) -> int:
         holder = path.read_text().strip()
         os.close(handle)
         raise UserError(f"{path.parent}: is in use by {describe_holder(holder)}") from None
+    except OSError:
+        os.close(handle)
+        raise
     launcher = os.environ.get(LAUNCHER_VARIABLE)
     started_by = f", started by pid {launcher}" if launcher else ""
     os.ftruncate(handle, 0)

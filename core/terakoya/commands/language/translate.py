@@ -26,6 +26,7 @@ SYSTEM_ERRORS = {
     errno.EROFS: "読み取り専用のファイルシステムです",
     errno.EIO: "入出力エラー",
     errno.ENAMETOOLONG: "名前が長すぎます",
+    errno.ENOLCK: "ロックが使えません",
     errno.EDQUOT: "ディスクの割り当てを使い切りました",
     errno.EADDRINUSE: "使用中のアドレスです",
 }

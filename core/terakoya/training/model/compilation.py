@@ -27,6 +27,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import auto_graph_obstacle, compile_obstacle
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.process_pool import available_cores
 from terakoya.toolkit.gpu_compiler import missing_tools
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
@@ -151,7 +152,7 @@ def _set_options(processes_here: int) -> None:
     import torch._inductor.config as inductor
 
     if THREADS not in os.environ and processes_here > 1:
-        inductor.compile_threads = max(1, min(inductor.compile_threads or 1, (os.cpu_count() or 1) // processes_here))
+        inductor.compile_threads = max(1, min(inductor.compile_threads or 1, available_cores() // processes_here))
 
     options.recompile_limit = RECOMPILE_LIMIT
     # DDP reduces gradients block by block already; its own cuts through graphs exclude activation checkpointing

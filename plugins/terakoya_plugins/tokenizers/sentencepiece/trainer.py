@@ -85,6 +85,19 @@ class TrainingLines:
             else:
                 yield line
 
+    def none_left(self) -> str:
+        """Returns why the trainer has got no line, where it has got none."""
+        if self.facts["too_long"]:
+            return (
+                f"no line is left to train on: {self.facts['too_long']:,} have more than {self._max_bytes:,} bytes; raise "
+                "max_sentence_length, or end lines where sentences end"
+            )
+        if self.facts["reserved"]:
+            return (
+                f"no line is left to train on: {self.facts['reserved']:,} have {UNKNOWN_MARK}, which it uses internally"
+            )
+        return "the corpus has no line to train on"
+
     def warn(self) -> None:
         """Logs warnings about skipped lines."""
         if self.facts["too_long"]:
@@ -118,7 +131,7 @@ def sample_lines(lines: Iterable[str], count: int, *, seed: int) -> Iterator[str
         yield line
 
 
-def train_model(arguments: Mapping[str, Any], lines: Iterable[str]) -> bytes:
+def train_model(arguments: Mapping[str, Any], lines: TrainingLines) -> bytes:
     """Returns the trained model. Raises UserError for errors of the trainer, and any error that `lines` raises."""
     import sentencepiece
 
@@ -142,7 +155,7 @@ def train_model(arguments: Mapping[str, Any], lines: Iterable[str]) -> bytes:
             raise errors[0] from None
         text = " ".join(str(error).split())
         if "sentences_.empty()" in text:
-            text = "the corpus has no line to train on"
+            text = lines.none_left()
         if "size too high" in text:
             text += " Or allow a smaller one: hard_vocab_limit false."
         raise UserError(f"SentencePiece's trainer: {text.rpartition('] ')[2] or text}") from error
