@@ -89,8 +89,8 @@ class TrainingLines:
         """Returns why the trainer has got no line, where it has got none."""
         if self.facts["too_long"]:
             return (
-                f"no line is left to train on: {self.facts['too_long']:,} have more than {self._max_bytes:,} bytes; raise "
-                "max_sentence_length, or end lines where sentences end"
+                f"no line is left to train on: {self.facts['too_long']:,} have more than {self._max_bytes:,} bytes; "
+                "raise max_sentence_length, or end lines where sentences end"
             )
         if self.facts["reserved"]:
             return (
