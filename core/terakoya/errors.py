@@ -68,8 +68,8 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and give the same command again"),
     **dict.fromkeys((errno.EIO, errno.ESTALE), "check the disk or file server and give the same command again"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose a place that you may write to"),
-    errno.ENOLCK: "this file system has no locks: mount it with them (Lustre: -o flock, NFS: without -o nolock; for "
-    "one machine alone -o localflock and -o local_lock=all), or choose a place on another one",
+    errno.ENOLCK: "mount this file system with locks (-o flock on Lustre, without -o nolock on NFS, for one machine "
+    "alone -o localflock or local_lock=all), or choose a place on another one",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose a file system that takes larger files",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",

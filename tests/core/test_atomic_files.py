@@ -161,7 +161,7 @@ def test_a_file_system_without_locks_is_named(
     with pytest.raises(OSError, match=re.escape(str(tmp_path))) as caught:
         lock(tmp_path)
     message = describe_os_error(caught.value)
-    assert "this file system has no locks: mount it with them (Lustre: -o flock" in message
+    assert "; mount this file system with locks (-o flock on Lustre" in message
 
 
 def test_a_folder_that_another_process_has_locked_names_it(tmp_path: Path) -> None:
