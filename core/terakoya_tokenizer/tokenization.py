@@ -6,6 +6,7 @@ See docs/design/fast-japanese-tokenizer.md.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -124,6 +125,29 @@ class BertJapaneseTokenizerFast(PreTrainedTokenizerFast):
         if isinstance(self._tokenizer, MecabBackend):  # not yet in Transformers' constructor
             self._tokenizer.surround(self.cls_token_id, self.sep_token_id)
 
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """Returns the ids of a text or of two with [CLS] and [SEP] around them; Transformers 4 calls this in
+        `prepare_for_model`."""
+        first = [self.cls_token_id, *token_ids_0, self.sep_token_id]
+        return first if token_ids_1 is None else [*first, *token_ids_1, self.sep_token_id]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        """Returns 0 for each token of the first text and those around it, 1 for each of the second and its [SEP]."""
+        both = len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
+        first = len(token_ids_0) + 2
+        return [0] * first + [1] * (both - first)
+
+    def train_new_from_iterator(self, *_: Any, **__: Any) -> Any:
+        """Raises NotImplementedError."""
+        raise NotImplementedError(
+            "a BertJapaneseTokenizerFast trains no other tokenizer; with terakoya, `terakoya tokenizer train CORPUS "
+            "--type mecab_wordpiece` does, or mecab_character"
+        )
+
     def _encode_plus(self, text: Any, text_pair: Any = None, **options: Any) -> BatchEncoding:  # Transformers 5
         if text_pair is None and _are_texts(text, options):
             return self._encode_texts(text, **options)
@@ -194,10 +218,17 @@ class BertJapaneseTokenizerFast(PreTrainedTokenizerFast):
         token_ids: int | list[int],
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
+        spaces_between_special_tokens: bool = True,
         **kwargs: Any,
     ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        text = self.convert_tokens_to_string(self.convert_ids_to_tokens(ids, skip_special_tokens=skip_special_tokens))
+        tokens = self.convert_ids_to_tokens(ids, skip_special_tokens=skip_special_tokens)
+        if spaces_between_special_tokens:
+            text = self.convert_tokens_to_string(tokens)
+        else:  # of the added tokens, those that are not among the pieces
+            own = {str(token) for id, token in self.added_tokens_decoder.items() if id >= len(self._lines)}
+            parts = itertools.groupby(tokens, own.__contains__)
+            text = "".join("".join(part) if added else self.convert_tokens_to_string([*part]) for added, part in parts)
         clean = self.clean_up_tokenization_spaces if clean_up_tokenization_spaces is None else True
         return self.clean_up_tokenization(text) if clean and clean_up_tokenization_spaces is not False else text
 

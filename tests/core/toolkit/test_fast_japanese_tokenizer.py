@@ -377,6 +377,27 @@ def test_pairs_and_cuts_are_those_of_the_slow_tokenizer(both: tuple[Any, Any]) -
     assert dict(fast(HARD, truncation=True, max_length=6)) == dict(slow(HARD, truncation=True, max_length=6))
 
 
+def test_special_tokens_around_given_ids_are_those_of_the_slow_tokenizer(both: tuple[Any, Any]) -> None:
+    """Transformers 4 calls these in `prepare_for_model`, which 5 does not have for fast tokenizers."""
+    slow, fast = both
+    for ids in ([[5, 6]], [[5, 6], [7]], [[], []]):
+        for name in ("build_inputs_with_special_tokens", "create_token_type_ids_from_sequences"):
+            assert getattr(fast, name)(*ids) == getattr(slow, name)(*ids)
+
+
+def test_added_tokens_are_joined_without_spaces_if_asked(folders: Any) -> None:
+    tokenizer = Fast.from_pretrained(folders["wordpiece"])
+    tokenizer.add_tokens(["<y>", "<z>"])
+    ids = tokenizer("東京<y><z>です").input_ids
+    assert tokenizer.decode(ids).endswith(" <y> <z> です [SEP]")
+    assert tokenizer.decode(ids, spaces_between_special_tokens=False).endswith("<y><z>です [SEP]")
+
+
+def test_training_another_tokenizer_is_refused_with_the_command(both: tuple[Any, Any]) -> None:
+    with pytest.raises(NotImplementedError, match="terakoya tokenizer train CORPUS --type mecab_wordpiece"):
+        both[1].train_new_from_iterator([["東京"]], 100)
+
+
 def test_given_words_are_the_words_of_the_tokens(both: tuple[Any, Any]) -> None:
     slow, fast = both
     words = ["ｶﾞｽ会社", "", "は", "[MASK]", "図書です"]

@@ -72,7 +72,8 @@ def test_words_in_another_order_give_the_same_vocabulary() -> None:
 
 def test_words_are_split_as_in_the_training_of_tokenizers() -> None:
     words = bert_words({"がっこう": 2, "a-b": 1, "a\u200bb": 1, "c d": 3, "。": 5, "\u0000": 1})
-    assert words == {"がっこう": 2, "a": 1, "-": 1, "b": 1, "ab": 1, "c": 3, "d": 3, "。": 5}
+    assert words == {"がっこう": 2, "a": 1, "-": 1, "b": 1, "a\u200bb": 1, "c": 3, "d": 3, "。": 5}
+    assert bert_words({"a\x01\x85b\ufffd": 1, "👩\u200d👧": 2}) == {"ab": 1, "👩\u200d👧": 2}
 
 
 def test_alphabet_is_limited_to_the_most_frequent() -> None:

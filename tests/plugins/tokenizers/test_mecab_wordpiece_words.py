@@ -115,6 +115,19 @@ def test_ids_of_any_text(case: tuple[Path, dict[str, Any]], text: str) -> None:
 
 
 @SUDACHI
+@pytest.mark.parametrize("word_tokenizer", ["mecab", pytest.param("sudachi", marks=SUDACHI)])
+def test_joined_emoji_are_learnt(word_tokenizer: Any, tmp_path: Path) -> None:
+    """BertJapaneseTokenizer keeps the joiner U+200D, so a vocabulary without it makes [UNK] of families and jobs."""
+    texts = ["👨\u200d👩\u200d👧\u200d👦と👩\u200d💻", "🏳️\u200d🌈、\ue000と\u2060木🇯🇵"] * 3
+    (tmp_path / "corpus.txt").write_text("\n\n".join(texts))
+    tokenizer = MecabWordPiece(word_tokenizer=word_tokenizer, vocab_size=200, min_frequency=1)
+    tokenizer.train(Corpus([tmp_path / "corpus.txt"]), tmp_path / "out")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    rows = [loaded(text, add_special_tokens=False).input_ids for text in texts]
+    assert loaded.unk_token_id not in {id for row in rows for id in row}
+    assert tokenizer.encoder(tmp_path / "out").encode(texts).ids.tolist() == [id for row in rows for id in row]
+
+
 def test_sudachis_modes_split_differently() -> None:
     cuts = []
     for mode in "ABC":

@@ -24,21 +24,19 @@ ALPHABET = 6129
 """Characters with a piece of their own, at most: as many as Tohoku University's BERTs have."""
 ALPHABET_SHARE = 0.75
 """Of the vocabulary: the rest, at least, is for longer pieces."""
+_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), 0xFFFD} - {*map(ord, "\t\n\r")})
 
 
 def bert_words(counts: Mapping[str, int], *, lower: bool = False) -> Counter[str]:
     """Returns word counts as `BertWordPieceTokenizer` uses them in training: without control characters, with
-    punctuation as separate words; accents (dakuten) are unchanged, and case unless `lower`."""
-    from tokenizers.normalizers import BertNormalizer
+    punctuation as separate words; accents (dakuten) are unchanged, and case unless `lower`. Characters of format, such
+    as the joiner U+200D in emoji, stay, which that class drops and `BertJapaneseTokenizer` reads."""
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
-    normalize = BertNormalizer(
-        clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False
-    ).normalize_str
     split = BertPreTokenizer().pre_tokenize_str
     words: Counter[str] = Counter()
     for text, count in counts.items():
-        for word, _ in split(normalize(text.lower() if lower else text)):
+        for word, _ in split((text.lower() if lower else text).translate(_CONTROLS)):
             words[word] += count
     return words
 
