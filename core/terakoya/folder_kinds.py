@@ -66,6 +66,19 @@ _ADVICE: Mapping[tuple[str, Kind], str] = {
     ("Transformers model", "checkpoint"): _EXPORT,
     ("Transformers model", "token store"): "train a model on it first: terakoya train PARAMETERS.json --out RUN",
     ("Transformers model", "tokenizer"): "a model is trained first: terakoya train PARAMETERS.json --out RUN",
+    ("corpus", "tokenizer"): "it is named after the text: terakoya prepare CORPUS --tokenizer {path} --out STORE",
+    (
+        "corpus",
+        "Transformers model",
+    ): "its tokenizer is named after the text: terakoya prepare CORPUS --tokenizer {path} --out STORE",
+    ("corpus", "run"): "{path}/parameters.json names the stores of its text",
+    ("parameter file", "corpus"): "make a token store of it: terakoya prepare {path} --tokenizer TOKENIZER --out STORE",
+    (
+        "parameter file",
+        "token store",
+    ): "name it in data.train of a parameter file; `terakoya parameters list` shows some",
+    ("parameter file", "tokenizer"): _PREPARE,
+    ("parameter file", "Transformers model"): "name it in start_from of a parameter file",
     ("corpus", "token store"): "its text is tokenized already: name it in data.train of a parameter file",
 }
 """(what was expected, what is there) -> what to do with it."""

@@ -66,6 +66,8 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any], *, verb: str
                     raise UserError(f"{argument}: expected a value after it")
                 text = remaining.pop(0)
             value = text.lower() == "true" if text.lower() in ("true", "false") else _value(text, annotation)
+            if _is(annotation, int) and isinstance(value, str) and value != "null":
+                raise UserError(f"{argument}: expected an integer, got {text}")
         if key in taken:
             raise UserError(f"{argument}: the option is given twice; keep one")
         taken[key] = value

@@ -19,7 +19,8 @@ def command(
         typer.Argument(help="One run folder or address, or several to compare side by side.", metavar="RUN..."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The HTML file to write, for example report.html; may be left out with --live.")
+        Path | None,
+        typer.Option(help="The HTML file to write. Default: report.html in the folder of one run; with --live, none."),
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="A name for each run, in order. Default: the folders' names.")
@@ -47,7 +48,9 @@ def command(
     from terakoya.runs.report_page import live_scripts, render_main, render_page
 
     if out is None and not live:
-        raise UserError("expected --out, the HTML file to write, or --live")
+        if len(runs) > 1 or is_address(runs[0]):
+            raise UserError("expected --out, the HTML file to write, or --live")
+        out = runs[0] / "report.html"
     if out is not None:
         refuse_address(out, "an HTML file")
         if out.is_dir():

@@ -86,6 +86,7 @@ def command(
         if not end_with_launcher():
             raise Stopped("the launcher of this process is gone")
         from terakoya.training.distributed.topology import LaunchInfo
+        from terakoya.training.stores import check_places
 
         folder, address = resolve_out(out, work_folder)
         if not dry_run:
@@ -95,6 +96,7 @@ def command(
                 parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
                 whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
             )  # fmt: skip
+            check_places(loaded)
         launched = LaunchInfo.from_environment(node_rank=node_rank)
         if launched.launcher is None:
             count = processes or _visible_gpus()

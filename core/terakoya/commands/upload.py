@@ -90,7 +90,13 @@ def command(
     )
     if done.folder is not None:
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
-        given: dict[str, object] = {"--license": license, "--dataset": dataset, "--dataset-license": dataset_license}
+        given: dict[str, object] = {
+            "--run": run,
+            "--prompt": prompt,
+            "--license": license,
+            "--dataset": dataset,
+            "--dataset-license": dataset_license,
+        }
         given["--author"] = author or citation
         if "\nlanguage:" not in (done.folder / "README.md").read_text(encoding="utf-8"):
             given["--language"] = language

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -82,6 +83,14 @@ class Data(Settings):
             if last < first:
                 raise ValueError(f"skip_steps: expected [first, last] with first <= last, got {[first, last]}")
         return self
+
+    def odd_split(self) -> str | None:
+        """Returns what a split means whose shares add up to no round number; None where they do."""
+        total = sum(self.split or (1,))
+        if math.isclose(math.log10(total), round(math.log10(total)), abs_tol=1e-6):
+            return None
+        of = [f"{share / total:.2%}" for share in self.split or ()]
+        return f"data.split: the shares add up to {total:g}; of the documents {of[0]} train and {of[1]} validate"
 
     @property
     def has_validation(self) -> bool:

@@ -209,6 +209,10 @@ class Parameters(ParameterFields):
             parts += [(f"events.{name}", "events", each) for name, each in raw["events"].items() if name not in off]
             problems += [f"events.{name}: {_unknown(name, registry)}" for name in off if _unknown(name, registry)]
             values["events"] = dict.fromkeys(off)
+        elif isinstance(raw.get("events"), list):  # as trackers are
+            named = {each.pop("type", "NAME"): each for each in map(dict, filter(_is_object, raw["events"]))}
+            problems.append(f"events: expected an object, got a list; write {short_json(named or {'NAME': {}})}")
+            values["events"] = {}
         failed = []
         explain_unknown = _explain_unknown(raw, registry)
         for path, kind, value in parts:
@@ -231,7 +235,7 @@ class Parameters(ParameterFields):
             lines = explain(error, cls, explain_unknown=explain_unknown)
             problems += [line for line in lines if line.partition(":")[0] not in failed]
         if problems:
-            raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
+            raise UserError("\n".join(f"{_origin(problem, source, overrides)}: {problem}" for problem in problems))
         return parameters
 
     def dump(self, registry: Registry | None = None) -> dict[str, Any]:
@@ -245,6 +249,16 @@ class Parameters(ParameterFields):
             for tracker, dumped in zip(self.trackers, result["trackers"], strict=True)
         ]
         return result
+
+
+def _origin(problem: str, source: str, overrides: Sequence[str]) -> str:
+    """Returns where `problem`, which begins with its key path, comes from: the file `source`, `--set`, or both."""
+    path = problem.partition(":")[0]
+    given = [override.partition("=")[0] for override in overrides]
+    if any(f"{path}.".startswith(f"{each}.") for each in given):
+        return "--set"
+    is_of_both = any(each.startswith(f"{path}.") or " " in path for each in given)  # of keys that do not go together
+    return f"{source} with --set" if is_of_both else source
 
 
 def _explain_unknown(raw: Mapping[str, Any], registry: Registry) -> Callable[[str], str]:
@@ -292,6 +306,10 @@ def _unknown(name: str, registry: Registry) -> str | None:
     """Returns what is wrong with the name of an event plugin that is switched off; None where it is installed."""
     names = registry.names("events")
     return None if name in names else f"event {name}: not installed{nearest(name, names)}"
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _with_type(name: str, value: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import is_address
+from terakoya.folder_kinds import describe_found, is_address, kind_of
 from terakoya.json_settings import read_value
 
 LANGUAGE_PRETRAINING = "parameter"
@@ -64,10 +64,13 @@ def find_parameters(given: Path | str) -> Path:
     name, such as `bert_base`. A path that is neither is returned unchanged if it looks like a path.
 
     Raises:
-        UserError: `given` is a plain name, and no file and no preset has it.
+        UserError: `given` is a plain name, and no file and no preset has it; or a text, a store or a model is there.
     """
     path = Path(given)
     if path.exists() or is_address(path):
+        of_run = path.is_file() and path.with_name("parameters.json").is_file()  # such as its metrics.jsonl
+        if not of_run and kind_of(path) in ("corpus", "token store", "tokenizer", "Transformers model"):
+            raise UserError(f"{path}: expected a parameter file, got {describe_found(path, 'parameter file')}")
         return path
     names = preset_names()
     if path.name == str(path) and path.name in names:

@@ -260,8 +260,8 @@ def build_trainer(
     redistribute = parameters.on_lost_node == "redistribute"
     if redistribute and (lost := describe_lost_nodes(parameters.batch_size, context.topology)):
         run_log.warn(lost)
-    for repetition in stores.repetitions():
-        run_log.warn(repetition)
+    for warning in (*filter(None, [parameters.data.odd_split()]), *stores.repetitions()):
+        run_log.warn(warning)
     layout = objective.row_layout()
     validation = stores.validation_rows(layout, seed=parameters.seed)
 

@@ -12,8 +12,9 @@ import orjson
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.data import Data
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of
+from terakoya.folder_kinds import address_of, is_address
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
 from terakoya.runs.checkpoints import read_manifest
@@ -50,7 +51,7 @@ class Stores:
             UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
         """
         train = _open_train(data, phases)
-        validation = {address_of(path): open_store(path) for path in data.validation}
+        validation = _open_validation(data)
         first = train[0]
         for store in [*train[1:], *validation.values()]:
             check_same_tokenizer(first, store)
@@ -167,7 +168,30 @@ def open_validation(data: Data, phases: Sequence[Data]) -> dict[str, TokenStore]
     """
     if data.split is not None:
         return _split(_open_train(data, phases), data.split)[1]
+    return _open_validation(data)
+
+
+def check_places(parameters: Parameters) -> None:
+    """Raises UserError where a store of the run is not there: what is known before torch is loaded."""
+    for data in (each.data for each in parameters.of_phases):
+        for path in [entry.store for each in (data, *data.stages) for entry in each.train]:
+            if not is_address(path) and not path.exists():
+                open_store(path)
+        _check_validation(data)
+
+
+def _open_validation(data: Data) -> dict[str, TokenStore]:
+    _check_validation(data)
     return {address_of(path): open_store(path) for path in data.validation}
+
+
+def _check_validation(data: Data) -> None:
+    for path in data.validation:
+        if not is_address(path) and not path.exists():
+            raise UserError(
+                f"data.validation: {path}: no such folder; prepare other text for it, or let documents of the training "
+                "stores validate: --set 'data.validation=[]' --set 'data.split=[98,2]'"
+            )
 
 
 def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, seed: int) -> RowSource:

@@ -151,8 +151,10 @@ def test_a_wrong_value_is_refused_with_key_expectation_and_nearest_name(
     file: Path, override: str, expected: str
 ) -> None:
     message = refusal(file, override)
-    assert message.startswith(f"base.json: {expected}")
-    assert len([line for line in message.splitlines() if line.startswith("base.json: ")]) == 1, "one problem, one line"
+    origin, _, problem = message.partition(": ")
+    assert problem.startswith(expected)
+    assert origin == ("--set" if f"{problem}.".startswith(override.partition("=")[0]) else "base.json with --set")
+    assert len([line for line in message.splitlines() if line.startswith(f"{origin}: ")]) == 1, "one problem, one line"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_a_wrong_value_is_refused_with_key_expectation_and_nearest_name(
 )
 def test_a_wrong_batch_table_is_refused_with_a_corrected_one(file: Path, table: str, corrected: str) -> None:
     message = refusal(file, f"batch_size={table}")
-    assert message.startswith("base.json: batch_size: expected") and message.endswith(f"for example {corrected}")
+    assert message.startswith("--set: batch_size: expected") and message.endswith(f"for example {corrected}")
     Parameters.load(file, [f"batch_size={corrected}"])
 
 
@@ -177,8 +179,29 @@ def test_evaluation_needs_a_store(file: Path) -> None:
 
 def test_all_problems_are_reported_at_once(file: Path) -> None:
     message = refusal(file, "architecture.hidden_size=a", "schedule.type=x", "seed=b", "optimizer.eps=-1", "dat=1")
-    keys = [line.split(": ")[1] for line in message.splitlines() if line.startswith("base.json")]
+    keys = [line.split(": ")[1] for line in message.splitlines() if line.startswith("--set")]
     assert sorted(keys) == ["architecture.hidden_size", "dat", "optimizer.eps", "schedule.type", "seed"]
+
+
+def test_a_slip_in_the_file_is_not_one_of_the_command_line(file: Path) -> None:
+    file.write_text(json.dumps({**BASE, "sed": 1}))
+    assert refusal(file, "max_step=3").splitlines() == [
+        'base.json: sed: unknown key; did you mean "seed"?',
+        '--set: max_step: unknown key; did you mean "max_steps" or "max_tokens"?',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ([98, 3], "the shares add up to 101; of the documents 97.03% train and 2.97% validate"),
+        ([998, 2, 1], "the shares add up to 1001; of the documents 99.70% train and 0.20% validate"),
+        *(([*shares], None) for shares in ((98, 2), (0.98, 0.02), (998, 1, 1), (9, 1), (0.7, 0.2, 0.1))),
+    ],
+)
+def test_shares_that_add_up_to_no_round_number_are_told(file: Path, split: list[float], said: str | None) -> None:
+    told = Parameters.load(file, ["data.validation=[]", f"data.split={split}"]).data.odd_split()
+    assert told == (said and f"data.split: {said}")
 
 
 def test_a_missing_key_is_named(file: Path) -> None:

@@ -190,6 +190,13 @@ def test_the_command_writes_the_file(runs: list[Path], tmp_path: Path, capsys: p
     assert left.value.code == 2 and "expected the folder of a run" in capsys.readouterr().err
 
 
+def test_a_report_of_one_run_goes_into_its_folder(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(runs[0])])
+    assert not left.value.code and f"wrote {runs[0] / 'report.html'}: run, " in capsys.readouterr().out
+    assert (runs[0] / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def test_spikes_and_skipped_steps_are_marked(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", learning_rate=0.1)
     with (folder / "metrics.jsonl").open("a") as file:
