@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.toolkit.formats.model_files import tokenizer_files
+from terakoya.toolkit.tokenizers import sentencepiece_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -128,6 +129,8 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
             settings = {**tokens, **settings, "tokenizer_class": name}
         elif settings.get("special_tokens_pattern") == "cls_sep":
             code = CLS_SEP_CODE
+    if tokenizer_class.__name__ in sentencepiece_folder.FILES:  # its ids are the model's own
+        sentencepiece_folder.check_decoding(tokenizer.sp_model, tokenizer)
     _use_former_names(settings)
     _write(file, settings)
     is_builtin = tokenizer_class.__module__.startswith("transformers.")
