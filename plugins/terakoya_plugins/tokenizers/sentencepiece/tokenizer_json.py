@@ -113,12 +113,15 @@ class Divergence:
         """`backend` loads the tokenizer.json, when a text is suspect."""
         proto = _parse(processor.serialized_model_proto())
         rules = proto.normalizer_spec
+        self._normalize: Callable[[str], str] = processor.normalize
         self._backend = functools.cache(backend)
         self._unigram = proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
         self._exact = not self._unigram or _adds_up(proto)
-        firsts = {*_literals(proto), *(piece.piece[0] for piece in proto.pieces if piece.type == piece.USER_DEFINED)}
-        begins = _becoming(tuple(sorted(firsts))) if self._unigram else []
-        self._suspects = _table([*begins, *(_suspects() if rules.precompiled_charsmap else ())])
+        literals = _literals(proto, symbols=True) if self._unigram else {}
+        patterns = [f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in literals.items()]
+        self._literal = re.compile("|".join(patterns) or "(?!)")
+        self._begins = _table(_becoming(tuple(sorted(literals))) if literals else ())
+        self._suspects = _table(_suspects() if rules.precompiled_charsmap else ())
         lowest = min((piece.score for piece in proto.pieces if piece.type == piece.NORMAL), default=0.0)
         scores = [piece.score if piece.type == piece.NORMAL else lowest - UNKNOWN_PENALTY for piece in proto.pieces]
         self._costs = -np.array(scores)
@@ -156,7 +159,11 @@ class Divergence:
         if self._exact:
             codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
             ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
-            suspect = {*np.searchsorted(ends, np.flatnonzero(self._suspects[codes]), "right").tolist()}
+            begins, suspect = (
+                {*np.searchsorted(ends, np.flatnonzero(table[codes]), "right").tolist()}
+                for table in (self._begins, self._suspects)
+            )
+            suspect.update(n for n in begins if self._literal.search(self._normalize(texts[n])))
             # A text of which nothing is left is one space where SentencePiece keeps spaces, and nothing to the library.
             suspect.update(n for n in numbers if len(rows[n]) == 1 or self._rounds(texts[n], rows[n]))
             if not (numbers := sorted(suspect)):
@@ -212,12 +219,13 @@ def _check(proto: Any) -> None:
         raise NotConvertibleError("a special token begins with another character than < or [")
 
 
-def _literals(proto: Any) -> dict[str, list[str]]:
-    """Returns the first character of each piece that text never becomes, with patterns of what follows."""
+def _literals(proto: Any, *, symbols: bool = False) -> dict[str, list[str]]:
+    """Returns the first character of each piece that text never becomes, with patterns of what follows; with `symbols`,
+    also of each user-defined piece."""
     found: dict[str, list[str]] = {}
-    for piece in _silent(proto):
-        if len(piece) > 1:
-            found.setdefault(piece[0], []).append(re.escape(piece[1:]))
+    defined = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED] if symbols else []
+    for piece in (*(each for each in _silent(proto) if len(each) > 1), *defined):
+        found.setdefault(piece[0], []).append(re.escape(piece[1:]))
     if proto.trainer_spec.byte_fallback:
         found.setdefault("<", []).append(_BYTE[1:])
     return found
