@@ -173,11 +173,10 @@ def open_validation(data: Data, phases: Sequence[Data]) -> dict[str, TokenStore]
 
 def check_places(parameters: Parameters) -> None:
     """Raises UserError where a store of the run is not there: what is known before torch is loaded."""
-    for data in (each.data for each in parameters.of_phases):
-        for path in [entry.store for each in (data, *data.stages) for entry in each.train]:
-            if not is_address(path) and not path.exists():
-                open_store(path)
-        _check_validation(data)
+    for path in _train_paths(parameters.data, [each.data for each in parameters.of_phases]):
+        if not is_address(path) and not path.exists():
+            open_store(path)
+    _check_validation(parameters.data)
 
 
 def _open_validation(data: Data) -> dict[str, TokenStore]:
@@ -204,10 +203,14 @@ def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, 
 
 def _open_train(data: Data, phases: Sequence[Data]) -> list[TokenStore]:
     """Opens the stores of `data.train`, then those that only later stages or `phases` use."""
+    return [open_store(path) for path in _train_paths(data, phases)]
+
+
+def _train_paths(data: Data, phases: Sequence[Data]) -> list[Path]:
     paths = [entry.store for entry in data.train]
     for mixture in (*(stage.train for stage in data.stages), *(phase.train for phase in phases)):
         paths += [entry.store for entry in mixture if entry.store not in paths]
-    return [open_store(path) for path in paths]
+    return paths
 
 
 def _check_templates(stores: Sequence[TokenStore]) -> None:
