@@ -76,7 +76,7 @@ _ADVICE: Mapping[tuple[str, Kind], str] = {
     (
         "parameter file",
         "token store",
-    ): "name it in data.train of a parameter file; `terakoya parameters list` shows some",
+    ): "name it in data.train of a parameter file, such as one of `terakoya parameters list`",
     ("parameter file", "tokenizer"): _PREPARE,
     ("parameter file", "Transformers model"): "name it in start_from of a parameter file",
     ("corpus", "token store"): "its text is tokenized already: name it in data.train of a parameter file",
