@@ -242,7 +242,10 @@ def make_world(folder: Path) -> Iterator[World]:
         "fork": Verb(("fork", f"{run}@4", "--out", "CASE/new", "--set", "seed=7")),
         "average": Verb(("average", run, "--last", "2", "--out", "CASE/model")),
         "upload": Verb(("upload", model, "--name", "somebody/model", "--dry-run", "CASE/published")),
-        "evaluate": Verb(("evaluate", model, "--corpus", corpus, "--measure", "pseudo-perplexity", "--limit", "2", "--out", "CASE/scores.json")),
+        "evaluate": Verb(
+            ("evaluate", model, "--corpus", corpus, "--measure", "pseudo-perplexity", "--limit", "2",
+             "--out", "CASE/scores.json"),
+        ),
         "finetune": Verb(
             ("finetune", model, "--train", str(examples), "--eval", str(examples), "--task", "classification",
              "--epochs", "1", "--out", "CASE/tuned"),
