@@ -1,9 +1,9 @@
-"""A stand-in for `python` whose `-m MODULE` and `-c CODE` need no seconds for imports.
+"""A stand-in for `python` whose `-m MODULE`, `-c CODE` and `SCRIPT.py` need no seconds for imports.
 
 A start of `terakoya train` in a new interpreter imports for several seconds of CPU time. The stand-in asks a server
 that has imported `warm` for a forked process with its own arguments, environment, folder, standard streams and ignored
 signals. It forwards stop signals to that process and ends as it ends; where it is killed, the process is killed too.
-Whatever else is called, a script for example, runs in the real interpreter.
+Whatever else is called runs in the real interpreter.
 
 The process is no child of what started it: tests of that use `sys.executable`.
 """
@@ -32,7 +32,7 @@ import json, os, signal, socket, sys
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 arguments = [each for each in sys.argv[1:] if each != "-u"]
-if arguments[:1] not in (["-m"], ["-c"]):
+if arguments[:1] not in (["-m"], ["-c"]) and not arguments[0].endswith(".py"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 
 early, process = [], None
@@ -166,7 +166,7 @@ def _supervise(connection: socket.socket, listener: socket.socket) -> None:
 
 
 def _become(request: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> None:
-    """Runs the module or the code of `request` in this process."""
+    """Runs the module, the code or the script of `request` in this process."""
     connection.close()
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -181,9 +181,13 @@ def _become(request: Mapping[str, Any], files: Sequence[int], connection: socket
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.executable = request["executable"]
-    flag, code, *rest = request["arguments"]
-    sys.argv = [flag, *rest]
-    if flag == "-c":
-        exec(code, {"__name__": "__main__"})
+    first, *rest = request["arguments"]
+    sys.argv = [first, *rest[1:]]
+    if first == "-c":
+        exec(rest[0], {"__name__": "__main__"})
+    elif first == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_module(code, run_name="__main__", alter_sys=True)
+        sys.argv = request["arguments"]
+        sys.path.insert(0, str(Path(first).resolve().parent))
+        runpy.run_path(first, run_name="__main__")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_every_way_trains_and_is_measured(tmp_path: Path) -> None:
+def test_every_way_trains_and_is_measured(tmp_path: Path, forks: None) -> None:
     store = toy.make_store(tmp_path).folder
     sizes = {"hidden-size": 32, "layers": 2, "small-layers": 1, "small-steps": 2, "grown-steps": 4, "every": 2}
     arguments = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]

@@ -13,7 +13,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "bench" / "hours.py"
 
 
 @pytest.mark.slow
-def test_predictions_stand_beside_real_seconds(tmp_path: Path) -> None:
+def test_predictions_stand_beside_real_seconds(tmp_path: Path, forks: None) -> None:
     """In one process and in two; only a quiet machine says how near they are."""
     results = tmp_path / "results.jsonl"
     command = [sys.executable, str(TOOL), "--toy", "--seconds", "0.5", "--results", str(results)]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_every_way_is_measured(tmp_path: Path) -> None:
+def test_every_way_is_measured(tmp_path: Path, forks: None) -> None:
     store = toy.make_store(tmp_path / "text", documents=60, seed=1)
     sizes = {"length": 8, "factor": 2, "tokens": 32, "steps": 2, "more-steps": 1, "hidden-size": 32, "rows": 2}
     arguments = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]

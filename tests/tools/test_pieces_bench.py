@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_ids_are_compared_in_each_round(tmp_path: Path) -> None:
+def test_ids_are_compared_in_each_round(tmp_path: Path, forks: None) -> None:
     corpus, folder = tmp_path / "corpus.jsonl", tmp_path / "tokenizer"
     texts = [f"{number}冊目の本を図書館で借りて読みました。\n面白い。" for number in range(20)]
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")

@@ -14,7 +14,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools/bench/start_memory.py"
 
 
 @pytest.mark.slow
-def test_each_process_says_what_its_start_and_a_save_needed() -> None:
+def test_each_process_says_what_its_start_and_a_save_needed(forks: None) -> None:
     command = [sys.executable, TOOL, "--hidden-size", "64", "--layers", "1"]
     done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
