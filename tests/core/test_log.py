@@ -64,7 +64,7 @@ def test_a_terminal_gets_unchanged_tables(capsys: pytest.CaptureFixture[str], mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["plugins", "list"], ["plugins", "show", "bert"]])
-def test_commands_print_no_trailing_spaces(arguments: list[str]) -> None:
+def test_commands_print_no_trailing_spaces(arguments: list[str], forks: None) -> None:
     done = subprocess.run([sys.executable, "-m", "terakoya", *arguments], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) > 5
     assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []

@@ -40,6 +40,10 @@ SRUN = """#!/bin/bash
 while [ "${1#-}" != "$1" ]; do if [ "$1" = -n ]; then shift; fi; shift; done
 exec "$@"
 """
+LAUNCH = """#!/bin/sh
+exec {python} -c "from datatrove.tools.launch_pickled_pipeline import main; main()" "$@"
+"""
+"""Datatrove's program, for a `sys.executable` beside which there is none."""
 SCONTROL = """#!/bin/bash
 echo "$3"
 """
@@ -52,7 +56,7 @@ class FakeSlurm:
         self.spool, programs = folder / "spool", folder / "bin"
         self.spool.mkdir(parents=True)
         programs.mkdir()
-        for name, text in {"sbatch": SBATCH, "squeue": SQUEUE}.items():
+        for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "launch_pickled_pipeline": LAUNCH}.items():
             (programs / name).write_text(text.format(python=sys.executable))
         (programs / "srun").write_text(SRUN)
         (programs / "scontrol").write_text(SCONTROL)

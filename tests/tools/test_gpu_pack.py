@@ -47,7 +47,7 @@ def run_stage(packed: Path, out: Path, part: str, stage: str, *, site: Path | No
 
 
 @pytest.mark.slow
-def test_the_pack_holds_wheels_tools_presets_and_a_store_and_runs_from_there(tmp_path: Path) -> None:
+def test_the_pack_holds_wheels_tools_presets_and_a_store_and_runs_from_there(tmp_path: Path, forks: None) -> None:
     store = toy.make_store(tmp_path / "toy", documents=20, seed=1)
     python = tmp_path / "python"
     python.write_text(PIP.format(python=sys.executable))

@@ -46,7 +46,7 @@ def tokenizer_of_characters(source: str) -> PreTrainedTokenizerFast:
     reason="nbclient and ipykernel are not installed (the extra notebook)",
 )
 @pytest.mark.timeout(600)
-def test_it_runs_with_any_model(tmp_path: Path) -> None:
+def test_it_runs_with_any_model(tmp_path: Path, forks: None) -> None:
     tokenizer = tokenizer_of_characters(SENTENCE + (FOLDER / "play.ipynb").read_text(encoding="utf-8"))
     torch.manual_seed(0)
     sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 128, "num_hidden_layers": 2}

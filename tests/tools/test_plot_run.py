@@ -46,7 +46,7 @@ def test_steps_done_twice_count_once(run_folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("against", ["steps", "hours"])
-def test_a_picture_is_written(run_folder: Path, against: str) -> None:
+def test_a_picture_is_written(run_folder: Path, against: str, forks: None) -> None:
     out = run_folder / "pictures" / "run.png"
     command = [sys.executable, str(TOOL), str(run_folder), str(run_folder), "--labels", "a", "b", "--against", against]
     subprocess.run([*command, "--out", str(out)], check=True, timeout=120)
@@ -54,7 +54,7 @@ def test_a_picture_is_written(run_folder: Path, against: str) -> None:
 
 
 @pytest.mark.slow
-def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     """Each in a panel of its own: a name that ends like another's is not taken for it."""
     monkeypatch.syspath_prepend(str(TOOL.parent))
     import plot_run
@@ -71,7 +71,7 @@ def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_no_run_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_no_run_is_said_in_a_sentence(tmp_path: Path, forks: None) -> None:
     done = subprocess.run(
         [sys.executable, str(TOOL), str(tmp_path), "--out", str(tmp_path / "x.png")], capture_output=True, text=True
     )

@@ -198,7 +198,7 @@ def test_every_variant_of_the_sweep_is_another_and_sees_as_many_tokens(
 
 @pytest.mark.slow
 def test_the_sweep_prints_what_a_variant_reached(
-    monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], forks: None
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
     import sweep_recipe

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import math
 import os
 import re
 import resource
@@ -105,8 +106,8 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.slow
 def test_help_is_quick() -> None:
-    seconds = []  # of computing: what another process takes meanwhile is not counted
-    for _ in range(5):
+    seconds = [math.inf]  # of computing: what another process takes meanwhile is not counted
+    while len(seconds) <= 5 and seconds[-1] >= 0.4:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "terakoya", "--help"], capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -122,7 +123,7 @@ def test_the_version_is_printed_by_module_and_by_script() -> None:
 
 
 @pytest.mark.slow
-def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path, forks: None) -> None:
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
     done = subprocess.run(start, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
@@ -130,7 +131,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     monkeypatch.setenv("TERAKOYA_DEBUG", "1")
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
     done = subprocess.run(start, capture_output=True, text=True)

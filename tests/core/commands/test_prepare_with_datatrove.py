@@ -63,7 +63,7 @@ def prepare(out: str, *more: object, fails: bool = False) -> subprocess.Complete
 
 
 @pytest.mark.slow
-def test_every_executor_gives_the_store_of_one_process(folder: Path, slurm: FakeSlurm) -> None:
+def test_every_executor_gives_the_store_of_one_process(folder: Path, forks: None, slurm: FakeSlurm) -> None:
     pytest.importorskip("datatrove", reason="datatrove is not installed")
     one = prepare("one", "--processes", 1).stdout
     assert prepare("local", "--engine", "datatrove", "--processes", 2).stdout == one.replace("one", "local")
@@ -79,7 +79,7 @@ def test_every_executor_gives_the_store_of_one_process(folder: Path, slurm: Fake
 
 
 @pytest.mark.slow
-def test_options_of_datatrove_need_its_engine(folder: Path) -> None:
+def test_options_of_datatrove_need_its_engine(folder: Path, forks: None) -> None:
     assert "expected --engine datatrove" in prepare("out", "--set", "tasks=3", fails=True).stderr
     assert not (folder / "out").exists()
 

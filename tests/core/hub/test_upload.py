@@ -28,6 +28,7 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
 )
+from transformers.utils import hub as transformers_hub
 
 from terakoya import evaluate
 from terakoya.commands.main import main
@@ -78,6 +79,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
     """A server that huggingface_hub uses in place of the Hub."""
     with hub_stand_in.hub() as state:
         monkeypatch.setattr(constants, "ENDPOINT", state.address)
+        monkeypatch.setattr(
+            transformers_hub, "_hf_api", None, raising=False
+        )  # it keeps the address of the first one that it asked
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", SECRET)

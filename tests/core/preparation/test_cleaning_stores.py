@@ -65,7 +65,7 @@ def lines(store: Path) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-def test_two_stores_share_a_corpus_without_a_common_document(folder: Path) -> None:
+def test_two_stores_share_a_corpus_without_a_common_document(folder: Path, forks: None) -> None:
     common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
     common += ["--clean", folder / "clean.json", "--clean-folder", folder / "shared", "--processes", 1]
     train = terakoya(folder, *common, "--out", folder / "train")
@@ -145,7 +145,7 @@ def test_a_wrong_file_of_steps_is_refused(folder: Path, content: str | None, mes
 
 
 @pytest.mark.slow
-def test_a_shard_of_a_cleaned_corpus(folder: Path) -> None:
+def test_a_shard_of_a_cleaned_corpus(folder: Path, forks: None) -> None:
     common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
     common += ["--clean", folder / "clean.json", "--clean-folder", folder / "shared", "--processes", 1]
     for options in (["--out", folder / "all"], ["--out", folder / "one", "--shard", "1/1"]):

@@ -256,7 +256,7 @@ def test_every_setting_is_an_argument_of_datatroves_executor() -> None:
 
 
 @pytest.mark.slow
-def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) -> None:
+def test_slurm_gives_the_bytes_of_one_process(folder: Path, forks: None, slurm: FakeSlurm) -> None:
     made = submit({"sbatch_args": {"account": "lab"}, "max_array_size": 2, "mem_per_cpu_gb": 3})
     jobs = slurm.jobs()
     assert len(jobs) == 3 and made.join == "103"  # two arrays of at most two tasks, and the join
@@ -273,7 +273,7 @@ def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) ->
 
 
 @pytest.mark.slow
-def test_a_slurm_task_that_died_is_repeated(folder: Path, slurm: FakeSlurm) -> None:
+def test_a_slurm_task_that_died_is_repeated(folder: Path, forks: None, slurm: FakeSlurm) -> None:
     submit({"tasks": 2})
     ended = slurm.work_off(run=lambda job, task: (job, task) != ("101", 1))
     assert ended == {"101": "failed", "102": "failed"}
