@@ -21,6 +21,7 @@ import toy
 
 GPU = Path(__file__).resolve().parents[2] / "tools" / "gpu"
 sys.path[:0] = [str(GPU), str(GPU.with_name("bench"))]
+import correctness  # noqa: E402
 import kernel_times  # noqa: E402
 import processes  # noqa: E402
 import settings as shared  # noqa: E402
@@ -43,6 +44,11 @@ def kind(stage: Any) -> tuple[str, ...]:
 
 
 TRIED = {kind(each): (part, each) for part, each in reversed(ALL)}
+AT_NIGHT = {("graphs",), ("parity",), ("beside_trainer", "replaced_token"), ("beside_trainer", "causal_lm")} | {
+    each for each in TRIED if each[0] == "rate" and each[1] not in ("bert_base", "llama_1b")
+}
+"""Of stages that differ in settings alone, further ones; on a CPU graphs are what the command is. The parity of two
+architectures is asked at each change."""
 
 
 @pytest.fixture
@@ -72,7 +78,13 @@ def kept(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "stage"), TRIED.values(), ids=["-".join(each) for each in TRIED])
+@pytest.mark.parametrize(
+    ("part", "stage"),
+    [
+        pytest.param(*tried, id="-".join(each), marks=[pytest.mark.nightly] if each in AT_NIGHT else [])
+        for each, tried in TRIED.items()
+    ],
+)
 def test_a_stage_runs_at_toy_size(
     part: str, stage: Any, hour: ModuleType, work: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -95,6 +107,14 @@ def test_a_stage_runs_at_toy_size(
         check(found)
 
 
+@pytest.mark.slow
+def test_the_parity_of_two_architectures_is_measured(
+    hour: ModuleType, work: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(correctness, "PRESETS", ("bert_base", "llama_1b"))
+    test_a_stage_runs_at_toy_size(*TRIED["parity",], hour, work, tmp_path, request)
+
+
 def hour_settings(out: Path, work: Path) -> Any:
     return shared.Settings(out, work, True, apart=False)
 
@@ -106,8 +126,8 @@ def check_command(found: list[dict[str, Any]]) -> None:
 
 def check_parity(found: list[dict[str, Any]]) -> None:
     exact = [each for each in found if each["precision"] == "fp32" and not each["compiled"]]
-    assert len(exact) == 6 and all(each["gradient_error"] == 0.0 for each in exact)  # the device is the CPU itself
-    assert sum(each["compiled"] for each in found) == 6
+    assert len(exact) == len(correctness.PRESETS) and all(each["gradient_error"] == 0.0 for each in exact)  # the device is the CPU itself
+    assert sum(each["compiled"] for each in found) == len(correctness.PRESETS)
     assert all(each["close"] and each["same_bits_twice"] for each in found)
 
 
@@ -371,8 +391,6 @@ def test_without_git_the_commit_is_not_known(hour: ModuleType, tmp_path: Path, m
 
 
 def test_a_way_that_fails_leaves_the_others_alone(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    correctness = importlib.import_module("correctness")
-
     class Problem:
         loss, gradient = 2.0, torch.ones(1)
 
