@@ -96,15 +96,20 @@ def running() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running_on(hosts: Mapping[str, int]) -> Iterator[Path]:
-    """The same for `hosts`, whose namespaces are those of the processes with these ids; needs root."""
+    """The same for `hosts`, whose namespaces are those of the processes with these ids, and for this one; needs root."""
     import toy
 
     with tempfile.TemporaryDirectory() as folder:
         for process in hosts.values():
             toy.fork(_serve_in_namespaces, Path(folder), process)  # it ends with the host
-        for host in hosts:
-            wait_for_server(Path(folder), host)
-        yield write_program(Path(folder))
+        server = toy.fork(serve, Path(folder))
+        try:
+            for host in (*hosts, os.uname().nodename):
+                wait_for_server(Path(folder), host)
+            yield write_program(Path(folder))
+        finally:
+            server.terminate()
+            server.join(30)
 
 
 def _serve_in_namespaces(folder: Path, process: int) -> None:

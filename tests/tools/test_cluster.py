@@ -150,8 +150,10 @@ class HostsLaunch:
         ssh: str | None = None,
         at: str | None = None,
         python: Path | None = None,
+        forks: Path | str = sys.executable,
     ) -> None:
-        """Starts it; torchrun's agents start training processes by `python`, here and on hosts by default this one."""
+        """Starts it by `forks`, as it does torchrun's agents, which start training processes by `python`; all by default
+        by this one."""
         self.out = out
         file = out.parent / f"{out.name}.json"
         file.write_text(json.dumps(settings))
@@ -163,7 +165,7 @@ class HostsLaunch:
         launcher_file = out.parent / f"{out.name}.hosts.json"
         launcher_file.write_text(json.dumps(launcher))
         command = [
-            sys.executable, "-m", "terakoya", *global_options, "launch", "hosts", str(file), "--out", str(out),
+            str(forks), "-m", "terakoya", *global_options, "launch", "hosts", str(file), "--out", str(out),
             "--settings", str(launcher_file), *arguments,
         ]  # fmt: skip
         self.process = subprocess.Popen(
@@ -225,7 +227,7 @@ def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run on the three hosts."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with hosts_up(folder / "hosts") as cluster, cluster.warm_python() as python:
-        HostsLaunch(cluster, settings_of(store), folder / "run", "--submit", python=python).finish()
+        HostsLaunch(cluster, settings_of(store), folder / "run", "--submit", python=python, forks=python).finish()
     return folder / "run"
 
 
@@ -239,7 +241,8 @@ def slow(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_check_prints_the_hosts_and_starts_nothing(cluster: Cluster, store: Path, tmp_path: Path) -> None:
-    output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check").finish()
+    with cluster.warm_python() as python:
+        output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check", forks=python).finish()
     for number, host in enumerate(HOSTS, 1):
         row = next(line for line in output.splitlines() if line.strip(" │┃").startswith(f"{host} "))
         assert f"eth0 10.77.0.{number}" in row and "seen" in row and ("free" if number == 1 else "reached") in row

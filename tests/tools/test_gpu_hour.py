@@ -126,7 +126,9 @@ def check_command(found: list[dict[str, Any]]) -> None:
 
 def check_parity(found: list[dict[str, Any]]) -> None:
     exact = [each for each in found if each["precision"] == "fp32" and not each["compiled"]]
-    assert len(exact) == len(correctness.PRESETS) and all(each["gradient_error"] == 0.0 for each in exact)  # the device is the CPU itself
+    assert len(exact) == len(correctness.PRESETS) and all(
+        each["gradient_error"] == 0.0 for each in exact
+    )  # the device is the CPU itself
     assert sum(each["compiled"] for each in found) == len(correctness.PRESETS)
     assert all(each["close"] and each["same_bits_twice"] for each in found)
 

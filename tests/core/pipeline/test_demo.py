@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from terakoya.pipeline.stages import StageResult
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, list[StageResult]]:
+def finished(warm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, list[StageResult]]:
     """A demo of four steps and the results of its stages."""
     files = Demo(tmp_path_factory.mktemp("demo") / "out")
-    return files, list(run_pipeline(files.write(max_steps=4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_python))
+        return files, list(run_pipeline(files.write(max_steps=4)))
 
 
 def texts(name: str) -> list[str]:
