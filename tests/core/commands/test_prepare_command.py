@@ -33,7 +33,7 @@ def register_tokenizers():
 """
 
 
-def terakoya(*arguments: object, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
+def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
     code = "from terakoya.commands.main import main; main()"
     environment = {
         **os.environ,
@@ -41,7 +41,7 @@ def terakoya(*arguments: object, python: Path | str = sys.executable) -> subproc
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
     }
-    command = [python, "-c", code, *map(str, arguments)]
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -57,19 +57,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path, warm_python: Path) -> None:
+def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path, forks: None) -> None:
     store = folder / "store"
-    inspect = partial(terakoya, "store", python=warm_python)
+    inspect = partial(terakoya, "store")
     prepare = ["--plugin", folder / "plugin_words.py", "prepare", folder / "a.jsonl", "--out", store]
     prepare += ["--tokenizer", folder / "tokenizer", "--field", "body", "--unit", "line", "--append-eos"]
-    failed = terakoya(*prepare, "--processes", 2, "--max-rejects", "0")
+    failed = terakoya(*prepare, "--processes", 1, "--max-rejects", "0")
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
     assert "expected at most 0 rejected documents (--max-rejects 0), got 1 of 100 documents" in failed.stderr
     done = terakoya(*prepare, "--processes", 2, "--max-rejects", "1%")
     assert done.returncode == 0, done.stderr
     assert "99 documents, 198 sequences" in done.stdout and "1 document rejected" in done.stdout
     assert "disk needed" in done.stderr and "[MASK] 99 times" in done.stderr
-    again = terakoya(*prepare)
+    again = terakoya(*prepare, "--processes", 1)
     assert again.returncode == 0 and "nothing to do" in again.stderr
 
     facts = TokenStore.open(store).facts
@@ -99,9 +99,11 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
 
 
 @pytest.mark.slow
-def test_an_unknown_tokenizer_folder_is_explained(folder: Path) -> None:
+def test_an_unknown_tokenizer_folder_is_explained(folder: Path, forks: None) -> None:
     (folder / "tokenizer" / "size.txt").unlink()
-    failed = terakoya("prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--out", folder / "out")
+    failed = terakoya(
+        "prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--out", folder / "out", "--processes", 1
+    )
     assert failed.returncode == 2
     assert "got a folder with model.safetensors that none of them reads" in failed.stderr
     assert not (folder / "out").exists()
