@@ -112,6 +112,7 @@ def test_a_terminal_still_gets_colours(capsys: pytest.CaptureFixture[str]) -> No
     assert re.sub(r"\x1b\[(31|0)m", "", capsys.readouterr().out).startswith(r"red \u001b]0;pwned\u001b[2J")
 
 
+@pytest.mark.slow
 def test_everything_prints_through_these_consoles() -> None:
     sources = Path(log.__file__).parent.rglob("*.py")
     direct = [file for file in sources if re.search(r"(?<!def )\bConsole\(", file.read_text(encoding="utf-8"))]

@@ -44,8 +44,15 @@ def share(modules: Sequence[str] = ("warm",)) -> tuple[str, str]:
     return str(forkserver._forkserver._forkserver_address), str(wanted)  # type: ignore[attr-defined]
 
 
-def use(address: str, wanted: str) -> None:
-    """Lets this process use the server that listens at `address`, which another process has started with `share`."""
+def address() -> str:
+    """Where the server listens that this process uses; it runs."""
+    start()
+    return str(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+
+
+def use(address: str, wanted: str = os.devnull) -> None:
+    """Lets this process use the server that listens at `address`, which another process has started with `share`; until
+    its first use it waits for the file `wanted`."""
 
     def ensure_running() -> None:
         resource_tracker.ensure_running()

@@ -26,6 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 PROGRAM = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -85,7 +87,7 @@ def running() -> Iterator[Path]:
     import toy
 
     with tempfile.TemporaryDirectory() as folder:  # not pytest's: the path of a socket has at most 107 characters
-        server = toy.fork(serve, Path(folder))
+        server = toy.fork(serve, Path(folder), fork_server.address())
         try:
             wait_for_server(Path(folder), os.uname().nodename)
             yield write_program(Path(folder))
@@ -96,7 +98,7 @@ def running() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running_on(hosts: Mapping[str, int]) -> Iterator[Path]:
-    """The same for `hosts`, whose namespaces are those of the processes with these ids, and for this one; needs root."""
+    """The same for this host and for `hosts`, whose namespaces are those of the processes with these ids; needs root."""
     import toy
 
     with tempfile.TemporaryDirectory() as folder:
@@ -133,8 +135,9 @@ def wait_for_server(folder: Path, host: str) -> None:
         time.sleep(0.02)
 
 
-def serve(folder: Path) -> None:
-    """Serves the stand-in in `folder` on this host, until a signal ends it."""
+def serve(folder: Path, address: str = "") -> None:
+    """Serves the stand-in in `folder` on this host, until a signal ends it. Workers of its processes come from the fork
+    server at `address`: one of their own would import anew all that `warm` has imported."""
     import warm  # noqa: F401  what its processes need not import
 
     host = os.uname().nodename
@@ -146,17 +149,17 @@ def serve(folder: Path) -> None:
         starting.rename(folder / host)
         while True:
             connection, _ = listener.accept()
-            context.Process(target=_supervise, args=(connection, listener)).start()
+            context.Process(target=_supervise, args=(connection, listener, address)).start()
             connection.close()
 
 
-def _supervise(connection: socket.socket, listener: socket.socket) -> None:
+def _supervise(connection: socket.socket, listener: socket.socket, address: str) -> None:
     """Starts the process that is asked for on `connection` and answers with its id, then with its exit code."""
     listener.close()
     _, files, _, _ = socket.recv_fds(connection, 1, 3)
     with connection.makefile() as lines:
         request = json.loads(lines.readline())
-    process = multiprocessing.get_context("fork").Process(target=_become, args=(request, files, connection))
+    process = multiprocessing.get_context("fork").Process(target=_become, args=(request, files, connection, address))
     process.start()
     for each in files:
         os.close(each)
@@ -170,9 +173,11 @@ def _supervise(connection: socket.socket, listener: socket.socket) -> None:
     process.kill()
 
 
-def _become(request: Mapping[str, Any], files: Sequence[int], connection: socket.socket) -> None:
+def _become(request: Mapping[str, Any], files: Sequence[int], connection: socket.socket, address: str) -> None:
     """Runs the module, the code or the script of `request` in this process."""
     connection.close()
+    if address:
+        fork_server.use(address)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

@@ -152,8 +152,7 @@ class HostsLaunch:
         python: Path | None = None,
         forks: Path | str = sys.executable,
     ) -> None:
-        """Starts it by `forks`, as it does torchrun's agents, which start training processes by `python`; all by default
-        by this one."""
+        """Starts it, here and on hosts, by `forks`, and training processes by `python`; both by default by this one."""
         self.out = out
         file = out.parent / f"{out.name}.json"
         file.write_text(json.dumps(settings))

@@ -58,6 +58,7 @@ def arguments(bench: ModuleType, store: Path, family: str, folder: Path) -> obje
     return bench._arguments(["--family", family, *where, "--tiny"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 def test_both_legs_are_measured_alike(bench: ModuleType, store: Path, tmp_path: Path, family: str) -> None:
     settings = arguments(bench, store, family, tmp_path)

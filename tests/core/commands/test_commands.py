@@ -209,6 +209,7 @@ def test_parameters_show_json_is_a_parameter_file(tmp_path: Path, capsys: pytest
     assert code == 0 and again == out and json.loads(out)["seed"] == 7
 
 
+@pytest.mark.slow
 def test_parameters_schema_contains_a_new_plugin(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--plugin", plugin, "parameters", "schema")
     assert code == 0

@@ -170,6 +170,7 @@ def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, 
         find_replaced(checkpoint, TEXT)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = T5(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2).build(VOCABULARY, "seq2seq")

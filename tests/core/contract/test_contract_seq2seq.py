@@ -99,6 +99,7 @@ def load_mt5(file: Path, source: str) -> plugins.Registration:
     return offer
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_passes_every_check(tmp_path: Path) -> None:
     results = list(contract.check_component(load_mt5(tmp_path / "mt5.py", MT5), train=False))
     assert [str(result) for result in results if result.status != "passed"] == [

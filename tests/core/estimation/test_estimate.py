@@ -52,6 +52,7 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
     assert found["memory"]["interpreter"] > 50e6
 
 
+@pytest.mark.slow
 def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     plain, averaged = (
         estimate(PRESETS / "tiny_gpt2.json", device="h100", vocab_size=VOCABULARY, overrides=overrides)
@@ -180,6 +181,7 @@ def test_graphs_keep_what_a_micro_step_allocates_and_a_copy_of_its_batch(
         assert tuple(parts.get("kept by CUDA graphs", 0) for parts in found.values()) == expected
 
 
+@pytest.mark.slow
 def test_a_card_without_room_for_graphs_is_estimated_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the run would go on there; a run that refuses to do without does not fit."""
 

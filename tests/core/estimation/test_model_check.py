@@ -96,6 +96,7 @@ def test_a_number_of_layers_that_nobody_can_build_is_refused_at_once(
         check(architecture, objective, small_too=False)
 
 
+@pytest.mark.slow
 def test_weights_that_no_memory_of_this_machine_holds_are_refused_before_they_are_built() -> None:
     def weights_fit(layers: int, total: int) -> bool:
         raw = toy.parameters(Path("store"), architecture={**BERT, "num_hidden_layers": layers})

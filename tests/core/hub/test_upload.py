@@ -110,6 +110,7 @@ def test_a_run_is_tried_pushed_and_loaded_back(
     assert any(SECRET in (header or "") for header in hub.authorizations), "only headers contain the token"
 
 
+@pytest.mark.slow
 def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     upload(
         run, "school/tiny", license="apache-2.0", datasets=["wikimedia/wikipedia", "our own essays"],
@@ -151,6 +152,7 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     assert f"| {steps[3]:.4f} |  |" in text, "which stands in one row"
 
 
+@pytest.mark.slow
 def test_the_card_says_what_the_model_is_for_and_how_to_cite_it(run: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"authors": ["Hanako Yamada", "R&D of School"]}
     upload(run, "school/tiny", dry_run=tmp_path / "one", **options)
@@ -208,6 +210,7 @@ def test_energy_is_the_measured_power_over_the_hours_of_all_gpus() -> None:
     assert "| energy | not measured |" in text, "nobody knows which hours had how many"
 
 
+@pytest.mark.slow
 def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path: Path) -> None:
     upload(run / "checkpoints/step-00000002", "school/tiny", dry_run=tmp_path / "pushed")
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
@@ -218,6 +221,7 @@ def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path:
     assert cells[1][1:3] == ["0", ""] and cells[1][3] and not cells[2][3], "validation before the first step"
 
 
+@pytest.mark.slow
 def test_the_card_is_that_of_the_checkpoint_that_the_folder_was_exported_from(run: Path, tmp_path: Path) -> None:
     older = Path("checkpoints/step-00000002")
     export(run / older, tmp_path / "model")
@@ -233,6 +237,7 @@ def test_the_card_is_that_of_the_checkpoint_that_the_folder_was_exported_from(ru
         upload(tmp_path / "model", "school/tiny", run=tmp_path / "moved", dry_run=tmp_path / "three")
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_gives_weights_and_card_of_one_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +320,7 @@ def test_the_files_are_listed_before_they_are_pushed_and_strangers_stay_here(
     assert SECRET.encode() not in b"".join(pushed.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "folder"])
 def test_no_weights_go_through_the_temporary_folder(
     what: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +346,7 @@ def test_no_weights_go_through_the_temporary_folder(
     assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["here"]
 
 
+@pytest.mark.slow
 def test_a_new_card_leaves_the_folder_as_it_was(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "model")
     (tmp_path / "model/training.svg").write_text("of another card")

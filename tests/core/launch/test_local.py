@@ -146,6 +146,7 @@ def wait_for_files(folder: Path, name: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "code"),
     [((76, 0), 76), ((76, 3), 3), ((2, 76), 2), ((75, 75), 75), ((0, 0), 0)],
@@ -160,6 +161,7 @@ def test_the_exit_code_is_that_of_the_cause(
     assert run_processes([], 2) == code
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_killed_soon_after_another_lost_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

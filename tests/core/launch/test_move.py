@@ -113,6 +113,7 @@ def test_a_submitted_job_is_stopped_and_another_goes_on(run: Path, programs: Pro
     assert "#SBATCH --partition=gpu" in script and f"--out {run}" in script
 
 
+@pytest.mark.slow
 def test_a_run_is_not_submitted_twice_to_the_place_where_its_job_goes_on(
     run: Path, programs: Programs, tmp_path: Path
 ) -> None:

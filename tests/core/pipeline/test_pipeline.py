@@ -339,6 +339,7 @@ def _documents(corpus: Corpus) -> list[str | None]:
     ]
 
 
+@pytest.mark.slow
 @given(
     documents=st.lists(st.text("あいう\r 　", min_size=1, max_size=6).filter(str.strip), min_size=2, max_size=12),
     data=st.data(),

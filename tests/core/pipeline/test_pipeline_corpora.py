@@ -120,6 +120,7 @@ def test_a_changed_corpus_is_named_and_only_affected_stages_run_again(keys: dict
     assert _skipped(keys, redo=True) == others
 
 
+@pytest.mark.slow
 def test_the_tokenizer_names_the_corpus_that_has_changed(keys: dict[str, Any]) -> None:
     _make(keys)
     with pytest.raises(
@@ -234,6 +235,7 @@ def test_a_record_without_a_new_setting_is_up_to_date(keys: dict[str, Any], tmp_
     assert train.upgrade(gone) == gone
 
 
+@pytest.mark.slow
 def test_another_library_or_dictionary_of_the_tokenizer_is_a_change(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_stores_made_of_stores_keep_answers(store: TokenStore, tokenizer: Path, 
     assert learnt(TokenStore.open(tmp_path / "merged")) == learnt(sides[0]) + learnt(sides[1])
 
 
+@pytest.mark.slow
 def test_merged_shards_are_the_store_of_one_run(
     store: TokenStore, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

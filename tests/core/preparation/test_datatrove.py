@@ -205,6 +205,7 @@ def test_datatroves_record_of_completed_tasks_is_ignored(folder: Path) -> None:
     assert contents(folder / "out") == one_process("whole")
 
 
+@pytest.mark.slow
 def test_a_failed_task_is_reported_and_its_parts_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = one_process("whole")
     job = new_job("out", processes=2)

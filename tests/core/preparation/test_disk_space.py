@@ -126,6 +126,7 @@ def test_only_less_than_half_of_the_estimate_stops_a_run(
     check()
 
 
+@pytest.mark.slow
 def test_the_logged_estimate_is_close_to_the_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="terakoya")
     words = [" ".join(text[at : at + 4] for at in range(0, len(text), 4)) for text in short_texts(3_000)]

@@ -297,6 +297,7 @@ def test_force_removes_stores_alone_and_not_the_tokenizer_that_is_given(
     assert verify(out) == [] and not (out / "plans").exists()
 
 
+@pytest.mark.slow
 def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="--max-rejects 0"):
