@@ -22,6 +22,7 @@ from terakoya.corpus import parquet, text_formats
 from terakoya.corpus.cleaning import Cleaning
 from terakoya.corpus.cleaning_steps import HoldOut, Step
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
+from terakoya.corpus.encodings import find_codec
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
@@ -41,10 +42,11 @@ class Corpus:
     in the column `field`. A `field` of several names, `text,body`, means the first of them that a line or a table has.
     `txt`: with `documents="blank"` blank lines separate documents, with `"line"` every line is one. Lines of white
     space only contain no document. A byte order mark at a file's start and carriage returns before line ends are
-    dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz, .zst, .xz, .bz2). A
+    dropped, and carriage returns alone end lines where most lines of a file's beginning end in them; NUL and other control characters are kept. All but parquet may be compressed (.gz, .zst, .xz, .bz2). A
     document of more than `max_document_bytes` is rejected, in text formats without being read into memory. `cleaning`
     (see `with_cleaning`) changes and drops documents. With `conversations` each line of jsonl is a conversation, and
-    `terakoya.corpus.conversations.read_messages` reads its document. If `digests` is given, `blocks` hashes the files
+    `terakoya.corpus.conversations.read_messages` reads its document. Text that is not UTF-8 is recognised, or read in the
+    `encoding` that is given (see `terakoya.corpus.encodings`). If `digests` is given, `blocks` hashes the files
     as it reads them and stores the hashes there for `fingerprint`.
 
     Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or have
@@ -59,6 +61,7 @@ class Corpus:
     block_bytes: int = 4 << 20
     cleaning: Cleaning | None = None
     conversations: bool = False
+    encoding: str | None = None
     digests: dict[Source, str] | None = dataclass_field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,8 @@ class Corpus:
         if self.max_document_bytes < 1 or self.block_bytes < 1:
             raise UserError("max_document_bytes and block_bytes: expected at least 1")
         object.__setattr__(self, "sources", find_files(self.sources))
+        if self.encoding is not None:
+            object.__setattr__(self, "encoding", find_codec(self.encoding))
         _warn_of_repeated(self.sources)
         not_jsonl = next((file for file in self.sources if format_of(file) != "jsonl"), None)
         if self.conversations and not_jsonl is not None:
@@ -138,13 +143,14 @@ class Corpus:
             "cleaning": None if self.cleaning is None else self.cleaning.settings,
             "files": self.fingerprint,
             **({"conversations": True} if self.conversations else {}),
+            **({"encoding": self.encoding} if self.encoding is not None else {}),
         }
 
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
         """Splits the files into blocks of about `block_bytes` (after decompression) at document boundaries.
 
-        Reads every file once, in one pass and in bounded memory; only the footer of parquet. The blocks of compressed
-        and of remote files contain their bytes, so that each file is read once for any number of processes.
+        Reads every file once, in one pass and in bounded memory; only the footer of parquet. The blocks of compressed,
+        of remote and of recoded files contain their bytes, so that each file is read once for any number of processes.
 
         Raises UserError for a damaged file, for a missing column, and for a file whose hash is not the one in
         `digests`.
@@ -161,6 +167,7 @@ class Corpus:
                 by_paragraph=self._by_paragraph(file),
                 field=self.field,
                 max_document_bytes=self.max_document_bytes,
+                codec=self.encoding,
                 hashing=hashing,
             )
             if hashing and self.digests is not None and hashing[0].count == file.stat().st_size:

@@ -14,7 +14,8 @@ import orjson
 
 from terakoya.corpus.conversations import conversation_document
 from terakoya.corpus.documents import Block, Document, Reason, Reject, choose_field, reject_bytes, text_document
-from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of, open_decompressed
+from terakoya.corpus.encodings import open_text
+from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of
 from terakoya.errors import UserError, nearest
 
 Record = tuple[int, bytes, bool]
@@ -82,27 +83,29 @@ def split_into_blocks(
     by_paragraph: bool,
     field: str,
     max_document_bytes: int,
+    codec: str | None = None,
     hashing: list[HashingReader] | None = None,
 ) -> Iterator[Block]:
-    """Splits a text file into blocks in one pass; see `Corpus.blocks`, and `open_decompressed` for `hashing`."""
-    column, columns = _find_column(file, field) if format_of(file) in ("csv", "tsv") else (0, 0)
+    """Splits a text file into blocks in one pass; see `Corpus.blocks`, and `open_text` for `codec` and `hashing`."""
+    column, columns = _find_column(file, field, codec) if format_of(file) in ("csv", "tsv") else (0, 0)
     keep_data = compression_of(file) is not None or isinstance(file, RemoteFile)
     max_data_bytes = block_bytes + max_document_bytes + 8
     start, line, disk, last = 0, 1, 0, 1
     size = file.stat().st_size
     quotes = QuoteTracker() if format_of(file) == "csv" else None
-    with open_decompressed(file, hashing) as (stream, raw):
+    with open_text(file, codec, hashing) as stream:
         while True:
+            may_change = not stream.reader.passes_through
             bytes_read, newlines, data = _read_one_block(
-                stream, block_bytes, by_paragraph, quotes, max_data_bytes if keep_data else 0
+                stream, block_bytes, by_paragraph, quotes, max_data_bytes if keep_data or may_change else 0
             )
             if not bytes_read:
                 if quotes is not None and quotes.open:
                     raise UserError(f"{file}, after line {last}: {_UNCLOSED}")
                 return
             last = line
-            disk_stop = raw.tell() if bytes_read >= block_bytes else size
-            content = data if keep_data else None
+            disk_stop = stream.disk_position if bytes_read >= block_bytes else size
+            content = data if keep_data or stream.reader.is_changed else None
             yield Block(file, start, start + bytes_read, line, disk_stop - disk, content, column, columns)
             start, line, disk = start + bytes_read, line + newlines, disk_stop
 
@@ -226,9 +229,9 @@ def _split_row(file: Source, record: bytes) -> list[str]:
     return text.split("\t") if format_of(file) == "tsv" else next(csv.reader([text], strict=True))
 
 
-def _find_column(file: Source, field: str) -> tuple[int, int]:
+def _find_column(file: Source, field: str, codec: str | None) -> tuple[int, int]:
     """Returns the index of the column `field` and the number of columns. UserError unless one column has that name."""
-    with open_decompressed(file) as (stream, _):
+    with open_text(file, codec) as stream:
         quotes, header = QuoteTracker(), b""
         while chunk := stream.readline(_READ_BYTES):
             quotes.feed(chunk)

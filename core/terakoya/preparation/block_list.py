@@ -52,7 +52,7 @@ class BlockList:
     def with_bytes(self, corpus: Corpus, numbers: Sequence[int], *, block_bytes: int) -> Iterator[tuple[int, Block]]:
         """Yields number and block for each of `numbers`, in order, with the block's bytes if it carries them."""
         for run in self._runs(numbers):
-            if not self.has_bytes[run[0]]:
+            if not any(self.has_bytes[number] for number in run):
                 yield from ((number, self.blocks[number]) for number in run)
                 continue
             remaining = {self.blocks[number].start: number for number in run}
