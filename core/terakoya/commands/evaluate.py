@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
 
 if TYPE_CHECKING:
@@ -36,13 +37,9 @@ def command(
     corpus: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Raw text (jsonl, txt, parquet ...); may be repeated.")
     ] = None,
-    field: Annotated[
-        str,
-        typer.Option("--field", "--text-key", help="For --corpus: key or column of the text; text,body: the first."),
-    ] = "text",
-    documents: Annotated[
-        Literal["blank", "line"], typer.Option(help="For --corpus: how documents are separated in txt.")
-    ] = "blank",
+    field: shared.FieldOption = "text",
+    documents: shared.DocumentsOption = "blank",
+    encoding: shared.EncodingOption = None,
     measure: Annotated[
         Literal["auto", "objective", "perplexity", "pseudo-perplexity"],
         typer.Option(
@@ -126,7 +123,7 @@ def command(
         if out.is_dir():
             raise UserError(f"--out {out}: expected a file, got a folder; give --out {out / 'evaluation.json'}")
         check_writable(out.parent)
-    corpora = {file: Corpus(find_files([file]), field=field, documents=documents) for file in corpus or ()}
+    corpora = {file: Corpus(find_files([file]), **shared.reading(documents, field, encoding)) for file in corpus or ()}
     given = {"seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size}
     tuning = {name: value for name, value in given.items() if value is not None}
     with error_console().status(translated("evaluating"), spinner="dots") if tasks is None else nullcontext():

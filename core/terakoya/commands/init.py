@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError, nearest
 
@@ -45,6 +46,8 @@ def command(
     hours: Annotated[
         float | None, typer.Option(min=0.01, help="How long training may take. Default: 24, on a CPU 2.")
     ] = None,
+    encoding: shared.EncodingOption = None,
+    max_rejects: shared.MaxRejectsOption = "0.01",
     vocab_size: Annotated[int | None, typer.Option(min=100, help="Pieces of the tokenizer. Default: chosen.")] = None,
     work: Annotated[Path, typer.Option(help="The folder for tokenizer, stores, run and model.")] = Path("work"),
     out: Annotated[Path, typer.Option(help="The new pipeline file.")] = Path("pipeline.json"),
@@ -69,20 +72,21 @@ def command(
     from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine
     from terakoya.pipeline.corpus_facts import look_at
     from terakoya.pipeline.new_pipeline import held_out_share, make_pipeline, render
-    from terakoya.pipeline.settings import read_pipeline
+    from terakoya.pipeline.settings import Pipeline, read_pipeline
 
     if out.exists() and not force:
         raise UserError(f"{out}: exists already; choose another name with --out, or overwrite it with --force")
     check_writable(out.parent)
     asks = not yes and _asks()
+    how: Any = {"encoding": encoding, "max_rejects": shared.parse_max_rejects(max_rejects)}
     if corpus:
-        facts = look_at(corpus)
+        facts = look_at(corpus, **how)
     else:
         question = "corpus: files or folders of text"
         corpus, facts = _ask(
             question,
             None,
-            lambda text: (_paths(text), look_at(_paths(text))),
+            lambda text: (_paths(text), look_at(_paths(text), **how)),
             asks,
             missing="CORPUS: expected files of text",
         )
@@ -111,7 +115,9 @@ def command(
             held_out=held_out,
         )  # fmt: skip
     pipeline, comments = make_pipeline(corpus, facts, choice, family=family, goal=goal, machine=machine, work=work)
+    pipeline |= {name: value for name, value in how.items() if value != Pipeline.model_fields[name].default}
     again = ["terakoya", "init", *corpus, "--family", family, "--goal", goal, "--hours", f"{hours:g}"]
+    again += [*(["--encoding", encoding] if encoding else [])]
     again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(gpus)] if gpus else [])]
     heading = translated(f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}")
     comments = {key: translated(comment) for key, comment in comments.items()}

@@ -34,11 +34,12 @@ def command(
     processes: shared.ProcessesOption = None,
     documents: shared.DocumentsOption = "blank",
     field: shared.FieldOption = "text",
+    encoding: shared.EncodingOption = None,
     unit: Annotated[
         Unit, typer.Option(help="What one sequence is; the layouts lines and pairs need line.")
     ] = "document",
     append_eos: Annotated[bool, typer.Option("--append-eos", help="Store EOS after each document.")] = False,
-    max_rejects: Annotated[str, typer.Option(help="Allowed rejected documents: a count, or a share.")] = "0.01",
+    max_rejects: shared.MaxRejectsOption = "0.01",
     type: Annotated[
         str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)
     ] = None,

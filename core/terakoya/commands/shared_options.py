@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.preparation.options import parse_max_rejects
+
 if TYPE_CHECKING:
     from terakoya.config.meanings import Setting
+    from terakoya.corpus.corpus import Reading
 
 
 def plugin_options(plugins: Sequence[str] | None, without: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -90,6 +93,26 @@ FieldOption = Annotated[
         "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
     ),
 ]
+EncodingOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What files are whose encoding is not recognised, such as shift_jis; utf-8: recognise none.",
+        show_default=False,
+    ),
+]
+MaxRejectsOption = Annotated[str, typer.Option(help="Allowed rejected documents: a count, or a share.")]
+
+
+def reading(
+    documents: Literal["blank", "line"], field: str, encoding: str | None, max_rejects: str = "0.01"
+) -> Reading:
+    """Returns how a corpus is read, as the four options say. Raises UserError for what is no count and no share."""
+    return {
+        "documents": documents, "field": field, "encoding": encoding, "max_rejects": parse_max_rejects(max_rejects)
+    }  # fmt: skip
+
+
 CleanOption = Annotated[
     Path | None, typer.Option(help="A list of cleaning steps, as JSON or YAML.", show_default=False)
 ]

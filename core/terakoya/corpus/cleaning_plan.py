@@ -84,6 +84,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     sizes_and_times = raw.sizes_and_times()
     block_bytes = max(1 << 20, min(32 << 20, raw.total_bytes // 64))
     facts = [raw.fingerprint, raw.field, raw.documents, raw.max_document_bytes, block_bytes]
+    facts += [raw.encoding] if raw.encoding is not None else []
     settings = json.loads(cleaning.settings)
     settings.pop("side")  # all sides share one plan
     key = hashlib.sha256(json.dumps([facts, [str(file) for file in cleaning.files], settings]).encode()).hexdigest()

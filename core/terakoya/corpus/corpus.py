@@ -16,21 +16,30 @@ from dataclasses import KW_ONLY, dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from terakoya.corpus import parquet, text_formats
 from terakoya.corpus.cleaning import Cleaning
 from terakoya.corpus.cleaning_steps import HoldOut, Step
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
-from terakoya.corpus.encodings import find_codec
+from terakoya.corpus.encodings import find_codec, tell_totals
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
 
-__all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reason", "Reject"]
+__all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reading", "Reason", "Reject"]
 
 
 logger = logging.getLogger("terakoya")
+
+
+class Reading(TypedDict, total=False):
+    """How a corpus is read: the options of `Corpus` that every command has which reads one."""
+
+    documents: Literal["blank", "line"]
+    field: str
+    encoding: str | None
+    max_rejects: int | float
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,13 @@ class Corpus:
     in the column `field`. A `field` of several names, `text,body`, means the first of them that a line or a table has.
     `txt`: with `documents="blank"` blank lines separate documents, with `"line"` every line is one. Lines of white
     space only contain no document. A byte order mark at a file's start and carriage returns before line ends are
-    dropped, and carriage returns alone end lines where most lines of a file's beginning end in them; NUL and other control characters are kept. All but parquet may be compressed (.gz, .zst, .xz, .bz2). A
-    document of more than `max_document_bytes` is rejected, in text formats without being read into memory. `cleaning`
-    (see `with_cleaning`) changes and drops documents. With `conversations` each line of jsonl is a conversation, and
-    `terakoya.corpus.conversations.read_messages` reads its document. Text that is not UTF-8 is recognised, or read in the
-    `encoding` that is given (see `terakoya.corpus.encodings`). If `digests` is given, `blocks` hashes the files
+    dropped, and carriage returns alone end lines where those of a file's beginning end in nothing else; NUL and other
+    control characters are kept. All but parquet may be compressed (.gz, .zst, .xz, .bz2). Text that is not UTF-8 is
+    recognised, and where it is not, read in the `encoding` that is given (see `terakoya.corpus.encodings`). A document
+    of more than `max_document_bytes` is rejected, in text formats without being read into memory. Who reads a corpus
+    stops if more than `max_rejects`, a count (int) or a share (float), are rejected. `cleaning` (see `with_cleaning`)
+    changes and drops documents. With `conversations` each line of jsonl is a conversation, and
+    `terakoya.corpus.conversations.read_messages` reads its document. If `digests` is given, `blocks` hashes the files
     as it reads them and stores the hashes there for `fingerprint`.
 
     Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or have
@@ -62,6 +73,7 @@ class Corpus:
     cleaning: Cleaning | None = None
     conversations: bool = False
     encoding: str | None = None
+    max_rejects: int | float = dataclass_field(default=0.01, compare=False)
     digests: dict[Source, str] | None = dataclass_field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -174,6 +186,7 @@ class Corpus:
                 digest = hashing[0].digest()
                 if self.digests.setdefault(file, digest) != digest:
                     raise UserError(f"{file}: was changed while it was read; leave the files alone and start again")
+        tell_totals()
 
     def read(self, block: Block) -> Iterator[Document | Reject]:
         """Yields the documents and rejects of `block`, in order."""

@@ -9,7 +9,7 @@ from typing import Literal
 from terakoya.corpus.files import Source
 
 Reason = Literal[
-    "bad UTF-8",
+    "bad encoding",
     "bad JSON",
     "byte order mark",
     "lone surrogate",
@@ -37,7 +37,8 @@ Reason = Literal[
 """Why a document or a conversation was rejected. The last four are found while encoding."""
 
 REMEDIES: Mapping[str, str] = {
-    "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
+    "bad encoding": "name the encoding of files whose own is not recognised with --encoding, such as shift_jis, or "
+    "convert them, as `iconv -f CP932 -t UTF-8` does",
     "byte order mark": "remove the bytes EF BB BF; files that begin with them were joined",
     "lone surrogate": "write whole characters; \\ud83d on its own is half of one",
     "bad JSON": "write one JSON object in each line, as `jq -c . FILE` does, or `jq -c '.[]' FILE` with an array",
@@ -117,8 +118,8 @@ def reject_bytes(file: Source, line: int, reason: Reason, record: bytes) -> Reje
     return Reject(file, line, reason, excerpt)
 
 
-def text_document(file: Source, line: int, text: str) -> Document | Reject:
-    """Returns the document `text`, or a reject if it is empty or only white space."""
+def text_document(file: Source, line: int, text: str | None) -> Document | Reject:
+    """Returns the document `text`, or a reject if it is empty, only white space or null, as a blank cell is written."""
     if not text or text.isspace():
-        return Reject(file, line, "empty document", text[:EXCERPT_CHARACTERS])
+        return Reject(file, line, "empty document", (text or "")[:EXCERPT_CHARACTERS])
     return Document(text, file, line)

@@ -11,9 +11,10 @@ import codecs
 import io
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from terakoya.corpus.files import HashingReader, Source, compression_of, format_of, open_decompressed
@@ -26,6 +27,7 @@ _SAMPLE_BYTES = 1 << 18
 _LOOKED_AT = 1 << 14
 """The characters of them that are looked at."""
 _LONGEST_LINE = 128 << 20
+_TOLD_FILES = 10
 _BAD = b"\xff"
 """Begins a line that its encoding does not have, and that therefore is no UTF-8 either."""
 
@@ -37,11 +39,12 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _WIDE = ("utf-16", "utf-32")
+_ASCII = bytes(range(128))
 _ESCAPE = re.compile(rb"\x1b(?:\$[@B]|\(I|\$\(D)")
 _QUOTED = re.compile(rb'"[^"]*(?:"|\Z)')
 _IGNORED = re.compile(r"[\x00-\x7f\uff61-\uff9f]+")
 """ASCII, and half-width katakana, which most bytes of other encodings are in Shift_JIS."""
-_IMPOSSIBLE = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f\uf8f0-\uf8f3\ufffe\uffff]")
+_IMPOSSIBLE = re.compile(r"[\x00-\x08\x0e-\x19\x1c-\x1f\x7f-\x9f\uf8f0-\uf8f3\ufffe\uffff]")
 _KANA = re.compile(r"[\u3041-\u3096\u30a1-\u30fa]")
 _LEVEL_1 = bytes(byte for row in range(0xB0, 0xD0) for cell in range(0xA1, 0xFF) for byte in (row, cell))
 _JAPANESE = re.compile(
@@ -53,6 +56,7 @@ _JAPANESE = re.compile(
 _CODECS = {
     **dict.fromkeys(("shift_jis", "x_sjis", "windows_31j"), "cp932"),
     **dict.fromkeys(("iso2022_jp", "iso2022_jp_1", "cp50220", "cp50221", "cp50222"), "iso2022_jp_ext"),
+    "utf_8_sig": "utf-8",
     **dict.fromkeys(("cp51932", "eucjp_ms", "eucjp_win"), "euc_jp"),
 }
 """A name that people give -> the codec that reads what programs write under it, such as ① and 髙."""
@@ -69,15 +73,15 @@ def find_codec(name: str) -> str:
     except (LookupError, UnicodeError):
         pass
     raise UserError(
-        f'encoding: expected the name of an encoding of text, such as shift_jis, euc-jp, iso-2022-jp or utf-16, got "{name}"'
+        "encoding: expected the name of an encoding of text, such as shift_jis, euc-jp, iso-2022-jp or utf-16, got "
+        f'"{name}"'
     )
 
 
 def recognise(sample: bytes, *, is_whole: bool, codec: str | None = None) -> str | None:
-    """Returns the codec of the text that begins with `sample`, None where it is not sure.
+    """Returns the codec of the text that begins with `sample`; `codec` where it is not sure.
 
-    With a `codec`, that is the answer for what is neither UTF-8 nor marked as something else. Lines that are UTF-8 are
-    left aside where others are not. `is_whole`: `sample` does not end within a character.
+    Lines that are UTF-8 are left aside where others are not. `is_whole`: `sample` does not end within a character.
     """
     marked = next((encoding for mark, encoding in _MARKS if sample.startswith(mark)), None)
     if marked is not None:
@@ -87,28 +91,47 @@ def recognise(sample: bytes, *, is_whole: bool, codec: str | None = None) -> str
         return "iso2022_jp_ext"
     if is_utf8 and b"\0" not in sample:
         return "utf-8"
-    if codec is not None and (b"\0" not in sample or codec.startswith(_WIDE)):
-        return codec
-    is_wide = b"\0" in sample
     lines = sample.splitlines()
-    rest = sample if is_wide else b"\n".join(line for line in lines if not _is_utf8(line))
-    names = ("utf-16-le", "utf-16-be") if is_wide else ("cp932", "euc_jp")
+    rest = [line for line in lines[: None if is_whole else -1] or lines if not _is_utf8(line)]
+    narrow = {name: _decode_lines(rest, name) for name in ("cp932", "euc_jp")}
+    wide = {name: _decode(sample, name, is_whole) for name in ("utf-16-le", "utf-16-be")}
+    for texts in (wide, narrow) if b"\0" in sample else (narrow, wide):
+        if (found := _choose(texts)) is not None:
+            return found
+    if codec is not None:
+        return codec
+    as_utf8 = sample.decode(errors="ignore").encode()  # a little damage leaves most of it
+    return "utf-8" if 2 * len(as_utf8.translate(None, _ASCII)) >= len(sample.translate(None, _ASCII)) else None
+
+
+def _choose(texts: Mapping[str, str | None]) -> str | None:
+    """Returns which of two encodings of a text it is, None where that is not sure."""
     (share, kana, size, best), (other_share, _, _, other) = sorted(
-        ((*_look_japanese(_decode(rest, name, is_whole)), name) for name in names), reverse=True
+        ((*_look_japanese(text), name) for name, text in texts.items()), reverse=True
     )
     # Kanji alone may be Korean in EUC-JP, and in Shift_JIS the half-width katakana of EUC-JP.
-    is_safe = is_wide or (best == "cp932" and _decode(rest, other, is_whole) is None)
-    if share >= 0.9 and other_share <= 0.6 and (kana >= max(2, size // 32) or (is_safe and size >= 20)):
-        return best
-    utf8 = sum(len(line) for line in lines if not line.isascii() and _is_utf8(line))
-    return "utf-8" if is_utf8 or utf8 > len(rest) else None
+    is_safe = best.startswith(_WIDE) or (best == "cp932" and texts[other] is None)
+    is_enough = kana >= max(2, size // 32) or (is_safe and size >= 20)
+    return best if share >= 0.9 and other_share <= 0.6 and is_enough else None
 
 
 def _decode(sample: bytes, codec: str, is_whole: bool) -> str | None:
     try:
-        return codecs.getincrementaldecoder(codec)(_error_handler(codec)).decode(sample, is_whole)
+        text = sample.decode(codec) if is_whole else codecs.getincrementaldecoder(codec)().decode(sample)
     except UnicodeDecodeError:
         return None
+    return None if codec.startswith(_WIDE) and _IMPOSSIBLE.search(text) else text
+
+
+def _decode_lines(lines: Sequence[bytes], codec: str) -> str | None:
+    """Returns what of `lines` the codec has, None if that is less than 99 % of them."""
+    texts = []
+    for line in lines:
+        with suppress(UnicodeDecodeError):
+            text = line.decode(codec, _error_handler(codec))
+            if not _IMPOSSIBLE.search(text):
+                texts.append(text)
+    return "\n".join(texts) if len(texts) >= 0.99 * len(lines) else None
 
 
 def _look_japanese(text: str | None) -> tuple[float, int, int]:
@@ -116,7 +139,7 @@ def _look_japanese(text: str | None) -> tuple[float, int, int]:
 
     ASCII and half-width katakana do not count; ASCII alone looks Japanese, too.
     """
-    if text is None or _IMPOSSIBLE.search(text):
+    if text is None:
         return 0.0, 0, 0
     if text.isascii():
         return 1.0, 0, len(text)
@@ -163,9 +186,9 @@ class Utf8Reader(io.RawIOBase):
     """Reads `stream`, the text of the file called `name`, as UTF-8 with lines that end in a line feed.
 
     A text in UTF-8 passes through as it is, errors included. In other text, a line that its encoding does not have
-    becomes a line that is not UTF-8. Carriage returns become line feeds where they end most lines of the beginning.
-    `codec`: see `recognise`; with utf-8, nothing is recognised. The result depends on the bytes alone, not on how much
-    is read at once.
+    becomes a line that is not UTF-8. Carriage returns become line feeds where lines of the beginning end in nothing
+    else. `codec`: see `recognise`; with utf-8, nothing is recognised. The result depends on the bytes alone, not on
+    how much is read at once.
     """
 
     def __init__(self, stream: io.BufferedIOBase, name: str, codec: str | None = None, *, is_csv: bool = False) -> None:
@@ -194,8 +217,8 @@ class Utf8Reader(io.RawIOBase):
 
     def _read_chunk(self) -> bytes:
         """Returns the next bytes, fewer than a sample only at the end."""
-        chunk = b""
-        while len(chunk) < _SAMPLE_BYTES and (more := self._stream.read(_SAMPLE_BYTES - len(chunk))):
+        chunk = self._stream.read(1 << 14)  # most files are small
+        while len(chunk) < _SAMPLE_BYTES and (more := self._stream.read(min(len(chunk), _SAMPLE_BYTES - len(chunk)))):
             chunk += more
         return chunk
 
@@ -214,13 +237,14 @@ class Utf8Reader(io.RawIOBase):
         decode = _wide_decoder(codec) if codec is not None and codec.startswith(_WIDE) else None
         if is_first and self._codec != "utf-8":
             ends_in_cr = self._ends_in_cr(sample if decode is None else _wide_decoder(str(codec))(sample))
-        self._tell(codec, sample, ends_in_cr=ends_in_cr)
+        if codec != "utf-8" or ends_in_cr:
+            self._tell(codec, sample, ends_in_cr=ends_in_cr)
         if codec in ("utf-8", None) and not ends_in_cr:
             self.passes_through = True
             yield sample
             return
         self.is_changed = True
-        chunks = iter([sample, *([] if is_whole else iter(self._read_chunk, b"")), b""])
+        chunks: Iterator[bytes] = chain([sample], iter(self._read_chunk, b""), [b""])
         if decode is not None:
             chunks = map(decode, chunks)
         if ends_in_cr:
@@ -228,20 +252,24 @@ class Utf8Reader(io.RawIOBase):
         yield from chunks if decode is not None or codec in ("utf-8", None) else _recode(chunks, str(codec))
 
     def _ends_in_cr(self, beginning: bytes) -> bool:
-        """Whether more lines end in a carriage return alone than in a line feed, those within a csv's quotes aside."""
+        """Whether lines end in carriage returns alone, and next to none in a line feed, those within a csv's quotes
+        aside."""
+        if b"\r" not in beginning:
+            return False
         text = _QUOTED.sub(b"", beginning) if self._is_csv else beginning
-        return text.count(b"\r") - text.count(b"\r\n") > text.count(b"\n")
+        return text.count(b"\r") - text.count(b"\r\n") > 10 * text.count(b"\n")
 
     def _tell(self, codec: str | None, sample: bytes, *, ends_in_cr: bool) -> None:
-        if ends_in_cr:
-            _tell_line_ends(self._name)
+        """Says what the text is read as, unless that is plain UTF-8."""
         if codec is None:
             _warn_unsure(self._name)
-        elif codec != "utf-8":
-            lines = () if codec.startswith(_WIDE) else sample.splitlines()
-            has_utf8 = any(_is_utf8(line) and not line.isascii() for line in lines)
-            shown = _SHOWN.get(codec, codec.upper())
-            _tell_encoding(self._name, f"UTF-8, {shown}" if has_utf8 else shown)
+        has_utf8 = codec in ("utf-8", None)
+        if codec is not None and not has_utf8 and not codec.startswith(_WIDE):
+            has_utf8 = any(_is_utf8(line) and not line.isascii() for line in sample.splitlines())
+        parts = ["UTF-8"] * has_utf8 + ([] if codec in ("utf-8", None) else [_SHOWN.get(codec, codec.upper())])
+        parts += ["lines end in CR"] * ends_in_cr
+        if parts != ["UTF-8"]:
+            _tell_file(self._name, ", ".join(parts))
 
 
 def _wide_decoder(codec: str) -> Callable[[bytes], bytes]:
@@ -296,7 +324,7 @@ class TextStream(io.BufferedReader):
     """The text of a file as bytes of UTF-8. `disk` is the stream of the file's own bytes."""
 
     def __init__(self, reader: Utf8Reader, disk: io.BufferedIOBase, *, is_compressed: bool) -> None:
-        super().__init__(reader, 1 << 20)
+        super().__init__(reader, 1 << 16)
         self.reader, self._disk, self._is_compressed = reader, disk, is_compressed
 
     @property
@@ -306,7 +334,9 @@ class TextStream(io.BufferedReader):
 
 
 @contextmanager
-def open_text(file: Source, codec: str | None = None, hashing: list[HashingReader] | None = None) -> Iterator[TextStream]:
+def open_text(
+    file: Source, codec: str | None = None, hashing: list[HashingReader] | None = None
+) -> Iterator[TextStream]:
     """Opens `file` and yields its text as bytes of UTF-8; see `Utf8Reader`, and `open_decompressed` for the errors and
     `hashing`."""
     with open_decompressed(file, hashing) as (stream, disk):
@@ -317,14 +347,24 @@ def open_text(file: Source, codec: str | None = None, hashing: list[HashingReade
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
-@cache  # the passes over a corpus read each file several times
-def _tell_encoding(name: str, encodings: str) -> None:
-    logger.info("%s: read as %s", name, encodings)
+_told: dict[str, set[str]] = {}
+"""What files are read as -> their names: the passes over a corpus read each file several times."""
+_totals: dict[str, int] = {}
 
 
-@cache
-def _tell_line_ends(name: str) -> None:
-    logger.info("%s: its lines end in carriage returns (CR), which are read as line feeds", name)
+def _tell_file(name: str, shown: str) -> None:
+    names = _told.setdefault(shown, set())
+    if name not in names and len(names) < _TOLD_FILES:
+        logger.info("%s: is read as %s", name, shown)
+    names.add(name)
+
+
+def tell_totals() -> None:
+    """Says how many files were read as what, where they were too many to name each."""
+    for shown, names in _told.items():
+        if len(names) > max(_TOLD_FILES, _totals.get(shown, 0)):
+            _totals[shown] = len(names)
+            logger.info("%s files in all are read as %s", f"{len(names):,}", shown)
 
 
 @cache

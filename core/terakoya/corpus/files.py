@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Format = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 FORMATS: tuple[Format, ...] = ("jsonl", "txt", "csv", "tsv", "parquet")
+_FORMATS_BY_ENDING = {f".{format}": format for format in FORMATS}
 _ENDINGS = (
     f"{', '.join(f'.{format}' for format in FORMATS)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
 )
@@ -75,18 +76,22 @@ Source = Path | RemoteFile
 
 def format_of(file: Source) -> Format | None:
     """Returns the format that the name of `file` means, None if it is not a corpus file."""
-    name = file.name.lower()
-    if compression_of(file) is not None:
-        name = name.rpartition(".")[0]
-    for format in FORMATS:
-        if name.endswith(f".{format}"):
-            return None if format == "parquet" and compression_of(file) is not None else format
-    return None
+    name, ending = _split_ending(file.name)
+    if ending in COMPRESSIONS:
+        ending = _split_ending(name)[1]
+        return None if ending == ".parquet" else _FORMATS_BY_ENDING.get(ending)
+    return _FORMATS_BY_ENDING.get(ending)
 
 
 def compression_of(file: Source) -> str | None:
     """Returns `gzip`, `zstd`, `xz`, `bzip2`, or None for a plain file."""
-    return COMPRESSIONS.get(PurePosixPath(file.name.lower()).suffix)
+    return COMPRESSIONS.get(_split_ending(file.name)[1])
+
+
+def _split_ending(name: str) -> tuple[str, str]:
+    """Returns a file's name in small letters without its ending, and the ending with its dot."""
+    name, dot, ending = name.lower().rpartition(".")
+    return name, dot + ending
 
 
 def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]:
@@ -333,6 +338,11 @@ def open_decompressed(
             yield _decompress(compression, raw, file), raw
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             raise_system_error(error, file)
+            if compression == "zstd" and "memory" in str(error):
+                raise UserError(
+                    f"{file}: was compressed with a long window (zstd --long), which is not read here; compress it "
+                    f"again: zstd -dc --long=31 {file} | zstd -o NEW.zst"
+                ) from error
             raise UserError(
                 f"{file}: expected a whole {compression} file, got a damaged or truncated one ({error}); get or make "
                 "the file again"

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from terakoya.atomic_files import write_atomically
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.files import Source, compression_of, format_of, open_decompressed
+from terakoya.corpus.encodings import open_text
+from terakoya.corpus.files import Source, compression_of, format_of
 from terakoya.errors import UserError
 
 
 def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source], Path]:
     """Splits the last `documents` documents off `corpus`.
 
-    Writes the last file in two parts into `folder`, byte for byte, bad lines included; the other files stay where they
+    Writes the last file in two parts into `folder`, as UTF-8, bad lines included; the other files stay where they
     are. Returns the files for training and the held-out file.
 
     Raises UserError unless the last file is jsonl or txt and has more than `documents` documents.
@@ -29,13 +31,7 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
         )
     starts: deque[int] = deque(maxlen=documents)
     total = 0
-    single = Corpus(
-        [last],
-        field=corpus.field,
-        documents=corpus.documents,
-        max_document_bytes=corpus.max_document_bytes,
-        block_bytes=corpus.block_bytes,
-    )
+    single = replace(corpus, sources=(last,), cleaning=None, digests=None)
     for block in single.blocks():
         for document in single.read(block):
             if isinstance(document, Document):
@@ -51,8 +47,8 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         parts = [stack.enter_context(write_atomically(path)) for path in (train_file, held_out_file)]
-        for number, line in enumerate(_raw_lines(last), start=1):
-            parts[number >= starts[0]].write(line)
+        for number, line in enumerate(_raw_lines(last, corpus.encoding), start=1):
+            parts[number >= starts[0]].write(line if line.endswith(b"\n") else line + b"\n")
     return [*others, train_file], held_out_file
 
 
@@ -62,6 +58,6 @@ def _split_name(file: Source) -> tuple[str, str]:
     return Path(name).stem, Path(name).suffix
 
 
-def _raw_lines(file: Source) -> Iterator[bytes]:
-    with open_decompressed(file) as (stream, _):
+def _raw_lines(file: Source, codec: str | None) -> Iterator[bytes]:
+    with open_text(file, codec) as stream:
         yield from stream

@@ -79,21 +79,27 @@ def first_rows(file: Source, count: int) -> list[dict[str, str]]:
         names = [each.name for each in parquet.schema_arrow if _is_text(each.type, pa)]
         batch = next(parquet.iter_batches(count, columns=names, use_threads=False), None) if names else None
         columns = {name: _bytes(batch.column(place)) for place, name in enumerate(batch.schema.names)} if batch else {}
-    return [
-        {name: value.decode("utf-8", "replace") for name, value in zip(columns, row, strict=True) if value is not None}
-        for row in zip(*columns.values(), strict=True)
-    ]
+    rows = zip(*columns.values(), strict=True)
+    return [{name: text for name, value in zip(columns, row, strict=True) if (text := _text(value))} for row in rows]
+
+
+def _text(value: bytes | None) -> str:
+    """Returns `value` as text, "" where it is none, such as the bytes of a picture."""
+    try:
+        return (value or b"").decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 def _document(file: Source, row: int, value: bytes | None, limit: int) -> Document | Reject:
     if value is None:
-        return Reject(file, row, "field is not a string", "null")
+        return text_document(file, row, None)
     if len(value) > limit:
         return reject_bytes(file, row, "document too large", value)
     try:
         return text_document(file, row, value.decode())
     except UnicodeDecodeError:
-        return reject_bytes(file, row, "bad UTF-8", value)
+        return reject_bytes(file, row, "bad encoding", value)
 
 
 def _bytes(values: Any) -> list[bytes | None]:
@@ -128,11 +134,11 @@ def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
 
 
 def _is_text(kind: Any, pa: Any) -> bool:
-    """Returns whether a column of the type `kind` holds strings, or nulls alone, whose strings may be in other files of
-    the corpus; `pa` is the package pyarrow."""
+    """Returns whether a column of the type `kind` holds strings, as bytes without their mark too, or nulls alone, whose
+    strings may be in other files of the corpus; `pa` is the package pyarrow."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(check(value) for check in checks)
+    names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+    return any(getattr(pa.types, f"is_{name}")(value) for name in names)
 
 
 @contextmanager

@@ -13,7 +13,16 @@ from contextlib import suppress
 import orjson
 
 from terakoya.corpus.conversations import conversation_document
-from terakoya.corpus.documents import Block, Document, Reason, Reject, choose_field, reject_bytes, text_document
+from terakoya.corpus.documents import (
+    REMEDIES,
+    Block,
+    Document,
+    Reason,
+    Reject,
+    choose_field,
+    reject_bytes,
+    text_document,
+)
 from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of
 from terakoya.errors import UserError, nearest
@@ -188,7 +197,7 @@ def _from_txt(file: Source, line: int, record: bytes) -> Document | Reject:
     try:
         return Document(record.decode(), file, line)
     except UnicodeDecodeError:
-        return reject_bytes(file, line, "bad UTF-8", record)
+        return reject_bytes(file, line, "bad encoding", record)
 
 
 def _from_json(file: Source, line: int, record: bytes, field: str | None) -> Document | Reject:
@@ -204,18 +213,16 @@ def _from_json(file: Source, line: int, record: bytes, field: str | None) -> Doc
     if field not in value and (field := choose_field(field, value)) not in value:
         return reject_bytes(file, line, "missing field", record)
     text = value[field]
-    if not isinstance(text, str):
+    if not isinstance(text, str | None):
         return reject_bytes(file, line, "field is not a string", record)
-    if not text or text.isspace():
-        return reject_bytes(file, line, "empty document", record)
-    return Document(text, file, line)
+    return text_document(file, line, text)
 
 
 def _from_row(block: Block, line: int, record: bytes) -> Document | Reject:
     try:
         row = _split_row(block.file, record)
     except UnicodeDecodeError:
-        return reject_bytes(block.file, line, "bad UTF-8", record)
+        return reject_bytes(block.file, line, "bad encoding", record)
     except csv.Error:
         return reject_bytes(block.file, line, "bad CSV", record)
     if len(row) != block.columns:
@@ -240,7 +247,11 @@ def _find_column(file: Source, field: str, codec: str | None) -> tuple[int, int]
                 break
     try:
         names = _split_row(file, header.removeprefix(_BOM).removesuffix(b"\n").removesuffix(b"\r"))
-    except (UnicodeDecodeError, csv.Error, StopIteration) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file}: expected column names in the first line, got bytes that are not UTF-8; {REMEDIES['bad encoding']}"
+        ) from error
+    except (csv.Error, StopIteration) as error:
         raise UserError(f"{file}: expected column names in the first line, got {header[:80]!r}") from error
     field = choose_field(field, names)
     if field not in names:
@@ -260,7 +271,7 @@ def _json_error(record: bytes) -> Reason:
     try:
         text = record.decode()
     except UnicodeDecodeError:
-        return "bad UTF-8"
+        return "bad encoding"
     if _SURROGATE.search(text):
         with suppress(ValueError, RecursionError):
             json.loads(text)  # accepts lone surrogates

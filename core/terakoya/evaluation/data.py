@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -12,7 +11,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from terakoya.corpus.corpus import Corpus, Document, Reject
+from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.rejects import Rejects
 from terakoya.errors import UserError
 from terakoya.store import remote_store
 from terakoya.store.token_store import TokenStore
@@ -85,25 +85,22 @@ class CorpusTexts:
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
         """Yields the texts, as in `DataSet`, and warns of what was read and is no document."""
-        rejected: Counter[str] = Counter()
-        texts = ((document, text) for document in self._read(rejected) for text in _split(document.text, unit))
+        rejects = Rejects()
+        texts = ((document, text) for document in self._read(rejects) for text in _split(document.text, unit))
         for document, text in islice(texts, limit):
             try:
                 ids = self.encode(text)
             except UserError as error:
                 raise UserError(f"{document.file}, line {document.line}: {error}") from error
             yield Text(np.array(ids, np.int64), len(text), len(text.encode()))
-        if rejected:
-            counts = ", ".join(f"{count:,} {reason}" for reason, count in rejected.most_common())
-            logger.warning("%s: left out, as they are no documents: %s", self.name, counts)
+        rejects.tell()
 
-    def _read(self, rejected: Counter[str]) -> Iterator[Document]:
-        """Yields the documents, and counts the rejects by their reason in `rejected`."""
+    def _read(self, rejects: Rejects) -> Iterator[Document]:
+        """Yields the documents, and counts the rejects in `rejects`."""
         for block in self.corpus.blocks():
             for item in self.corpus.read(block):
-                if isinstance(item, Reject):
-                    rejected[item.reason] += 1
-                else:
+                rejects.add(item)
+                if isinstance(item, Document):
                     yield item
 
 

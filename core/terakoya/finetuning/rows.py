@@ -16,7 +16,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Never
 
-from terakoya.corpus.files import COMPRESSIONS, import_pyarrow, open_decompressed
+from terakoya.corpus.encodings import open_text
+from terakoya.corpus.files import COMPRESSIONS, import_pyarrow
 from terakoya.errors import UserError, nearest
 from terakoya.folder_kinds import missing_file
 from terakoya.json_settings import short_json
@@ -112,9 +113,8 @@ def divide_rows(rows: Sequence[Row], shares: Mapping[str, float]) -> dict[str, l
 
 def _read_text(file: Path) -> str:
     try:
-        with open_decompressed(file) as (stream, _):
-            text: str = stream.read().decode("utf-8-sig")
-            return text
+        with open_text(file) as stream:
+            return stream.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: cannot be read: {error}; save it as UTF-8 text") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from terakoya.corpus.beginnings import check_beginnings
 from terakoya.corpus.cleaning_plan import make_plan
 from terakoya.corpus.cleaning_steps import Step, parse_steps
-from terakoya.corpus.corpus import Corpus, Reject
+from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import Source, find_files
 from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
@@ -58,18 +58,17 @@ class PipelineCorpus:
         folder = settings.store.with_name(settings.store.name + ".split")
         with self._naming_errors("hold_out"):
             train, held_out = hold_out(self.whole, settings.hold_out, folder)
-        options: Any = {"field": settings.field, "documents": settings.documents}
-        return {"train": Corpus(train, **options), "validation": Corpus([held_out], **options)}
+        return {"train": replace(self.whole, sources=train), "validation": replace(self.whole, sources=[held_out])}
 
     def tokenizer_corpus(self) -> Corpus:
         """Returns the documents that the tokenizer learns from, without held-out documents if the corpus has a name.
 
         Raises:
-            UserError: the first block of the corpus has no document, most likely because `field` is wrong.
+            UserError: the beginnings of the files hold too many rejects, most likely because `field` is wrong.
         """
         corpus = self.parts["train"] if self.settings.name else self.whole
         with self._naming_errors("corpus"):
-            _check_beginning(replace(corpus, cleaning=None))
+            check_beginnings(corpus)
         if corpus.cleaning is not None:
             make_plan(corpus, processes=self._pipeline.workers, name=self.settings.name)
         return corpus
@@ -81,6 +80,7 @@ class PipelineCorpus:
             "corpus": self.whole.fingerprint,
             "field": settings.field,
             "documents": settings.documents,
+            **({"encoding": settings.encoding} if settings.encoding is not None else {}),
             **({"hold_out": settings.hold_out} if settings.name else {}),
             **({"clean": settings.clean} if settings.clean else {}),
         }
@@ -90,7 +90,13 @@ class PipelineCorpus:
         settings = self.settings
         held_out = part == "validation" and settings.splits
         files = self._find("corpus" if part == "train" or held_out else "validation_corpus")
-        corpus = Corpus(files, field=settings.field, documents=settings.documents)
+        corpus = Corpus(
+            files,
+            field=settings.field,
+            documents=settings.documents,
+            encoding=settings.encoding,
+            max_rejects=settings.max_rejects,
+        )
         steps = self._steps()
         if not steps:
             return corpus
@@ -140,6 +146,7 @@ class PipelineCorpus:
             "tokenizer": content_digest(self._pipeline.tokenizer_folder),
             "field": settings.field,
             "documents": settings.documents,
+            **({"encoding": settings.encoding} if settings.encoding is not None else {}),
             "unit": self._pipeline.unit,
             "hold_out": settings.hold_out,
             **({"clean": settings.clean} if settings.clean else {}),
@@ -159,6 +166,7 @@ class PipelineCorpus:
             processes=pipeline.workers,
             documents=settings.documents,
             field=settings.field,
+            encoding=settings.encoding,
             unit=pipeline.unit,
             max_rejects=settings.max_rejects,
             words=pipeline.words,
@@ -168,15 +176,3 @@ class PipelineCorpus:
         )
         result = prepare_store(options)
         return {"documents": result.documents, "tokens": result.tokens, "rejected": result.rejected}
-
-
-def _check_beginning(corpus: Corpus) -> None:
-    block = next(corpus.blocks(block_bytes=1 << 20), None)
-    items = [] if block is None else list(corpus.read(block))
-    reasons = Counter(item.reason for item in items if isinstance(item, Reject))
-    if items and reasons.total() == len(items):
-        reason, count = reasons.most_common(1)[0]
-        raise UserError(
-            f"{items[0].file}: expected documents, got {count:,} times {reason} at its beginning; check field "
-            f'("{corpus.field}") and documents ("{corpus.documents}")'
-        )

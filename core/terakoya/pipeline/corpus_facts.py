@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
-from terakoya.corpus.blank_lines import lacks_blank_lines, read_beginning, sample_files
+from terakoya.corpus.beginnings import (
+    check_beginnings,
+    find_separator,
+    read_beginning,
+    read_beginnings,
+    sample_files,
+)
 from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.encodings import find_codec
 from terakoya.corpus.files import Source, find_files, format_of
 from terakoya.corpus.parquet import first_rows
 from terakoya.errors import UserError
 
-SAMPLED_BYTES = 1 << 20
-"""How many bytes of a file are looked at."""
+logger = logging.getLogger("terakoya")
 
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LATIN = re.compile(r"[A-Za-z]")
@@ -55,29 +61,39 @@ class CorpusFacts:
     japanese: float
 
 
-def look_at(sources: Sequence[Path | str]) -> CorpusFacts:
-    """Returns the facts of the corpus `sources`: files, folders, patterns and addresses.
+def look_at(
+    sources: Sequence[Path | str], *, encoding: str | None = None, max_rejects: int | float = 0.01
+) -> CorpusFacts:
+    """Returns the facts of the corpus `sources`: files, folders, patterns and addresses. The others: see `Corpus`.
 
     Raises:
-        UserError: a file is missing or damaged, or no text is found.
+        UserError: a file is missing or damaged, no text is found, or more than `max_rejects` is none.
     """
-    files = find_files(sources)
+    files, codec = find_files(sources), None if encoding is None else find_codec(encoding)
     sampled = sample_files(files)
-    fields = list(dict.fromkeys(field for file in sampled for field in _fields(file)))
+    fields = list(dict.fromkeys(field for file in sampled for field in _fields(file, codec)))
+    separators = Counter(find_separator(file, codec) for file in sampled)
+    documents: Literal["blank", "line"] = "line" if separators["line"] > separators["blank"] else "blank"
+    if documents == "line" and separators["blank"]:
+        odd = next(file for file in sampled if find_separator(file, codec) == "blank")
+        logger.warning(
+            "%s: has blank lines between its documents, and most txt files do not: each of its lines is taken for one; "
+            'give it a corpus of its own ("corpora" in a pipeline)',
+            odd,
+        )
+    if not fields and all(format_of(file) != "txt" for file in sampled):
+        raise UserError(f"{files[0]}: expected text in a key or a column, found none")
     field = ",".join(fields) or "text"
-    documents: Literal["blank", "line"] = "line" if any(map(lacks_blank_lines, sampled)) else "blank"
-    corpus = Corpus(files, field=field, documents=documents)
+    corpus = Corpus(files, field=field, documents=documents, encoding=encoding, max_rejects=max_rejects)
+    check_beginnings(corpus)
     texts: list[str] = []
     read_bytes = 0
-    for file in sampled:
-        with closing(Corpus([file], field=field, documents=documents).blocks(block_bytes=SAMPLED_BYTES)) as blocks:  # type: ignore[type-var]
-            block = next(iter(blocks), None)
-            if block is not None:
-                read_bytes += block.disk_bytes
-                texts += [item.text for item in corpus.read(block) if isinstance(item, Document)]
+    for block, items in read_beginnings(corpus):
+        read_bytes += block.disk_bytes
+        texts += [item.text for item in items if isinstance(item, Document)]
     characters = sum(map(len, texts))
     if not characters:
-        raise UserError(f'{files[0]}: found no text under "{field}"; name its key or column with --field')
+        raise UserError(f"{files[0]}: expected at least one document, got an empty corpus; give files that hold text")
     factor = corpus.total_bytes / max(1, read_bytes)
     sample = "".join(text[:2000] for text in texts)[:1_000_000]
     japanese = len(_JAPANESE.findall(sample)) / len(sample)
@@ -92,17 +108,17 @@ def look_at(sources: Sequence[Path | str]) -> CorpusFacts:
     )  # fmt: skip
 
 
-def _fields(file: Source) -> list[str]:
+def _fields(file: Source, codec: str | None) -> list[str]:
     """Returns the key or column of `file` with the longest texts; nothing for txt, or where no text is found."""
     lengths: Counter[str] = Counter()
-    for row in _rows(file):
+    for row in _rows(file, codec):
         for key, value in row.items():
             if isinstance(value, str):
                 lengths[key] += len(value)
     return [key for key, _ in lengths.most_common(1)]
 
 
-def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
+def _rows(file: Source, codec: str | None) -> Iterator[Mapping[str, Any]]:
     """Yields the first rows of `file`, as objects."""
     kind = format_of(file)
     if kind == "parquet":
@@ -110,7 +126,7 @@ def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
         return
     if kind == "txt":
         return
-    lines = read_beginning(file).decode("utf-8-sig", "replace").splitlines()[:200]
+    lines = read_beginning(file, codec).decode("utf-8-sig", "replace").splitlines()[:200]
     if kind == "jsonl":
         for line in lines:
             try:

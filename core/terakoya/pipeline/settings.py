@@ -54,6 +54,8 @@ class CorpusEntry(BaseModel):
     """The key or column that holds the text of this corpus."""
     documents: Documents | None = None
     """Where a document ends in txt files of this corpus: at a blank line, or at every line."""
+    encoding: str | None = None
+    """What files of this corpus are whose encoding is not recognised."""
     max_rejects: MaxRejects | None = None
     """How many documents of this corpus may be rejected: a count, or a share of all below 1."""
 
@@ -76,6 +78,7 @@ class CorpusSettings:
     clean: tuple[dict[str, Any], ...]
     field: str
     documents: Documents
+    encoding: str | None
     max_rejects: int | float
     store: Path
     validation_store: Path | None
@@ -125,6 +128,9 @@ class Pipeline(BaseModel):
     """The key or column that holds the text."""
     documents: Documents = "blank"
     """Where a document ends in txt files: at a blank line, or at every line."""
+    encoding: str | None = Field(default=None, examples=["shift_jis"])
+    """What files are that are not UTF-8, and whose encoding is not recognised: shift_jis, euc-jp, iso-2022-jp, utf-16,
+    or another. Null rejects them; utf-8 recognises none."""
     tokenizer: dict[str, Any] | None = Field(default=None, examples=[{"type": "mecab_wordpiece", "vocab_size": 32768}])
     """The tokenizer to train: its `type` and its settings. Without it, the folder `tokenizer_folder` is used as it is.
     """
@@ -230,6 +236,7 @@ class Pipeline(BaseModel):
             clean=clean,
             field=self.field if entry.field is None else entry.field,
             documents=self.documents if entry.documents is None else entry.documents,
+            encoding=self.encoding if entry.encoding is None else entry.encoding,
             max_rejects=self.max_rejects if entry.max_rejects is None else entry.max_rejects,
             store=store,
             validation_store=validation_store if entry.validation_corpus or hold_out or _splits(clean) else None,

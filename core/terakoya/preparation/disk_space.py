@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from terakoya.corpus.beginnings import read_beginnings, sample_files
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder
@@ -79,20 +80,16 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
     short samples, evenly spaced over its characters: so a very long document, or a long run of one character, counts
     in proportion to its length.
     """
-    files = corpus.sources[:: -(-len(corpus.sources) // _FILES)]
     disk = sequences = documents = 0
     tokens = 0.0
-    for file in files:
-        file_corpus = replace(corpus, sources=(file,))
-        block = next(file_corpus.blocks(block_bytes=_BLOCK_BYTES), None)
-        if block is None:
-            continue
+    count = _SAMPLES // len(sample_files(corpus.sources, _FILES))
+    for block, items in read_beginnings(corpus, files=_FILES, block_bytes=_BLOCK_BYTES):
         disk += block.disk_bytes
-        texts = [item.text for item in file_corpus.read(block) if isinstance(item, Document)]
+        texts = [item.text for item in items if isinstance(item, Document)]
         documents += len(texts)
         sequences += len(texts) if unit == "document" else sum(map(_lines, texts))
         text = "\n".join(texts)
-        samples = _samples(text, _SAMPLES // len(files))
+        samples = _samples(text, count)
         if text:
             tokens += len(text) * _tokens_per_character(encoder, samples)
     if not documents:

@@ -17,7 +17,8 @@ import orjson
 from terakoya.atomic_files import lock_folder
 from terakoya.components import Tokenizer
 from terakoya.corpus.corpus import Corpus
-from terakoya.corpus.documents import REMEDIES
+from terakoya.corpus.documents import Reject
+from terakoya.corpus.rejects import Rejects, describe_rejects, has_many_rejects
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.preparation.chat_template import ChatTemplate
@@ -95,6 +96,8 @@ class PrepareJob:
             "block_bytes": block_bytes,
             "tokenizer": f"{type(tokenizer).__name__} {tokenizer.model_dump_json()}",
         }
+        if corpus.encoding is not None:
+            recorded["encoding"] = corpus.encoding
         if corpus.cleaning is not None:
             recorded.update(corpus.cleaning.facts)
         if template is not None:
@@ -257,24 +260,6 @@ def _explain_interruptions(out: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------- rejects
 
 
-def allowed_rejects(max_rejects: int | float, documents: int) -> float:
-    """Returns how many of `documents` may be rejected."""
-    return max_rejects * documents if isinstance(max_rejects, float) else max_rejects
-
-
-def has_many_rejects(totals: Totals, max_rejects: int | float) -> bool:
-    """Returns whether more documents are rejected than `max_rejects` allows. Empty ones do not count: tables have blank
-    cells, and nothing is lost with them."""
-    damaged = totals.rejected.total() - totals.rejected["empty document"]
-    return damaged > allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
-
-
-def describe_rejects(totals: Totals) -> str:
-    """Describes the rejects, with counts by reason."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.rejected.most_common())
-    return f"{totals.rejected.total():,} of {totals.documents + totals.rejected.total():,} documents ({reasons})"
-
-
 def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
     """Logs rejects and special tokens in the text. Raises UserError for too many rejects, or if there is no
     document."""
@@ -293,18 +278,12 @@ def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: S
             raise UserError(f"{out}: expected at least one document, {hint}")
         return
     write_rejects(out, PartsContent(out, totals))
-    if has_many_rejects(totals, max_rejects) or not totals.tokens:
-        most = max(totals.rejected, key=lambda reason: (reason != "empty document", totals.rejected[reason]))
-        with (out / "rejects.jsonl").open("rb") as stream:
-            first = next(reject for reject in map(orjson.loads, stream) if reject["reason"] == most)
-        expected = "at least one document that is not rejected"
-        remedies = [REMEDIES[most], "or correct the corpus"] if most in REMEDIES else ["correct the corpus"]
-        if totals.tokens:
-            allowed = allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
-            expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
-            remedies.append("or allow more (what is encoded is kept)")
-        raise UserError(
-            f"{out}: expected {expected}, got {describe_rejects(totals)}, the first in {first['file']}, line "
-            f"{first['line']}: {first['excerpt'].strip()}\nAll are in {out / 'rejects.jsonl'}: {'; '.join(remedies)}"
-        )
-    logger.warning("rejected %s; listed in %s", describe_rejects(totals), out / "rejects.jsonl")
+    listed = out / "rejects.jsonl"
+    if has_many_rejects(totals.rejected, totals.documents, max_rejects) or not totals.tokens:
+        rejects = Rejects(totals.documents if totals.tokens else 0)
+        with listed.open("rb") as stream:
+            for record in map(orjson.loads, stream):
+                rejects.add(Reject(**record))
+        explained = rejects.explain(max_rejects, note="or allow more (what is encoded is kept)")
+        raise UserError(f"{out}: {explained}\nAll are in {listed}")
+    logger.warning("rejected %s; listed in %s", describe_rejects(totals.rejected, totals.documents), listed)

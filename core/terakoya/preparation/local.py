@@ -13,9 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 
 from terakoya.corpus.corpus import Block
+from terakoya.corpus.rejects import describe_rejects, has_many_rejects
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask, encode_block, source_name, start_worker
-from terakoya.preparation.job import PrepareJob, describe_rejects, has_many_rejects
+from terakoya.preparation.job import PrepareJob
 from terakoya.preparation.sharding import ShardBlocks
 from terakoya.process_pool import workers
 from terakoya.store.assembly import Totals
@@ -72,10 +73,11 @@ def _encode_all(
                     done += waiting.pop(future)
                 if progress is not None:
                     progress(min(done, blocks.disk_bytes), blocks.disk_bytes)
-                seen = totals.documents + totals.rejected.total()
-                if not warned and seen >= 1000 and has_many_rejects(totals, max_rejects):
+                rejected, documents = totals.rejected, totals.documents
+                is_large = documents + rejected.total() >= 1000
+                if not warned and is_large and has_many_rejects(rejected, documents, max_rejects):
                     warned = True
-                    logger.warning("many rejects so far: %s", describe_rejects(totals))
+                    logger.warning("many rejects so far: %s", describe_rejects(rejected, documents))
 
         for number, block in enumerate(blocks):
             facts = read_part(task.parts, number)

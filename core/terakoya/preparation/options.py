@@ -34,6 +34,7 @@ class PrepareOptions:
         processes: number of processes; None is one for each CPU.
         documents: what separates documents in txt files: a blank line, or every line end.
         field: the key or column that holds the text.
+        encoding: what files are that are not UTF-8, and whose encoding is not recognised; None rejects them.
         unit: what one sequence of the store is.
         append_eos: whether EOS is stored after each document.
         max_rejects: how many documents may be rejected, a count (int) or a share of all documents (float); empty
@@ -60,6 +61,7 @@ class PrepareOptions:
     processes: int | None = None
     documents: Documents = "blank"
     field: str = "text"
+    encoding: str | None = None
     unit: Unit = "document"
     append_eos: bool = False
     max_rejects: int | float = 0.01

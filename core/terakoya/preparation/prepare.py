@@ -50,7 +50,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
 
     Raises UserError for missing files, wrong settings, and options that do not go together.
     """
-    from terakoya.corpus.blank_lines import warn_of_one_document
+    from terakoya.corpus.beginnings import warn_of_one_document
     from terakoya.corpus.cleaning_plan import clean_corpus
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
@@ -73,6 +73,8 @@ def create_job(options: PrepareOptions) -> PrepareJob:
         documents=options.documents,
         max_document_bytes=options.max_document_bytes,
         conversations=options.conversations,
+        encoding=options.encoding,
+        max_rejects=options.max_rejects,
     )
     if not options.held_out:  # the other side of the same files, of which the store for training has told
         warn_of_one_document(corpus)

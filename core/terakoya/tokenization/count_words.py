@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
@@ -14,6 +14,7 @@ from terakoya.tokenization.train import make_tokenizer
 
 if TYPE_CHECKING:
     from terakoya.corpus.cleaning_steps import StepsOrFile
+    from terakoya.corpus.corpus import Reading
     from terakoya.corpus.files import RemoteFile
     from terakoya.toolkit.tokenizers.word_counts import WordCounts
 
@@ -24,11 +25,10 @@ def save_word_counts(
     *,
     settings: Mapping[str, Any],
     processes: int | None = None,
-    documents: Literal["blank", "line"] = "blank",
-    field: str = "text",
     clean: StepsOrFile | None = None,
     clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> WordCounts:
     """Counts the words of the files `sources`, split as the tokenizer of `settings` does, and writes the file `out`.
 
@@ -44,6 +44,7 @@ def save_word_counts(
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
+    from terakoya.corpus.beginnings import check_beginnings
     from terakoya.corpus.cleaning_plan import clean_corpus
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
@@ -59,7 +60,8 @@ def save_word_counts(
     refuse_address(out, "a new file")
     if out.exists():
         raise UserError(f"{out}: expected a new file, got an existing one; choose another --out")
-    corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})
+    corpus = Corpus(find_files(sources), **reading, digests={})
+    check_beginnings(corpus)
     splitting = tokenizer.splitting()
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     sizes_and_times = corpus.sizes_and_times()

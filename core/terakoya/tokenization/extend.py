@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from terakoya_tokenizer.wordpiece import PREFIX, WordPiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from terakoya.corpus.corpus import Reading
 
 GAIN = 1e-4
 """By how much the logarithm of a new unigram piece's probability exceeds the sum of those of its old pieces, for each
@@ -66,9 +68,8 @@ def extend_tokenizer(
     add: int,
     min_frequency: int = 2,
     processes: int | None = None,
-    documents: Literal["blank", "line"] = "blank",
-    field: str = "text",
     progress: Callable[[int, int], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> Mapping[str, Any]:
     """Writes into the new folder `out` the tokenizer in `folder` with up to `add` new pieces of `corpus`, those that
     save the most tokens. Every old piece keeps its id. Returns facts.
@@ -79,6 +80,7 @@ def extend_tokenizer(
     Raises:
         UserError: a tokenizer of another kind, no piece is new, or `out` exists; and as `Corpus`.
     """
+    from terakoya.corpus.beginnings import check_beginnings
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
 
@@ -97,7 +99,8 @@ def extend_tokenizer(
     kind = "WordPiece" if backend is None else content["model"]["type"]
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise UserError(f"{folder}: expected WordPiece, BPE or a unigram model, got {kind}")
-    source = Corpus(find_files(corpus), field=field, documents=documents)
+    source = Corpus(find_files(corpus), **reading)
+    check_beginnings(source)
     table = count_words(source, partial(_splitter, folder), processes=processes or available_cores(), progress=progress)
     ids = tokenizer.get_vocab()
     divide = _divider(folder, backend)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from terakoya.tokenization.report_pieces import read_pieces
 
 if TYPE_CHECKING:
     from terakoya.components import EncodedDocuments, Encoder, Tokenizer
-    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.corpus import Corpus, Reading
 
 BATCH_CHARACTERS = 1 << 20
 MAX_WORD_TOKENS = 5
@@ -115,10 +115,9 @@ def report_tokenizers(
     folders: Sequence[Path],
     corpus: Sequence[Path],
     *,
-    documents: Literal["blank", "line"] = "blank",
-    field: str = "text",
     sample_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> list[TokenizerReport]:
     """Measures the tokenizers in `folders` on the files `corpus`; the other arguments are as for `Corpus` and
     `measure_tokenizer`.
@@ -129,7 +128,7 @@ def report_tokenizers(
     from terakoya.plugins import registry
     from terakoya.tokenization.recognise import recognise_tokenizer
 
-    text = Corpus([Path(file) for file in corpus], field=field, documents=documents)
+    text = Corpus([Path(file) for file in corpus], **reading)
     names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
     components = [recognise_tokenizer(Path(folder)) for folder in folders]
     reports = [
@@ -157,17 +156,19 @@ def measure_tokenizer(
     not grow with the corpus. `progress(done_bytes, total_bytes)` counts bytes on disk. Raises UserError for a corpus
     without documents.
     """
-    from terakoya.corpus.corpus import Reject
+    from terakoya.corpus.corpus import Document
+    from terakoya.corpus.rejects import Rejects
     from terakoya.toolkit.tokenizers.word_counts import sample_blocks
 
     encoder = tokenizer.encoder(folder)
     tally = _Tally(encoder)
-    done = 0
+    done, rejects = 0, Rejects()
     for block in sample_blocks(corpus, sample_bytes):
         batch: list[str] = []
         size = 0
         for item in corpus.read(block):
-            if isinstance(item, Reject):
+            rejects.add(item)
+            if not isinstance(item, Document):
                 continue
             batch.append(item.text)
             size += len(item.text)
@@ -178,6 +179,9 @@ def measure_tokenizer(
         done += block.disk_bytes
         if progress is not None:
             progress(done, corpus.total_bytes)
+    if not tally.documents and rejects.total:
+        raise UserError(rejects.explain(corpus.max_rejects))
+    rejects.tell()
     if not tally.documents:
         raise UserError("tokenizer report: expected a corpus with at least one document, found none")
     vocabulary = encoder.vocabulary

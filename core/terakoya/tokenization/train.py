@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import ValidationError
 
@@ -17,7 +17,7 @@ from terakoya.process_pool import available_cores, warm_up
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
     from terakoya.corpus.cleaning_steps import StepsOrFile
-    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.corpus import Corpus, Reading
     from terakoya.corpus.files import RemoteFile
 
 
@@ -27,17 +27,16 @@ def train_tokenizer(
     *,
     settings: Mapping[str, Any],
     processes: int | None = None,
-    documents: Literal["blank", "line"] = "blank",
-    field: str = "text",
     clean: StepsOrFile | None = None,
     clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **reading: Unpack[Reading],
 ) -> Mapping[str, Any]:
     """Trains a tokenizer on `corpus` and saves it in the new folder `out`, which appears only when it is complete.
 
     Args:
-        corpus: a `Corpus`; or files, folders, patterns and addresses, which are read with `documents` and `field` as
-            `Corpus` reads them.
+        corpus: a `Corpus`; or files, folders, patterns and addresses, which are read as a `Corpus` with the options
+            `reading`: `documents`, `field`, `encoding`, `max_rejects`.
         settings: `type`, the kind of tokenizer, and the settings of that kind.
         processes: number of worker processes; by default one for each CPU.
         clean: cleaning steps, or a JSON file with a list of them. Documents that a step `hold_out` holds out are not
@@ -56,18 +55,18 @@ def train_tokenizer(
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
-    from terakoya.corpus.blank_lines import warn_of_one_document
+    from terakoya.corpus.beginnings import check_beginnings
     from terakoya.corpus.cleaning_plan import clean_corpus
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
 
-    if not isinstance(corpus, Corpus):
-        corpus = Corpus(find_files(corpus), field=field, documents=documents)
-        warn_of_one_document(corpus)
-    elif (documents, field) != ("blank", "text"):
-        raise UserError("documents, field: a Corpus has its own; leave them out")
     tokenizer = make_tokenizer(settings)
+    if not isinstance(corpus, Corpus):
+        corpus = Corpus(find_files(corpus), **reading)
+        check_beginnings(corpus)
+    elif reading:
+        raise UserError(f"{', '.join(reading)}: a Corpus has its own; leave them out")
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     check_has_documents(corpus)
     with new_folder(out) as folder:
@@ -88,25 +87,20 @@ def record_kind(folder: Path, kind: str, tokenizer: Tokenizer) -> None:
 def check_has_documents(corpus: Corpus) -> None:
     """Reads `corpus` up to its first document. Raises UserError if it has none, with what its cleaning has done or the
     reason of most rejects."""
-    from terakoya.corpus.documents import REMEDIES, Reject
+    from terakoya.corpus.corpus import Document
+    from terakoya.corpus.rejects import Rejects
 
-    rejects: dict[str, list[Reject]] = {}
+    rejects = Rejects()
     for block in corpus.blocks():
         for item in corpus.read(block):
-            if not isinstance(item, Reject):
+            if isinstance(item, Document):
                 return
-            rejects.setdefault(item.reason, []).append(item)
+            rejects.add(item)
     files = ", ".join(map(str, corpus.sources[:3])) + (", ..." if len(corpus.sources) > 3 else "")
     if corpus.cleaning is not None and (hint := corpus.cleaning.explain_empty()) is not None:
         raise UserError(f"{files}: expected at least one document, {hint}")
-    if not rejects:
-        raise UserError(f"{files}: expected at least one document, got an empty corpus; give files that hold text")
-    reason, most = max(rejects.items(), key=lambda each: len(each[1]))
-    counts = ", ".join(f"{len(each):,} {name}" for name, each in rejects.items())
-    raise UserError(
-        f"{files}: expected at least one document, but all are rejected ({counts}), the first in {most[0].file}, line "
-        f"{most[0].line}: {most[0].excerpt.strip()}\n{REMEDIES.get(reason, 'correct the corpus')}"
-    )
+    rejects.check(corpus.max_rejects)
+    raise UserError(f"{files}: expected at least one document, got an empty corpus; give files that hold text")
 
 
 def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") -> Tokenizer:

@@ -287,8 +287,8 @@ step 2: the loss 1.6e+07 is a spike: 8.35 is usual, 33.4 was the limit; terakoya
 クリーニング: dropped 1,200 of 5,260 documents and held out 27, as work/store.clean says
 クリーニング: work/store.clean のとおり、1,200 / 5,260 文書を除き、27 文書を取り分けました
 
-rejected 1,017 of 2,247 documents (1,014 bad UTF-8, 3 missing field); listed in s/rejects.jsonl
-2,247 文書のうち 1,017 (UTF-8 ではない 1,014、キーがない 3) をリジェクトしました。一覧は s/rejects.jsonl にあります
+rejected 1,017 of 2,247 documents (1,014 bad encoding, 3 missing field); listed in s/rejects.jsonl
+2,247 文書のうち 1,017 (文字コードの誤り 1,014、キーがない 3) をリジェクトしました。一覧は s/rejects.jsonl にあります
 
 "東京は日本の首都です。": expected a [MASK] to fill in, found none
 "東京は日本の首都です。": 埋める [MASK] が必要ですが、ありません

@@ -53,11 +53,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("bad.jsonl", '{"text": "a"}\n{"text":\n{"text": "b"}\n')
     write("headless.csv", "a,b\nc,d\n")
     (folder / "page.pdf").write_bytes(b"%PDF-1.4 x")
-    (folder / "sjis.txt").write_bytes("日本語の文章です。\n".encode("shift_jis"))
     make_tokenizer(folder / "hf")
     (folder / "tok").mkdir()
     write("tok/tokenizer_config.json", {})
-    (folder / "euc.txt").write_bytes("日本語の文章です。\n".encode("euc-jp"))
+    (folder / "korean.txt").write_bytes("한국어 문장입니다.\n".encode("euc-kr"))
     return folder
 
 
@@ -158,7 +157,8 @@ MISTAKES = [
     (f"prepare blank.txt {READ}2", "expected at least one document, the corpus has none; give files that hold text"),
     (f"prepare other.jsonl {READ}3", "other.jsonl, line 1", "choose the key that holds the text with --field"),
     (f"prepare bad.jsonl {READ}4", "1 of 3 documents (1 bad JSON)", "bad.jsonl, line 2", "or allow more"),
-    (f"prepare sjis.txt {READ}5", "iconv -f SHIFT_JIS -t UTF-8"),
+    (f"prepare korean.txt {READ}5", "name the encoding of files whose own is not", "iconv -f"),
+    (f"prepare bad.jsonl {READ} --encoding japanese", 'euc-jp, iso-2022-jp or utf-16, got "japanese"'),
     (f"prepare headless.csv {READ}6", 'expected a column "text", got none; known: "a", "b"', "--field"),
     ("tokenizer train other.jsonl --out t", "--type: expected the kind of tokenizer, for example --type mecab_word"),
     ("tokenizer train other.jsonl --type wordpiece --out t", 'did you mean "mecab_wordpiece"?'),
@@ -172,8 +172,8 @@ MISTAKES = [
     (f"prepare data/store {PREPARE}", "data/store: expected a corpus, got a token store"),
     ("prepare tok --tokenizer tok --out s", "a tokenizer; it is named after the text: terakoya prepare CORPUS --tok"),
     ("tokenizer train empty.jsonl --type mecab_wordpiece --out t", "got an empty corpus; give files that hold text"),
-    ("tokenizer train euc.txt --type mecab_wordpiece --out t", "all are rejected (1 bad UTF-8)", "iconv"),
-    ("tokenizer train pretty.jsonl --type byte_bpe --out t", "all are rejected (3 bad JSON)", "jq -c . FILE"),
+    ("tokenizer train korean.txt --type mecab_wordpiece --out t", "got 1 of 1 documents (1 bad encoding)", "iconv"),
+    ("tokenizer train pretty.jsonl --type byte_bpe --out t", "got 3 of 3 documents (3 bad JSON)", "jq -c . FILE"),
     ("tokenizer train other.jsonl --type byte_bpe --out t", "(1 missing field)", "--field"),
     # folders
     ("export nothing --out m", "nothing: expected a run or a checkpoint, got no such folder"),

@@ -115,7 +115,7 @@ def test_each_error_is_reported_with_its_line(tmp_path: Path) -> None:
     assert texts(items) == ["good", "nul \0 kept"]
     rejects = [(item.line, item.reason) for item in items if isinstance(item, Reject)]
     assert rejects == [
-        (2, "bad UTF-8"),
+        (2, "bad encoding"),
         (3, "bad JSON"),
         (4, "missing field"),
         (5, "field is not a string"),
@@ -135,7 +135,7 @@ def test_bad_bytes_affect_only_their_own_document_in_txt(tmp_path: Path) -> None
     file = write(tmp_path / "a.txt", "一つ目\n\n".encode() + b"\xe3\x81 broken\n\n" + "三つ目 \0\n".encode())
     items = read_all(Corpus([file]))
     assert texts(items) == ["一つ目", "三つ目 \0"]
-    assert [(i.line, i.reason) for i in items if isinstance(i, Reject)] == [(3, "bad UTF-8")]
+    assert [(i.line, i.reason) for i in items if isinstance(i, Reject)] == [(3, "bad encoding")]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])

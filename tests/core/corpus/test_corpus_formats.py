@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.hold_out import hold_out
+from terakoya.corpus.parquet import first_rows
 from terakoya.errors import UserError
 
 PACKERS = {
@@ -106,7 +107,7 @@ def test_errors_in_csv_are_reported_with_their_line(tmp_path: Path) -> None:
         items = read_all(Corpus([write(tmp_path / f"a.csv{suffix}", content)], max_document_bytes=100), block_bytes=20)
         assert texts(items) == ["good", "two\nlines"]
         assert rejects(items) == [
-            (3, "bad UTF-8"),
+            (3, "bad encoding"),
             (4, "wrong number of columns"),
             (5, "wrong number of columns"),
             (6, "bad CSV"),
@@ -176,8 +177,8 @@ def test_errors_in_parquet_are_reported_with_their_row(tmp_path: Path) -> None:
     items = read_all(Corpus([tmp_path / "a.parquet"], max_document_bytes=100))
     assert texts(items) == ["good", "良い"]
     assert rejects(items) == [
-        (2, "field is not a string"),
-        (3, "bad UTF-8"),
+        (2, "empty document"),
+        (3, "bad encoding"),
         (4, "empty document"),
         (5, "document too large"),
     ]
@@ -229,10 +230,38 @@ def test_a_parquet_file_of_nulls_alone_is_a_shard_without_a_document(tmp_path: P
     pq.write_table(pa.table({"text": pa.nulls(2), "id": [1, 2]}), tmp_path / "b.parquet")
     items = read_all(Corpus([tmp_path]))
     assert texts(items) == ["一", "二"]
-    assert rejects(items) == [(1, "field is not a string"), (2, "field is not a string")]
+    assert rejects(items) == [(1, "empty document"), (2, "empty document")]
 
 
 # ---------------------------------------------------------------------------------------------------- compression
+
+
+def test_a_blank_cell_is_an_empty_document_in_every_format(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,id\n一,1\n,2\n　,3\n", encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("text\tid\n一\t1\n\t2\n　\t3\n", encoding="utf-8")
+    (tmp_path / "a.jsonl").write_text('{"text": "一"}\n{"text": null}\n{"text": "　"}\n', encoding="utf-8")
+    pq.write_table(pa.table({"text": ["一", None, "　"]}), tmp_path / "a.parquet")
+    for file in sorted(tmp_path.iterdir()):
+        items = read_all(Corpus([file]))
+        assert texts(items) == ["一"] and [reason for _, reason in rejects(items)] == ["empty document"] * 2, file
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())]
+)
+def test_text_that_parquet_calls_binary_is_read(tmp_path: Path, kind: pa.DataType) -> None:
+    """Older Spark, Impala and Hive write strings without their mark."""
+    values = pa.array(["東京の空。".encode(), None, "犬".encode()], pa.binary()).cast(kind)
+    pq.write_table(pa.table({"text": values, "picture": [b"\x89PNG\xff" * 99] * 3}), tmp_path / "a.parquet")
+    assert texts(read_all(Corpus([tmp_path / "a.parquet"]))) == ["東京の空。", "犬"]
+    assert first_rows(tmp_path / "a.parquet", 3) == [{"text": "東京の空。"}, {}, {"text": "犬"}]
+
+
+def test_a_zst_file_with_a_long_window_is_not_called_damaged(tmp_path: Path) -> None:
+    """The first bytes of what `zstd --long=31` writes: the window of 2 GiB is in its header."""
+    (tmp_path / "a.txt.zst").write_bytes(bytes.fromhex("28b52ffd04a8110000610a55c8cc1e"))
+    with pytest.raises(UserError, match=r"a\.txt\.zst: was compressed with a long window .*zstd -dc --long=31"):
+        read_all(Corpus([tmp_path / "a.txt.zst"]))
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])

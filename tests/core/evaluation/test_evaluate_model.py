@@ -324,9 +324,10 @@ def test_lines_that_are_no_documents_are_told(gpt2: Path, tmp_path: Path, caplog
     file.write_text('{"text": "mi"}\n{"text":\n{"sentence": "mi"}\nmi\n')
     texts = CorpusTexts("t", Corpus([file]), lambda text: [len(text)])
     assert len(list(texts.texts("document", None))) == 1
-    assert caplog.messages == ["t: left out, as they are no documents: 2 bad JSON, 1 missing field"]
+    said = "rejected 3 of 4 documents (2 bad JSON, 1 missing field)"
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith(said)
     file.write_text('{"sentence": "mi"}\n')
-    with pytest.raises(UserError, match=r"all are rejected \(1 missing field\), the first in .*line 1.*\n.*--field"):
+    with pytest.raises(UserError, match=r"got 1 of 1 documents \(1 missing field\), .*line 1.*\n.*\n.*--field"):
         evaluate(gpt2, corpora={"t": Corpus([file])})
 
 

@@ -32,6 +32,13 @@ def test_all_forms_give_the_same_rows(tmp_path: Path, name: str, text: str, comp
     assert len(read_rows(file, limit=1)) == 1
 
 
+@pytest.mark.parametrize("encoding", ["cp932", "utf-16"])
+def test_a_table_of_excel_is_read_whatever_its_encoding(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.csv").write_text("本文,評価\nこの表はとても使いやすいです。,良い\n", encoding=encoding)
+    rows = read_rows(tmp_path / "a.csv")
+    assert [dict(row.values) for row in rows] == [{"本文": "この表はとても使いやすいです。", "評価": "良い"}]
+
+
 def test_columns_are_renamed_and_a_header_is_given(tmp_path: Path) -> None:
     file = tmp_path / "cola.tsv"
     file.write_text("gj04\t1\t\tGood.\n")

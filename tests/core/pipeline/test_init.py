@@ -72,7 +72,7 @@ def test_a_parquet_file_is_looked_at_in_bytes_and_a_broken_one_is_refused(tmp_pa
     texts = pa.array([JAPANESE.encode() * 9, JAPANESE.encode()[:20]], pa.binary())
     bad = pa.Array.from_buffers(pa.string(), 2, texts.buffers())  # the end of the second is no UTF-8
     pq.write_table(pa.table({"n": [1, 2], "body": bad, "words": [["x" * 999], ["y"]]}), whole)
-    assert look_at([str(whole)]).field == "body"
+    assert look_at([str(whole)], max_rejects=1).field == "body"
     broken.write_bytes(whole.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"b\.parquet: expected a whole parquet file, got a broken one"):
         look_at([str(broken)])
@@ -87,7 +87,7 @@ def test_a_large_file_is_extrapolated_from_its_beginning(tmp_path: Path) -> None
 
 def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n', encoding="utf-8")
-    with pytest.raises(UserError, match='found no text under "text"'):
+    with pytest.raises(UserError, match=r"a\.jsonl: expected text in a key or a column, found none"):
         look_at([str(tmp_path / "a.jsonl")])
 
 

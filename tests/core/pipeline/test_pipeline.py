@@ -376,7 +376,7 @@ def test_hold_out_keeps_bad_lines_where_they_are_counted(tmp_path: Path) -> None
     assert _documents(Corpus(kept)) == ["a", None, "b", None]
     assert _documents(Corpus([held])) == ["c"]
     rejects = [read for block in Corpus(kept).blocks() for read in Corpus(kept).read(block) if isinstance(read, Reject)]
-    assert [reject.reason for reject in rejects] == ["bad JSON", "bad UTF-8"]
+    assert [reject.reason for reject in rejects] == ["bad JSON", "bad encoding"]
 
 
 def test_hold_out_refuses_to_take_everything(tmp_path: Path) -> None:

@@ -137,11 +137,11 @@ def test_omitted_keys_have_the_pipelines_values(keys: dict[str, Any]) -> None:
     def settings(**changes: Any) -> list[CorpusSettings]:
         return list(Pipeline.model_validate({**keys, **changes}).sources)
 
-    wiki, fiction, tech = settings(field="body", documents="line", max_rejects=3)
+    wiki, fiction, tech = settings(field="body", documents="line", max_rejects=3, encoding="euc-jp")
     assert (wiki.hold_out, fiction.hold_out, tech.hold_out) == (5, 0, 0)
-    assert {(source.field, source.documents, source.max_rejects) for source in (wiki, fiction, tech)} == {
-        ("body", "line", 3)
-    }
+    assert {
+        (source.field, source.documents, source.max_rejects, source.encoding) for source in (wiki, fiction, tech)
+    } == {("body", "line", 3, "euc-jp")}
     wiki, fiction, tech = settings(hold_out=0, clean=[{"type": "nfkc"}])
     assert [len(source.clean) for source in (wiki, fiction, tech)] == [1, 2, 1]
     assert wiki.validation_store is None
@@ -157,7 +157,7 @@ def test_omitted_keys_have_the_pipelines_values(keys: dict[str, Any]) -> None:
         (
             "tech",
             {"field": "body"},
-            r"^corpora\.tech\.corpus: .*tech\.jsonl: expected documents, got 40 times missing field",
+            r"^corpora\.tech\.corpus: .* got 40 of 40 documents \(40 missing field\), the first in .*tech\.jsonl",
         ),
         ("wiki", {"hold_out": 40}, r"^corpora\.wiki\.hold_out: expected fewer documents"),
     ],

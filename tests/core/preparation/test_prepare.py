@@ -22,6 +22,7 @@ from small_store import damage
 from word_tokenizer import WordEncoder, WordTokenizer, line_ids, make_folder
 
 from terakoya.components import EncodedDocuments
+from terakoya.corpus import encodings
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation import disk_space
@@ -381,14 +382,14 @@ def test_rejects_are_counted_listed_and_fatal_above_the_limit(
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0.02)
     listed = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     assert listed == [
-        {"file": str(file), "line": 98, "reason": "bad UTF-8", "excerpt": '{"text": "bad \\xff"}'},
+        {"file": str(file), "line": 98, "reason": "bad encoding", "excerpt": '{"text": "bad \\xff"}'},
         {"file": str(file), "line": 99, "reason": "bad JSON", "excerpt": "{"},
         {"file": str(file), "line": 100, "reason": "no tokens", "excerpt": "~ ~"},
     ]
     assert not (out / "store.json").exists()
     facts = prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=3)
     assert facts.documents == 97 and facts.rejected == 3
-    assert facts.rejected_by_reason == {"bad JSON": 1, "bad UTF-8": 1, "no tokens": 1}
+    assert facts.rejected_by_reason == {"bad JSON": 1, "bad encoding": 1, "no tokens": 1}
     assert "rejected 3 of 100 documents" in caplog.text
 
 
@@ -401,7 +402,7 @@ def test_blank_cells_of_a_table_are_counted_but_are_never_too_many(tokenizer_fol
     assert len((out / "rejects.jsonl").read_text().splitlines()) == 3
 
     file.write_bytes(b"title,text\none,good text\ntwo,\nthree,\nfour,\xff\n")
-    message = r"at most 0 rejected .*, got 3 of 4 documents \(2 empty document, 1 bad UTF-8\), the first in .*line 5"
+    message = r"at most 0 rejected .*, got 3 of 4 documents \(2 empty document, 1 bad encoding\), the first in .*line 5"
     with pytest.raises(UserError, match=message):
         prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "damaged", max_rejects=0)
 
@@ -502,6 +503,7 @@ def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_space, "_BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(encodings, "_SAMPLE_BYTES", 10_000)
     peaks = []
     for factor in (1, 10):
         file = tmp_path / f"{factor}.jsonl.gz"
@@ -536,17 +538,17 @@ def test_progress_ends_at_the_total(corpus: Corpus, tokenizer_folder: Path, tmp_
         (
             "a.txt",
             "市場の朝".encode("shift_jis"),
-            r"got 1 of 1 documents \(1 bad UTF-8\), the first in .*line 1: .*\n.*iconv",
+            r"got 1 of 1 documents \(1 bad encoding\), the first in .*line 1: .*\n.*\n.*iconv",
         ),
         (
             "a.jsonl",
             b'{"body": "one"}\n{"body": "two"}',
-            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, .* --conversations; or correct the corpus$',
+            r'got 2 of.*line 1: {"body": "one"}\n.*\n.*with --field, .* --conversations; or correct the corpus\nAll',
         ),
         (
             "b.jsonl",
             b'\xef\xbb\xbf{"body": "one"}\n\xef\xbb\xbf{"text": "two"}\n\xef\xbb\xbf{"text": "three"}',
-            r"got 3 of 3 documents \(2 byte order mark, 1 missing field\).*line 2: .*\n.*remove the bytes EF BB BF",
+            r"got 3 of 3 documents \(2 byte order mark, 1 missing field\).*line 2: .*\n.*\n.*remove the bytes EF BB BF",
         ),
     ],
 )

@@ -97,19 +97,19 @@ def test_a_ready_tokenizer_is_not_imported(file: str, advice: str, tmp_path: Pat
     ("content", "said"),
     [
         (b"", "expected at least one document, got an empty corpus"),
-        ("日本語の文章です。".encode("euc-jp"), "all are rejected (1 bad UTF-8), the first in .*line 1: .*\n.*iconv"),
-        (b'{\n"text": "a"\n}\n', "all are rejected (3 bad JSON), the first in .*line 1: {\nwrite one JSON object"),
-        (b'{"content": "a"}\n', "all are rejected (1 missing field), .*\n.*--field"),
+        ("한국어 문장.".encode("euc-kr"), "got 1 of 1 documents (1 bad encoding), the first in .*line 1: .*\n.*iconv"),
+        (b'{\n"text": "a"\n}\n', "got 3 of 3 documents (3 bad JSON), the first in .*line 1: {\n.*write one JSON"),
+        (b'{"content": "a"}\n', "got 1 of 1 documents (1 missing field), .*\n.*--field"),
     ],
-    ids=["empty", "euc-jp", "pretty", "other key"],
+    ids=["empty", "euc-kr", "pretty", "other key"],
 )  # fmt: skip
 def test_a_corpus_without_a_document_makes_no_tokenizer(tmp_path: Path, kind: str, content: bytes, said: str) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_bytes(content)
     with pytest.raises(UserError) as caught:
         train_tokenizer([corpus], tmp_path / "out", settings={"type": kind}, processes=1)
-    pattern = re.escape(f"{corpus}: ") + ".*" + said.replace("(", r"\(").replace(")", r"\)")
-    assert re.match(pattern, str(caught.value)) and not (tmp_path / "out").exists()
+    pattern = ".*" + said.replace("(", r"\(").replace(")", r"\)")
+    assert re.match(pattern, str(caught.value), re.DOTALL) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("fresh_plugins")

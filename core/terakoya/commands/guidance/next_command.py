@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from terakoya.commands.guidance.run_plugins import plugin_words
 from terakoya.folder_kinds import address_of
@@ -65,12 +65,11 @@ def line(*words: str | Path) -> str:
     return f"next: {shlex.join(['terakoya', *given, *texts])}"
 
 
-def after_tokenizer(out: Path, corpus: Iterable[object], *, field: str = "text", documents: str = "blank") -> None:
-    """Names `prepare` of the same corpus with the new tokenizer `out`."""
-    options = [
-        *(["--field", field] if field != "text" else []),
-        *(["--documents", documents] if documents != "blank" else []),
-    ]
+def after_tokenizer(out: Path, corpus: Iterable[object], reading: Mapping[str, Any] | None = None) -> None:
+    """Names `prepare` of the same corpus, read in the same way, with the new tokenizer `out`."""
+    defaults = {"field": "text", "documents": "blank", "encoding": None, "max_rejects": 0.01}
+    given = {name: value for name, value in {**defaults, **(reading or {})}.items() if value != defaults[name]}
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     files = [str(each) for each in corpus] or ["CORPUS"]
     show("prepare", *files, "--tokenizer", out, "--out", free_name(out.with_name("store")), *options)
 

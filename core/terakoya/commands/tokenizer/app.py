@@ -56,6 +56,8 @@ def command(
     processes: shared.ProcessesOption = None,
     documents: shared.DocumentsOption = "blank",
     field: shared.FieldOption = "text",
+    encoding: shared.EncodingOption = None,
+    max_rejects: shared.MaxRejectsOption = "0.01",
     clean: shared.CleanOption = None,
     clean_folder: shared.CleanFolderOption = None,
     settings: Settings = None,
@@ -72,6 +74,7 @@ def command(
 
     kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
     sources, out = _take_paths(kind_settings, sources, out)
+    reading = shared.reading(documents, field, encoding, max_rejects)
     announce("terakoya tokenizer train: looks at the corpus ...")
     with progress_bar("tokenizer") as progress:
         facts = train_tokenizer(
@@ -79,14 +82,13 @@ def command(
             out,
             settings=kind_settings,
             processes=processes,
-            documents=documents,
-            field=field,
             clean=clean,
             clean_folder=clean_folder,
             progress=progress,
+            **reading,
         )
     _print_facts(out, facts)
-    next_command.after_tokenizer(out, sources, field=field, documents=documents)
+    next_command.after_tokenizer(out, sources, reading)
 
 
 @app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)

@@ -18,6 +18,8 @@ def command(
     processes: shared.ProcessesOption = None,
     documents: shared.DocumentsOption = "blank",
     field: shared.FieldOption = "text",
+    encoding: shared.EncodingOption = None,
+    max_rejects: shared.MaxRejectsOption = "0.01",
     clean: shared.CleanOption = None,
     clean_folder: shared.CleanFolderOption = None,
     set_: Annotated[
@@ -35,11 +37,10 @@ def command(
             out,
             settings={**apply_overrides({}, set_ or ()), "type": type},
             processes=processes,
-            documents=documents,
-            field=field,
             clean=clean,
             clean_folder=clean_folder,
             progress=progress,
+            **shared.reading(documents, field, encoding, max_rejects),
         )
     console().print(
         f"{out}: {len(table.counts):,} distinct words of {table.words:,} in {table.documents:,} documents; "

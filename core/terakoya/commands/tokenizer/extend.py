@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import DocumentsOption, FieldOption, ProcessesOption
 
 
 def command(
@@ -17,9 +17,11 @@ def command(
     out: Annotated[Path, typer.Option(help="The new tokenizer's folder.", show_default=False)],
     add: Annotated[int, typer.Option(min=1, help="How many pieces to add at most.")] = 1000,
     min_frequency: Annotated[int, typer.Option(min=1, help="How often a new piece occurs at least.")] = 2,
-    processes: ProcessesOption = None,
-    documents: DocumentsOption = "blank",
-    field: FieldOption = "text",
+    processes: shared.ProcessesOption = None,
+    documents: shared.DocumentsOption = "blank",
+    field: shared.FieldOption = "text",
+    encoding: shared.EncodingOption = None,
+    max_rejects: shared.MaxRejectsOption = "0.01",
 ) -> None:
     """Add the new words of a text that save the most tokens to a tokenizer. Old ids stay.
 
@@ -28,6 +30,7 @@ def command(
     from terakoya.log import console, progress_bar, translated
     from terakoya.tokenization.extend import extend_tokenizer
 
+    reading = shared.reading(documents, field, encoding, max_rejects)
     with progress_bar("tokenizer") as progress:
         facts = extend_tokenizer(
             folder,
@@ -36,11 +39,10 @@ def command(
             add=add,
             min_frequency=min_frequency,
             processes=processes,
-            documents=documents,
-            field=field,
             progress=progress,
+            **reading,
         )
     shown = {name: facts[name] for name in ("pieces", "new_pieces", "tokens_before", "tokens_after")}
     text = ", ".join(f"{translated(name.replace('_', ' '))} {value:,}" for name, value in shown.items())
     console().print(f"{out}: {text}", soft_wrap=True, markup=False)
-    next_command.after_tokenizer(out, corpus, field=field, documents=documents)
+    next_command.after_tokenizer(out, corpus, reading)

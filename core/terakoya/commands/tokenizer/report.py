@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import DocumentsOption, FieldOption
 from terakoya.errors import UserError
 
 
@@ -16,8 +16,9 @@ def command(
     folders: Annotated[list[Path], typer.Argument(help="One tokenizer's folder, or several.", metavar="TOKENIZER...")],
     corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
     html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None,
-    documents: DocumentsOption = "blank",
-    field: FieldOption = "text",
+    documents: shared.DocumentsOption = "blank",
+    field: shared.FieldOption = "text",
+    encoding: shared.EncodingOption = None,
     sample_bytes: Annotated[
         int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")
     ] = 20_000_000,
@@ -35,14 +36,14 @@ def command(
         raise UserError(f"--html {html}: no such folder: {html.parent}")
     if html is not None:
         check_writable(html.parent)
+    reading = shared.reading(documents, field, encoding)
     with progress_bar("report") as progress:
         reports = report_tokenizers(
             folders,
             corpus,
-            documents=documents,
-            field=field,
             sample_bytes=sample_bytes or None,
             progress=progress,
+            **reading,
         )
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -65,4 +66,4 @@ def command(
     if html is not None:
         write_text(html, render_page(reports, corpus=", ".join(map(str, corpus))))
         console().print(f"{html}: written", markup=False, soft_wrap=True)
-    next_command.after_tokenizer(folders[0], corpus, field=field, documents=documents)
+    next_command.after_tokenizer(folders[0], corpus, reading)

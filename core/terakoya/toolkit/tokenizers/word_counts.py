@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from terakoya.corpus.corpus import Block, Corpus, Reject
+from terakoya.corpus.corpus import Block, Corpus, Document
 from terakoya.corpus.files import format_of
+from terakoya.corpus.rejects import Rejects
 from terakoya.errors import UserError
 from terakoya.process_pool import workers
 from terakoya.toolkit.tokenizers.unread_text import count_unread, find_unread, warn_of_unread
@@ -84,7 +85,7 @@ def count_words(
     the corpus.
     `progress(done_bytes, total_bytes)` counts bytes on disk. Warns of text that the splitter does not read.
 
-    Raises UserError if a process dies.
+    Raises UserError if a process dies, and for more rejects than the corpus allows.
     """
     if processes < 1 or max_words < 1 or (sample_bytes is not None and sample_bytes < 1):
         raise UserError("processes, max_words and sample_bytes: expected at least 1")
@@ -101,7 +102,9 @@ def count_words(
     if progress is not None:
         progress(corpus.total_bytes, corpus.total_bytes)
     warn_of_unread(unread)
-    return merger.result()
+    table = merger.result()
+    merger.rejects.check(corpus.max_rejects)
+    return table
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,7 @@ class _Counted:
     """The exact word counts of one block."""
 
     counts: dict[str, int]
-    documents: int
-    rejected: dict[str, int]
+    rejects: Rejects
     text_bytes: int
     unread: dict[str, int]
 
@@ -121,8 +123,8 @@ class _Merger:
     def __init__(self, max_words: int) -> None:
         self._max_words = max_words
         self._counts: dict[str, int] = {}
-        self._rejected: Counter[str] = Counter()
-        self._words = self._error = self._documents = self._text_bytes = 0
+        self.rejects = Rejects()
+        self._words = self._error = self._text_bytes = 0
 
     def add(self, block: _Counted) -> None:
         """Adds a block's counts and prunes if there are too many words."""
@@ -130,8 +132,7 @@ class _Merger:
         for word, count in block.counts.items():
             counts[word] = get(word, 0) + count
         self._words += sum(block.counts.values())
-        self._documents += block.documents
-        self._rejected.update(block.rejected)
+        self.rejects.update(block.rejects)
         self._text_bytes += block.text_bytes
         if len(counts) > self._max_words:
             self._prune()
@@ -150,8 +151,8 @@ class _Merger:
             counts=self._counts,
             words=self._words,
             error=self._error,
-            documents=self._documents,
-            rejected=dict(self._rejected),
+            documents=self.rejects.documents,
+            rejected=self.rejects.by_reason,
             text_bytes=self._text_bytes,
         )
 
@@ -165,19 +166,17 @@ class _BlockCounter:
 
     def count(self, block: Block) -> _Counted:
         counts: Counter[str] = Counter()
-        rejected: Counter[str] = Counter()
+        rejects = Rejects()
         unread: list[str] = []
-        documents = text_bytes = 0
+        text_bytes = 0
         for item in self._corpus.read(block):
-            if isinstance(item, Reject):
-                rejected[item.reason] += 1
-            else:
+            rejects.add(item)
+            if isinstance(item, Document):
                 text_bytes += len(item.text.encode())
                 counts.update(self._split(item.text))
                 if self._stops_at_nul:
                     unread += find_unread(item.text)
-                documents += 1
-        return _Counted(dict(counts), documents, dict(rejected), text_bytes, count_unread(unread))
+        return _Counted(dict(counts), rejects, text_bytes, count_unread(unread))
 
 
 def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:

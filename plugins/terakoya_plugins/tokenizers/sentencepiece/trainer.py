@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from terakoya.corpus.corpus import Corpus, Reject
+from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.rejects import Rejects
 from terakoya.errors import UserError
 
 UNKNOWN_MARK = "▅"
@@ -47,6 +48,7 @@ class TrainingLines:
         `sample_seed` a sample of the whole corpus. `change` maps each line to what the trainer reads."""
         self._corpus, self._max_bytes, self._max_lines, self._sample_seed = corpus, max_bytes, max_lines, sample_seed
         self._change, self._progress = change, progress
+        self._rejects = Rejects()
         self.facts = dict.fromkeys(("documents", "lines", "too_long", "reserved", "rejected", "text_bytes"), 0)
 
     def __iter__(self) -> Iterator[str]:
@@ -59,16 +61,16 @@ class TrainingLines:
             self.facts["lines"] += 1
             self.facts["text_bytes"] += len(line.encode())
             yield self._change(line) if self._change is not None else line
+        self._rejects.check(self._corpus.max_rejects)
+        self.facts |= {"documents": self._rejects.documents, "rejected": self._rejects.total}
 
     def _accepted_lines(self) -> Iterator[str]:
         """Yields every line that the trainer accepts."""
         done = 0
         for block in self._corpus.blocks():
             for item in self._corpus.read(block):
-                if isinstance(item, Reject):
-                    self.facts["rejected"] += 1
-                else:
-                    self.facts["documents"] += 1
+                self._rejects.add(item)
+                if isinstance(item, Document):
                     yield from self._accepted_lines_of(item.text)
             done += block.disk_bytes
             if self._progress is not None:
