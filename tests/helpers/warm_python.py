@@ -98,7 +98,7 @@ def running() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running_on(hosts: Mapping[str, int]) -> Iterator[Path]:
-    """The same for this host and for `hosts`, whose namespaces are those of the processes with these ids; needs root."""
+    """The same for this host and for `hosts`, in whose namespaces the processes with these ids are; needs root."""
     import toy
 
     with tempfile.TemporaryDirectory() as folder:
