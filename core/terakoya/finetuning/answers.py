@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from terakoya.finetuning import metrics
+from terakoya.finetuning.positions import Part, in_characters
 from terakoya.finetuning.rows import Row
 from terakoya.finetuning.task import Feature, Task, TextEncoder
 from terakoya.json_settings import short_json
@@ -37,14 +38,20 @@ class Answers(Task[AskedText]):
     columns = "question, context, answers ([{text, answer_start}]); or SQuAD's JSON"
     metrics = ("exact_match", "f1", "squad_exact_match", "squad_f1")
     auto_class = "AutoModelForQuestionAnswering"
+    forms = (("question", "asked text"),)
+    parts = (("answers", "answer"),)
     needs_offsets = True
 
     def __init__(self, train: Sequence[Row]) -> None:
         """Takes nothing from the training examples."""
 
-    def read(self, rows: Sequence[Row]) -> list[AskedText]:
-        """Implements `Task.read`."""
-        return [AskedText(row.text("question"), row.text("context"), _answers(row)) for row in rows]
+    def _read(self, rows: Sequence[Row]) -> list[AskedText]:
+        """Implements `Task._read`."""
+        found = in_characters("answers", [_answers(row) for row in rows])
+        return [
+            AskedText(row.text("question"), row.text("context"), [(str(part.own), part.start) for part in parts])
+            for row, parts in zip(rows, found, strict=True)
+        ]
 
     def features(self, examples: Sequence[AskedText], encoder: TextEncoder) -> list[Feature]:
         """Implements `Task.features`: one for each window of each context."""
@@ -72,8 +79,8 @@ class Answers(Task[AskedText]):
         )
 
 
-def _answers(row: Row) -> list[tuple[str, int]]:
-    """Returns the answers of `row`. Raises UserError for one that does not stand in the context where it says."""
+def _answers(row: Row) -> list[Part]:
+    """Returns the answers of `row` as its file has them."""
     value = row.value("answers")
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # the form of the Hub's copies of SQuAD
         value = [
@@ -85,9 +92,7 @@ def _answers(row: Row) -> list[tuple[str, int]]:
         text, start = (each.get("text"), each.get("answer_start")) if isinstance(each, dict) else (None, None)
         if not isinstance(text, str) or not text or type(start) is not int:
             row.refuse(f"answers: expected [{{text, answer_start}}], got {short_json(value)}")
-        if start < 0 or row.text("context")[start : start + len(text)] != text:
-            row.refuse(f"answers: {short_json(text)} does not stand at {start} of the context")
-        answers.append((text, start))
+        answers.append(Part(row, "context", start, None, text))
     if not answers:
         row.refuse(f"answers: expected at least one {{text, answer_start}}, got {short_json(value)}")
     return answers

@@ -32,12 +32,13 @@ class MultipleChoice(Task[Question]):
     columns = "question, choices (a list) or choice0, choice1, ..., label (the number of the right one, from 0)"
     metrics = ("accuracy",)
     auto_class = "AutoModelForMultipleChoice"
+    forms = (("question", "choice"),)
 
     def __init__(self, train: Sequence[Row]) -> None:
         self.count = len(_choices(train[0]))
 
-    def read(self, rows: Sequence[Row]) -> list[Question]:
-        """Implements `Task.read`."""
+    def _read(self, rows: Sequence[Row]) -> list[Question]:
+        """Implements `Task._read`."""
         return [self._question(row) for row in rows]
 
     def _question(self, row: Row) -> Question:

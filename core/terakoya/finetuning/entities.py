@@ -13,6 +13,7 @@ from torch import Tensor
 
 from terakoya.finetuning import metrics
 from terakoya.finetuning.metrics import Entity
+from terakoya.finetuning.positions import Part, in_characters
 from terakoya.finetuning.rows import Row
 from terakoya.finetuning.task import IGNORED, Feature, Task, TextEncoder, check_labels, label_ids
 from terakoya.json_settings import short_json
@@ -36,6 +37,8 @@ class NamedEntities(Task[TaggedText]):
     columns = "tokens and tags (B-X, I-X, O), or text and spans ([{start, end, label}] or [{span, type}])"
     metrics = ("f1", "precision", "recall")
     auto_class = "AutoModelForTokenClassification"
+    forms = (("tokens", "tagged words"), ("spans", "spans"))
+    parts = (("spans", "span"),)
     needs_offsets = True
 
     def __init__(self, train: Sequence[Row]) -> None:
@@ -44,9 +47,12 @@ class NamedEntities(Task[TaggedText]):
         self.labels = sorted(found | {OUTSIDE}, key=lambda tag: (tag != OUTSIDE, tag))
         check_labels(self.labels, train)
 
-    def read(self, rows: Sequence[Row]) -> list[TaggedText]:
-        """Implements `Task.read`."""
-        return [self._words(row) if self.in_words else self._text(row) for row in rows]
+    def _read(self, rows: Sequence[Row]) -> list[TaggedText]:
+        """Implements `Task._read`."""
+        if self.in_words:
+            return [self._words(row) for row in rows]
+        found = in_characters("spans", [_spans(row) for row in rows])
+        return [self._text(row, parts) for row, parts in zip(rows, found, strict=True)]
 
     def _words(self, row: Row) -> TaggedText:
         words, tags = _words(row, "tokens"), _tags(row)
@@ -55,10 +61,13 @@ class NamedEntities(Task[TaggedText]):
         label_ids(self.labels, [(row, tag) for tag in tags])
         return TaggedText(words, frozenset(metrics.entities(tags)), tags)
 
-    def _text(self, row: Row) -> TaggedText:
-        text, spans = row.text("text"), _spans(row)
+    def _text(self, row: Row, found: Sequence[Part]) -> TaggedText:
+        spans = sorted(((part.kind, part.start, part.end) for part in found), key=lambda span: span[1:])
+        for (_, _, end), (kind, start, _) in pairwise(spans):
+            if start < end:
+                row.refuse(f"spans: expected spans that do not overlap, but {kind} at {start} begins before {end}")
         label_ids(self.labels, [(row, f"B-{kind}") for kind, _, _ in spans])
-        return TaggedText(text, frozenset(spans))
+        return TaggedText(row.text("text"), frozenset(spans))
 
     def features(self, examples: Sequence[TaggedText], encoder: TextEncoder) -> list[Feature]:
         """Implements `Task.features`: a tag for the first token of each word, or for every token of a text."""
@@ -138,33 +147,31 @@ def _tags(row: Row) -> list[str]:
     return tags
 
 
-def _spans(row: Row) -> list[Entity]:
-    """Returns the spans of `row` by position. Raises UserError for one that is not in the text, or overlaps another."""
-    value, length = row.value("spans"), len(row.text("text"))
+def _spans(row: Row) -> list[Part]:
+    """Returns the spans of `row` as its file has them. Raises UserError for one that is none."""
+    value = row.value("spans")
     if not isinstance(value, list):
         row.refuse(f"spans: expected a list, got {short_json(value)}")
-    spans = sorted((_span(row, each, length) for each in value), key=lambda span: span[1:])
-    for (_, _, end), (kind, start, _) in pairwise(spans):
-        if start < end:
-            row.refuse(f"spans: expected spans that do not overlap, but {kind} at {start} begins before {end}")
-    return spans
+    return [_span(row, each) for each in value]
 
 
-def _span(row: Row, value: Any, length: int) -> Entity:
+def _span(row: Row, value: Any) -> Part:
     try:
-        if isinstance(value, dict) and "span" in value:
-            (start, end), kind = value["span"], value["type"]
+        own = None
+        if isinstance(value, dict):
+            start, end = value["span"] if "span" in value else (value["start"], value["end"])
+            kind, own = value["label"] if "label" in value else value["type"], value.get("text", value.get("name"))
         else:
-            start, end, kind = (value["start"], value["end"], value["label"]) if isinstance(value, dict) else value
-        if type(start) is int and type(end) is int and isinstance(kind, str) and 0 <= start < end <= length:
-            return kind, start, end
+            start, end, kind = value
+        if type(start) is int and type(end) is int and isinstance(kind, str) and isinstance(own, str | None):
+            return Part(row, "text", start, end, own, kind)
     except (KeyError, TypeError, ValueError):
         pass
-    row.refuse(f"spans: expected {{start, end, label}} within the {length} characters, got {short_json(value)}")
+    row.refuse(f"spans: expected {{start, end, label}}, got {short_json(value)}")
 
 
 def _span_tags(row: Row) -> list[str]:
-    return [f"{prefix}-{kind}" for kind, _, _ in _spans(row) for prefix in "BI"]
+    return [f"{prefix}-{part.kind}" for part in _spans(row) for prefix in "BI"]
 
 
 def _without_spaces(text: str, start: int, end: int) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Never
 
 from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import COMPRESSIONS, import_pyarrow
+from terakoya.corpus.known_keys import KNOWN, RefusedKeyError
 from terakoya.errors import UserError, nearest
 from terakoya.folder_kinds import missing_file
 from terakoya.json_settings import short_json
@@ -34,10 +35,12 @@ class Row:
     Attributes:
         place: the file and the line, for messages: `train.jsonl, line 3`.
         values: column -> value; text alone in csv and tsv.
+        renamed: the file's own names of columns that are also here under those of a task.
     """
 
     place: str
     values: Mapping[str, Any]
+    renamed: Collection[str] = ()
 
     def text(self, column: str) -> str:
         """Returns the text in `column`. Raises UserError if there is no such column, or no text in it."""
@@ -56,6 +59,18 @@ class Row:
                 f"--column {column}=NAME"
             )
         return self.values[column]
+
+    def unread(self, kind: str, part: str = "") -> list[str]:
+        """Returns the columns that hold something and that no task reads, if the row is of this `kind` in `KNOWN`; with
+        a column `part`, the keys of the objects in its list. Raises UserError for one that would change what is
+        trained."""
+        values = self.values.get(part) if part else [self.values]
+        objects = [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+        try:
+            found = [key for each in objects for key in KNOWN[kind].unread(each)]
+        except RefusedKeyError as error:
+            self.refuse(f"{error}, which is not read; take the key out, or leave out the example")
+        return [f"{part}[].{key}" if part else key for key in found if part or key not in self.renamed]
 
     def refuse(self, problem: str) -> Never:
         """Raises UserError that names the place."""
@@ -142,7 +157,7 @@ def _rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if own not in row.values:
             row.refuse(f'has no column "{own}"{nearest(own, row.values)}')
         renamed[name] = row.values[own]
-    return Row(row.place, renamed)
+    return Row(row.place, renamed, set(columns.values()))
 
 
 def _json_rows(file: Path, text: str) -> Iterator[Row]:

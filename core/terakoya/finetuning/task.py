@@ -5,8 +5,10 @@ Legend: B examples of a batch, T tokens, C choices, K labels.
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -22,6 +24,8 @@ from terakoya.finetuning.rows import Row
 Example = TypeVar("Example")
 Inputs = Mapping[str, list[int]]
 """What a tokenizer gives for one text: `input_ids` and others, each (T,)."""
+
+logger = logging.getLogger("terakoya")
 
 IGNORED = -100
 """The target of tokens that no loss is computed for."""
@@ -86,6 +90,10 @@ class Task(ABC, Generic[Example]):
     """Names of its scores; the first one chooses between settings. A larger score is better."""
     auto_class: ClassVar[str]
     """Transformers' class that loads a model with a head for it."""
+    forms: ClassVar[Sequence[tuple[str, str]]]
+    """A column that tells the form of a row, and the form in `KNOWN`."""
+    parts: ClassVar[Sequence[tuple[str, str]]] = ()
+    """A column with a list of objects, and their kind in `KNOWN`."""
     needs_offsets: ClassVar[bool] = False
     """Whether the tokenizer must say which characters a token is."""
 
@@ -95,10 +103,24 @@ class Task(ABC, Generic[Example]):
     def __init__(self, train: Sequence[Row]) -> None:
         """Takes the labels from the training examples. Raises UserError if they do not make a task."""
 
-    @abstractmethod
     def read(self, rows: Sequence[Row]) -> list[Example]:
-        """Returns the examples in `rows`. Raises UserError with the place of a row that is none, or has a label that
-        the training examples do not have."""
+        """Returns the examples in `rows`, and logs columns that are not read. Raises UserError with the place of a row
+        that is none, has a label that the training examples do not have, or a column that would change what is
+        trained."""
+        unread: Counter[str] = Counter()
+        for row in rows:
+            kind = next((kind for column, kind in self.forms if column in row.values), None)
+            unread.update(row.unread(kind) if kind else ())
+            unread.update({key for column, part in self.parts for key in row.unread(part, column)})
+        if unread:
+            counts = ", ".join(f"{key} ({count:,})" for key, count in sorted(unread.items()))
+            file = rows[0].place.partition(", ")[0]
+            logger.info("%s: columns that are not read, and how many examples have them: %s", file, counts)
+        return self._read(rows)
+
+    @abstractmethod
+    def _read(self, rows: Sequence[Row]) -> list[Example]:
+        """Does `read` for rows with known columns."""
 
     @abstractmethod
     def features(self, examples: Sequence[Example], encoder: TextEncoder) -> list[Feature]:

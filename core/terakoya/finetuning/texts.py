@@ -39,6 +39,7 @@ def read_texts(row: Row) -> tuple[str, str | None]:
 
 class _TextTask(Task[LabelledText]):
     auto_class = "AutoModelForSequenceClassification"
+    forms = (("text", "text"), ("text1", "pair"))
 
     def features(self, examples: Sequence[LabelledText], encoder: TextEncoder) -> list[Feature]:
         """Implements `Task.features`."""
@@ -61,8 +62,8 @@ class Classification(_TextTask):
         self.labels = sorted_labels({read_label(row) for row in train})
         check_labels(self.labels, train)
 
-    def read(self, rows: Sequence[Row]) -> list[LabelledText]:
-        """Implements `Task.read`."""
+    def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
+        """Implements `Task._read`."""
         ids = label_ids(self.labels, [(row, read_label(row)) for row in rows])
         return [LabelledText(*read_texts(row), id) for row, id in zip(rows, ids, strict=True)]
 
@@ -94,8 +95,8 @@ class Regression(_TextTask):
     def __init__(self, train: Sequence[Row]) -> None:
         """Takes nothing from the training examples."""
 
-    def read(self, rows: Sequence[Row]) -> list[LabelledText]:
-        """Implements `Task.read`."""
+    def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
+        """Implements `Task._read`."""
         return [LabelledText(*read_texts(row), read_number(row)) for row in rows]
 
     def head_settings(self) -> dict[str, object]:

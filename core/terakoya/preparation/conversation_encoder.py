@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.corpus.conversations import Message, read_messages
+from terakoya.corpus.conversations import Conversation
 from terakoya.corpus.documents import Reason
 from terakoya.preparation.chat_template import ChatTemplate, Span, TemplateError
 from terakoya.toolkit.tokenizers.line_encoder import special_tokens
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 UNLIKE_PROMPT = "conversations that begin with other ids than their prompts"
 """Name of the count of conversations in which the ids before an answer are not those of the prompt that the model gets
 in use, because the template writes, or the tokenizer splits, a prompt differently when an answer follows."""
+
+UNREAD = "conversations with a key that is not read: "
+"""Beginning of the names of counts of conversations by key."""
 
 _TEXTS = 512
 """Texts that are encoded at once."""
@@ -60,7 +64,7 @@ class _Rendered:
 
 
 class ConversationEncoder:
-    """Encodes the conversations that `terakoya.corpus.conversations.read_messages` reads; belongs to one process."""
+    """Encodes the conversations in the documents of `terakoya.corpus.conversations`; belongs to one process."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, vocabulary: Vocabulary) -> None:
         """`vocabulary` is that of `tokenizer`, which the encoder changes for its own use.
@@ -81,26 +85,27 @@ class ConversationEncoder:
         rejected: dict[int, Reason] = {}
         rendered: list[_Rendered | None] = []
         for number, text in enumerate(documents):
-            turns = read_messages(text)
-            for turn in turns:
+            conversation = Conversation(**orjson.loads(text))
+            notes.update({f"{UNREAD}{key}" for key in conversation.unread})
+            for turn in conversation.messages:
                 literals.update(self._literal.findall("\n".join((turn["content"], turn.get("input", "")))))
             try:
-                rendered.append(self._render(turns))
+                rendered.append(self._render(conversation))
             except TemplateError:
                 rejected[number] = "refused by the template"
                 rendered.append(None)
         ids: list[np.ndarray] = []
         marks: list[np.ndarray] = []
         lengths = np.zeros(len(documents), np.int32)
-        for number, (conversation, rows) in enumerate(zip(rendered, self._ids(rendered), strict=True)):
-            if conversation is None:
+        for number, (shown, rows) in enumerate(zip(rendered, self._ids(rendered), strict=True)):
+            if shown is None:
                 continue
-            whole = rows[conversation.text]
-            marked = _answer_mask(conversation, rows)
+            whole = rows[shown.text]
+            marked = _answer_mask(shown, rows)
             if not marked.any():
                 rejected[number] = "no answer in the template's text"
                 continue
-            prompts = [rows[prompt] for prompt in conversation.prompts]
+            prompts = [rows[prompt] for prompt in shown.prompts]
             notes[UNLIKE_PROMPT] += any(not np.array_equal(whole[: len(prompt)], prompt) for prompt in prompts)
             ids.append(whole)
             marks.append(marked)
@@ -116,16 +121,24 @@ class ConversationEncoder:
             notes={name: count for name, count in notes.items() if count},
         )
 
-    def _render(self, turns: Sequence[Message]) -> _Rendered:
+    def _render(self, conversation: Conversation) -> _Rendered:
         """Renders a conversation. Raises TemplateError."""
-        turns = self._renderer.join_inputs(turns)
+        turns = self._renderer.join_inputs(conversation.messages)
         text, marked = self._renderer.render(turns)
         answers = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
         prompts = [self._renderer.prompt(turns[:number]) for number in answers]
         if marked is not None:
+            if conversation.context and len(marked) != len(answers):
+                raise TemplateError(f"marks {len(marked)} spans of {len(answers)} answers, so none can be left out")
+            if conversation.context:
+                marked = [
+                    span for span, number in zip(marked, answers, strict=True) if number not in conversation.context
+                ]
             return _Rendered(text, [self._extend_to_end(text, span) for span in marked], prompts)
         spans = []
         for number, prompt in zip(answers, prompts, strict=True):
+            if number in conversation.context:
+                continue
             start = _common_length(prompt, text)
             last = number + 1 == len(turns)
             until = text if last else self._renderer.render(turns[: number + 1])[0]

@@ -22,7 +22,7 @@ from terakoya.corpus.rejects import Rejects, describe_rejects, has_many_rejects
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.preparation.chat_template import ChatTemplate
-from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT
+from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT, UNREAD
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.options import PrepareOptions
@@ -181,6 +181,11 @@ class PrepareJob:
         if count := totals.notes[UNLIKE_PROMPT]:
             shown = (f"{count:,}", f"{totals.documents:,}")
             logger.warning("%s of %s conversations begin with other ids than their prompts", *shown)
+        if unread := {
+            name.removeprefix(UNREAD): count for name, count in totals.notes.items() if name.startswith(UNREAD)
+        }:
+            counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(unread.items()))
+            logger.warning("keys that are not read, and how many conversations have them: %s", counts)
         warn_of_unread(totals.notes)
         _tell_unknown(totals)
         if self.task.words is not None:

@@ -6,10 +6,11 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from chat_tokenizer import MESSAGES, WITH_INPUT, write_lines
 
-from terakoya.corpus.conversations import InvalidConversationError, read_conversation, read_messages
+from terakoya.corpus.conversations import Conversation, InvalidConversationError, read_conversation
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
@@ -41,7 +42,7 @@ SYSTEM = {"role": "system", "content": "丁寧に。"}
     ],
 )  # fmt: skip
 def test_formats_are_distinguished_by_their_keys(record: dict[str, Any], expected: list[dict[str, str]]) -> None:
-    assert read_conversation(record) == expected
+    assert read_conversation(record).messages == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_formats_are_distinguished_by_their_keys(record: dict[str, Any], expecte
         ({"instruction": "問い"}, "not a conversation"),
         ({"messages": "文"}, "not a conversation"),
         ({"messages": [{"role": "user"}]}, "not a conversation"),
-        ({"messages": []}, "no answer"),
+        ({"messages": []}, "not a conversation"),
         ({"messages": [USER]}, "no answer"),
         ({"messages": [SYSTEM, USER]}, "no answer"),
         ({"messages": [ANSWER]}, "answer without a question"),
@@ -82,7 +83,11 @@ def test_a_corpus_gives_conversations_and_rejects_with_their_lines(tmp_path: Pat
     for file in ("a.jsonl", "a.jsonl.gz"):
         corpus = Corpus(find_files([tmp_path / file]), conversations=True, block_bytes=100)
         items = [item for block in corpus.blocks() for item in corpus.read(block)]
-        found = [(item.line, read_messages(item.text)) for item in items if isinstance(item, Document)]
+        found = [
+            (item.line, Conversation(**orjson.loads(item.text)).messages)
+            for item in items
+            if isinstance(item, Document)
+        ]
         question = {"role": "user", "content": WITH_INPUT["instruction"], "input": WITH_INPUT["input"]}
         assert found == [(1, MESSAGES), (5, [question, {"role": "assistant", "content": WITH_INPUT["output"]}])]
         rejects = [(item.line, item.reason) for item in items if isinstance(item, Reject)]

@@ -346,7 +346,7 @@ REFUSALS: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str]] = [
     ("regression", [{"text": "mi", "label": "nan"}], [{}], 'label: expected a number, got "nan"'),
     ("ner", [{"tokens": ["mi"], "tags": ["X"]}], [{}], 'tags: expected O, B-TYPE or I-TYPE (also E-TYPE, S-TYPE), got'),
     ("ner", [{"tokens": ["mi", "ton"], "tags": ["B-X"]}], [{}], "got 2 tokens and 1 tags"),
-    ("ner", [{"text": "mi", "spans": [[0, 3, "X"]]}], [{}], "{start, end, label} within the 2 characters"),
+    ("ner", [{"text": "mi", "spans": [[0, 3, "X"]]}], [{}], "positions within the 2 characters, got 0 to 3"),
     ("ner", [{"text": "mi ton", "spans": [[0, 3, "X"], [2, 4, "X"]]}], [{}], "X at 2 begins before 3"),
     ("ner", [{"text": "mi", "spans": [[0, 2, "X"]]}], [{"text": "mi", "spans": [[0, 2, "Y"]]}], '"B-Y" does not occur'),
     ("qa", [{"question": "a", "context": "b c", "answers": [{"text": "c", "answer_start": 1}]}], [{}],

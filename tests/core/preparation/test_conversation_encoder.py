@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,10 +25,10 @@ CONVERSATIONS = [MESSAGES, MESSAGES[:2], [SYSTEM, *MESSAGES], [*MESSAGES, ASKED_
 
 
 def encoded(
-    tokenizer: PreTrainedTokenizerBase, template: str, *conversations: list[dict[str, str]]
+    tokenizer: PreTrainedTokenizerBase, template: str, *conversations: list[dict[str, str]], context: Sequence[int] = ()
 ) -> EncodedConversations:
     encoder = ConversationEncoder(tokenizer, ChatTemplate("x", template), vocabulary_of(tokenizer))
-    return encoder.encode([orjson.dumps(each).decode() for each in conversations])
+    return encoder.encode([orjson.dumps({"messages": each, "context": context}).decode() for each in conversations])
 
 
 def rows(found: EncodedConversations) -> list[tuple[list[int], list[bool]]]:
@@ -64,6 +65,25 @@ def test_without_marks_an_answer_ends_with_the_end_of_its_turn(fast: PreTrainedT
         ):
             expected += [(token, mark) for token in fast(text, add_special_tokens=False)["input_ids"]]
     assert list(zip(ids, answers, strict=True)) == expected
+
+
+@pytest.mark.parametrize("template", ["alpaca", CHATML])
+def test_an_answer_that_is_context_is_read_and_not_learnt(
+    fast: PreTrainedTokenizerBase, template: str, tmp_path: Path
+) -> None:
+    text = template if template == CHATML else find_template(template, fast, tmp_path).text
+    ((ids, whole),) = rows(encoded(fast, text, [SYSTEM, *MESSAGES]))
+    for context, left in ((2, MESSAGES[3]), (4, MESSAGES[1])):
+        ((same, part),) = rows(encoded(fast, text, [SYSTEM, *MESSAGES], context=[context]))
+        end = "<|im_end|>" if template == CHATML else "</s>"
+        assert same == ids and all(all_ or not one for one, all_ in zip(part, whole, strict=True))
+        assert fast.decode([token for token, mark in zip(ids, part, strict=True) if mark]) == left["content"] + end
+
+
+def test_marks_that_cannot_be_told_apart_refuse_an_answer_that_is_context(fast: PreTrainedTokenizerBase) -> None:
+    whole = "{% generation %}{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}{% endgeneration %}"
+    assert encoded(fast, whole, MESSAGES).answers.all()
+    assert encoded(fast, whole, MESSAGES, context=[1]).rejected == {0: "refused by the template"}
 
 
 def test_a_mark_is_widened_to_the_end_of_the_turn(fast: PreTrainedTokenizerBase) -> None:

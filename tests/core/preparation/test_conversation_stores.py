@@ -107,6 +107,20 @@ def test_the_template_is_stored_with_the_tokenizer(tokenizer: Path, tmp_path: Pa
         assert found.facts.options["template"] == ("chat" if template is None else "alpaca")
 
 
+def test_keys_that_are_not_read_are_told_with_a_count(
+    tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns = [{**MESSAGES[0], "name": "x"}, MESSAGES[1], {**MESSAGES[2], "name": "y"}, {**MESSAGES[3], "weight": 0}]
+    called = {**MESSAGES[1], "content": None, "tool_calls": [{"name": "f"}]}
+    records = [{"messages": turns, "id": 1}, {**WITH_INPUT, "mystery": 1}, {"messages": [MESSAGES[0], called]}]
+    facts = make(write_lines(tmp_path / "a.jsonl", *records), tokenizer, tmp_path / "store")
+    assert "how many conversations have them: messages[].name (1), mystery (1)" in caplog.text
+    assert facts.rejected_by_reason == {"tools and their calls": 1}
+    assert learnt(TokenStore.open(tmp_path / "store")) == ["東京です。</s>", "空と海は青い。</s>"]
+    with pytest.raises(UserError, match=r"tools and their calls[\s\S]*write it into the content in the form"):
+        make(tmp_path / "a.jsonl", tokenizer, tmp_path / "strict", max_rejects=0)
+
+
 def test_stores_made_of_stores_keep_answers(store: TokenStore, tokenizer: Path, tmp_path: Path) -> None:
     whole = learnt(store)
     split(store.folder, [tmp_path / "x", tmp_path / "y"], weights=[3, 1], seed=3)
