@@ -43,7 +43,7 @@ def check_command(text: str) -> None:
         first += 2  # an option before the verb and its value
     command, rest = find_command(words[first:])
     known = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
-    if command.context_settings.get("ignore_unknown_options"):  # every setting of a kind of component is an option too
+    if command.ignore_unknown_options:  # every setting of a kind of component is an option too
         known |= settings_flags(KINDS.get(words[first], "tokenizers"))
     values = 0
     for before, word in itertools.pairwise(["", *rest]):

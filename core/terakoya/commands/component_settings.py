@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
+
+from typer.core import TyperCommand
 
 from terakoya.commands.guidance import unknown_options
 from terakoya.errors import UserError
 
-ACCEPT_UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
-"""Lets a command accept options that it does not know, as arguments: they are the component's own settings."""
+
+class ComponentCommand(TyperCommand):
+    """A command that takes options that it does not know as arguments: they are the component's own settings."""
+
+    ignore_unknown_options = True
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Joins a value that begins with one dash to the setting before it: the parser would read it as options of one
+        letter, and an `h` in it as a call for help."""
+        own = {option for each in self.get_params(ctx) for option in (*each.opts, *each.secondary_opts)}
+        joined: list[str] = []
+        for place, word in enumerate(args):
+            if word == "--":
+                joined += args[place:]
+                break
+            before = joined[-1] if joined else ""
+            is_setting = before.startswith("--") and "=" not in before and before not in own
+            if is_setting and word.startswith("-") and not word.startswith("--") and word not in own:
+                joined[-1] = f"{before}={word}"
+            else:
+                joined.append(word)
+        parsed: list[str] = super().parse_args(ctx, joined)
+        return parsed
 
 
 def gather(
@@ -50,7 +73,7 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any], *, verb: str
             continue
         name, equals, text = argument[2:].partition("=")
         key = name.replace("-", "_")
-        given = text if equals else next((word for word in remaining[:1] if not word.startswith("--")), None)
+        given = text if equals else next((word for word in remaining[:1] if _is_value(word, fields)), None)
         if key not in fields and (advice := unknown_options.answer(verb, key, given)):
             raise UserError(f"terakoya {verb}: {argument}: no such option; {advice}")
         annotation = fields[key].annotation if key in fields else None
@@ -62,8 +85,11 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any], *, verb: str
             value = True
         else:
             if not equals:
-                if not remaining or remaining[0].startswith("--"):
-                    raise UserError(f"{argument}: expected a value after it")
+                if given is None:
+                    raise UserError(
+                        f"{argument}: expected a value after it; one that begins with two dashes is written "
+                        f"{argument}=VALUE"
+                    )
                 text = remaining.pop(0)
             value = text.lower() == "true" if text.lower() in ("true", "false") else _value(text, annotation)
             if _is(annotation, int) and isinstance(value, str) and value != "null":
@@ -72,6 +98,12 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any], *, verb: str
             raise UserError(f"{argument}: the option is given twice; keep one")
         taken[key] = value
     return rest, taken
+
+
+def _is_value(word: str, fields: Collection[str]) -> bool:
+    """Returns whether `word` is a value and no option: `--x=y` is a value where the component has no setting `x`."""
+    name, equals, _ = word.removeprefix("--").partition("=")
+    return not word.startswith("--") or bool(equals and name.replace("-", "_") not in fields)
 
 
 def _value(text: str, annotation: Any) -> Any:

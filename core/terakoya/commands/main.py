@@ -35,7 +35,7 @@ from terakoya.commands import (
     upload,
     verify,
 )
-from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
+from terakoya.commands.component_settings import ComponentCommand
 from terakoya.commands.guidance import next_command, unknown_options
 from terakoya.commands.guidance.examples import add_examples, complete_overview
 from terakoya.commands.language.lines import wrap
@@ -107,17 +107,17 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("estimate")(estimate.command)
 app.command("train")(train.command)
-app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
-app.command("move", context_settings=ACCEPT_UNKNOWN_OPTIONS)(move.command)
+app.command("launch", cls=ComponentCommand)(launch.command)
+app.command("move", cls=ComponentCommand)(move.command)
 app.command("fork")(fork.command)
 app.command("status")(status.command)
 app.command("save")(save.command)
 app.command("report")(report.command)
 app.command("verify")(verify.command)
 app.command("evaluate")(evaluate.command)
-app.command("export", context_settings=ACCEPT_UNKNOWN_OPTIONS)(export.command)
+app.command("export", cls=ComponentCommand)(export.command)
 app.command("average")(average.command)
-app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)(import_checkpoint.command)
+app.command("import", cls=ComponentCommand)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("finetune")(finetune.command)
 app.command("upload")(upload.command)

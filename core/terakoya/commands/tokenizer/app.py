@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from terakoya.commands import shared_options as shared
-from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, take_flags
+from terakoya.commands.component_settings import ComponentCommand, gather, take_flags
 from terakoya.commands.guidance import next_command
 from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import extend as tokenizer_extend
@@ -45,7 +45,7 @@ Set = Annotated[
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
 
 
-@app.command("train", context_settings=ACCEPT_UNKNOWN_OPTIONS)
+@app.command("train", cls=ComponentCommand)
 def command(
     corpus: Annotated[
         list[str] | None,
@@ -91,7 +91,7 @@ def command(
     next_command.after_tokenizer(out, sources, reading)
 
 
-@app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)
+@app.command("import", cls=ComponentCommand)
 def import_command(
     model: Annotated[list[str], typer.Argument(help="The trained model's file, for example tokenizer.model.")],
     out: Out = None,
