@@ -22,11 +22,11 @@ from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
 from terakoya.hub import card_evaluation, model_card
-from terakoya.hub.card_languages import guess_languages
 from terakoya.hub.published_files import Published, choose_files
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.tokenizers.languages import guess_languages
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

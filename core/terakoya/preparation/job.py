@@ -34,6 +34,7 @@ from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble_store, write
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT, UNKNOWN, WORDS_INPUT
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
 from terakoya.store.writer import PartsContent
+from terakoya.toolkit.tokenizers.languages import warn_of_lost_dakuten
 from terakoya.toolkit.tokenizers.unread_text import warn_of_unread
 
 logger = logging.getLogger("terakoya")
@@ -163,6 +164,7 @@ class PrepareJob:
 
     def begin(self, encoder: BlockEncoder) -> None:
         """Creates the folder of parts. Raises UserError if the disk is much too small or other parts are there."""
+        warn_of_lost_dakuten(encoder.encoder, pickle.loads(self.task.tokenizer), self.task.tokenizer_folder)
         check_disk_space(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
         record_inputs(self.out, self.inputs, self.recorded)
 

@@ -60,6 +60,7 @@ def train_tokenizer(
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
+    from terakoya.toolkit.tokenizers.languages import warn_of_lost_dakuten
 
     tokenizer = make_tokenizer(settings)
     if not isinstance(corpus, Corpus):
@@ -72,7 +73,8 @@ def train_tokenizer(
     with new_folder(out) as folder:
         facts = tokenizer.train(corpus, folder, processes=processes, progress=progress)
         record_kind(folder, settings["type"], tokenizer)
-        return facts
+    warn_of_lost_dakuten(tokenizer.encoder(out), tokenizer, out)
+    return facts
 
 
 def record_kind(folder: Path, kind: str, tokenizer: Tokenizer) -> None:

@@ -54,7 +54,7 @@ class MecabWordPiece(Tokenizer):
     num_unused_tokens: int = Field(default=10, ge=0)
     """Empty slots [unused0], [unused1], ... for tokens added later. Unit: tokens."""
     do_lower_case: bool = False
-    """Whether text is lower-cased first."""
+    """Whether text is lower-cased first. With `basic` words accents go, too, and dakuten is one."""
     sample_bytes: int | None = Field(default=None, ge=1)
     """Train on about this much text, evenly taken from the corpus; null is all of it. Unit: bytes."""
     max_words: int = Field(default=2_000_000, ge=1000)
