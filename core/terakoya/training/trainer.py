@@ -132,7 +132,7 @@ class Trainer:
         self.backlog = Backlog(run.device)
         self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches, self.backlog)
         self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
-        self.save_seconds = 0.0
+        self.save_seconds = self.last_learning_rate = 0.0
         self.finished = False
         self.begin_phase(self.phase, tokens=0)
 
@@ -260,7 +260,7 @@ class Trainer:
             self.next_vote = begin_vote(run.step + 1)
 
         # Clip gradients, update weights, clear gradients.
-        learning_rate = self.phase.learning_rate(run.progress(), run.phase_tokens)
+        self.last_learning_rate = learning_rate = self.next_learning_rate()
         skip_above = self.health.skip_above()
         with self.profile.phase("update"):
             norm = self.engine.step(learning_rate, skip_above=skip_above)
@@ -290,6 +290,11 @@ class Trainer:
     def plan(self) -> RunPlan:
         """Which rows and rates each step has."""
         return self.batches.plan
+
+    def next_learning_rate(self) -> float:
+        """Returns the learning rate of the next step."""
+        run, phase = self.run, self.plan.phase_at(self.run.step)
+        return phase.learning_rate(run.progress(), run.phase_tokens if phase is self.phase else run.consumed_tokens)
 
     def begin_phase(self, phase: PlannedPhase, *, tokens: int) -> None:
         """Makes `phase` the one of the module, the rates and the next checkpoint; `tokens` were consumed before it."""
@@ -449,6 +454,7 @@ class Trainer:
         self.save_due = False
         self.health.check()
         self._report_saved(self.saver.finish())  # one save at a time
+        at_end = self.run.length.is_reached(step=self.run.step, tokens=self.run.consumed_tokens)
         saved = self.saver.save(
             {
                 **self.facts,
@@ -459,6 +465,7 @@ class Trainer:
                     if self.plan.has_phases
                     else {}
                 ),
+                "learning_rates": [self.last_learning_rate, None if at_end else self.next_learning_rate()],
                 "validation_losses": self.run.validation_losses,
                 "positions": self.batches.loader.store_positions(self.run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),

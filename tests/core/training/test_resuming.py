@@ -175,7 +175,8 @@ def test_a_store_that_another_mixture_moves_is_named(store: Path, line_store: Pa
         parameters = Parameters.from_dict(changed, source="test")
         train_in_this_process(parameters, out, allow_change=frozenset({"data"}))
         records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-        return [record["text"] for record in records if record["kind"] == "warning"]
+        texts = [record["text"] for record in records if record["kind"] == "warning"]
+        return [text for text in texts if "learning rate" not in text]
 
     assert warnings("run", {}) == []
     more = [{**both[0], "weight": 3.0}, both[1]]
@@ -185,3 +186,31 @@ def test_a_store_that_another_mixture_moves_is_named(store: Path, line_store: Pa
     assert warnings("stage", {"stages": [{"from_step": 4, "train": more}]}) == []
     moved = shutil.copytree(store, tmp_path / "moved")
     assert warnings("moved", {"train": [{"store": str(moved), "weight": 1.0}, both[1]]}) == []
+
+
+@pytest.mark.slow
+def test_a_rate_that_a_change_moves_is_told_with_both_values(store: Path, tmp_path: Path) -> None:
+    """From a checkpoint in the middle and from the last one; a schedule that goes on as it was is no change."""
+
+    def train(name: str, steps: int, start: str = "", **schedule: Any) -> tuple[list[str], dict[int, float]]:
+        settings = toy.parameters(store, max_steps=steps, checkpoint={"save_steps": 2, "keep": 9}, logging_steps=1)
+        settings["schedule"] = {"type": "linear", "warmup_steps": 0, **schedule}
+        out = tmp_path / name
+        if start:
+            shutil.copytree(tmp_path / start, out / "checkpoints" / Path(start).name)
+        train_in_this_process(Parameters.from_dict(settings, source="test"), out, allow_change=frozenset({"schedule"}))
+        records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        rates = {record["step"]: record["learning_rate"] for record in records if record["kind"] == "step"}
+        return [each["text"] for each in records if each["kind"] == "warning" and "learning" in each["text"]], rates
+
+    said, before = train("run", 4)
+    assert said == []
+    middle, last = (f"run/checkpoints/step-0000000{step}" for step in (2, 4))
+    assert train("same", 4, middle)[0] == [] and train("finished", 4, last)[0] == []
+    flat = {"type": "constant"}
+    train("flat", 2, **flat)
+    assert train("longer flat", 4, "flat/checkpoints/step-00000002", **flat)[0] == []
+    for name, start, step in (("longer", middle, 2), ("extended", last, 4)):
+        (text,), after = train(name, 8, start)
+        assert f"was {before[step]:.2e} in step {step}, and is {after[step + 1]:.2e} in step {step + 1}: " in text
+        assert "`terakoya fork`" in text and after[step + 1] > before[step + 1 if step == 2 else 4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -109,6 +110,21 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run_log.print(f"resumed from {folder} at step {run.step:,}")
     if run.finished:
         run_log.print(describe_finished(run))
+    else:
+        _warn_of_other_rate(trainer, *manifest.get("learning_rates", ()))
+
+
+def _warn_of_other_rate(trainer: Trainer, last: float = 0.0, following: float | None = 0.0) -> None:
+    """Warns if the next step has another learning rate than `following`, which it had when the checkpoint was written,
+    or at the end of the run (None) another than that step, `last`."""
+    now, step = trainer.next_learning_rate(), trainer.run.step
+    trainer.last_learning_rate = last
+    if not math.isclose(now, last if following is None else following, rel_tol=1e-6) and last:
+        trainer.run_log.warn(
+            f"the learning rate was {last:.2e} in step {step:,}, and is {now:.2e} in step {step + 1:,}: the schedule "
+            "counts over the whole run as it is now; `terakoya fork` continues under another schedule, and leaves this "
+            "run as it is"
+        )
 
 
 def describe_finished(run: Run) -> str:
