@@ -12,9 +12,7 @@ from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
 from terakoya.inference.loading import find_device, load_model_and_tokenizer, max_length, move
 from terakoya.process_pool import time_limit
-
-TEMPLATE_SECONDS = 10.0
-"""Time in which a chat template writes a prompt; real ones take milliseconds."""
+from terakoya.toolkit.formats.chat_end import TEMPLATE_SECONDS, add_chat_end
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class TextGenerator:
         self.model = move(model, chosen)
         self.folder, self.max_length = folder, max_length(self.model)
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        end = self.model.generation_config.eos_token_id
+        self.ends = add_chat_end(self.tokenizer.eos_token_id if end is None else end, self.tokenizer)
 
     def generate(self, texts: Sequence[str], sampling: Sampling = Sampling()) -> list[str]:
         """Returns the continuation of each of `texts`, computed in one batch, without special tokens.
@@ -125,7 +125,6 @@ class TextGenerator:
                     f"{self.max_length} in total"
                 )
             max_new_tokens = min(max_new_tokens, self.max_length - width)
-        end = self.model.generation_config.eos_token_id
         special_ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         pad = next((number for number in special_ids if number is not None), 0)
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -141,7 +140,7 @@ class TextGenerator:
         torch.manual_seed(sampling.seed)
         generated = self.model.generate(
             ids.to(self.model.device), attention_mask=mask.to(self.model.device), max_new_tokens=max_new_tokens,
-            pad_token_id=pad, eos_token_id=self.tokenizer.eos_token_id if end is None else end, **settings,
+            pad_token_id=pad, eos_token_id=self.ends, **settings,
         )  # fmt: skip
         return [self._new_text(prompt, row[width:].tolist()) for prompt, row in zip(prompts, generated, strict=True)]
 

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from chat_tokenizer import CHATML, make_chat_tokenizer
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
     RobertaConfig,
     RobertaForMaskedLM,
     RobertaTokenizer,
@@ -20,6 +26,7 @@ from transformers import (
 
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
+from terakoya.inference.generation import Sampling, TextGenerator
 from terakoya.toolkit.formats import transformers_folder
 
 SIZES = {
@@ -91,3 +98,57 @@ def test_texts_are_cut_where_the_positions_of_the_model_end(tmp_path: Path) -> N
     transformers_folder.write(BertForMaskedLM.from_pretrained(source), source, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert len(tokenizer("a " * 100, truncation=True)["input_ids"]) == SIZES["max_position_embeddings"]
+
+
+def only_says(token: int) -> PreTrainedModel:
+    """A causal model that continues every text with `token`, and whose documents end with 2."""
+    sizes = {"vocab_size": 400, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
+    with torch.no_grad():
+        for weight in (model.transformer.ln_f.weight, model.transformer.wte.weight):
+            weight.zero_()
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.transformer.wte.weight[token] = 1.0
+    return model
+
+
+ENDS_ITSELF = "{% for m in messages %}{{ m['content'] + (eos_token if m['role'] == 'assistant' else '') }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "said"),
+    [
+        (CHATML, [2, 4], []),
+        (ENDS_ITSELF, 2, []),
+        (None, 2, []),
+        ("{% for m in messages %}[{{ m['content'] }}]{% endfor %}", 2, []),
+        ("{{ raise_exception('no chats today') }}", 2, ["no chats today"]),
+    ],
+    ids=["ChatML", "eos", "no template", "ordinary text", "unusable"],
+)
+def test_a_chat_model_stops_where_its_template_ends_an_answer(
+    template: str | None, ends: Any, said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = make_chat_tokenizer(tmp_path / "source"), tmp_path / "out"
+    if template is not None:
+        (source / "chat_template.jinja").write_text(template)
+    only_says(4).save_pretrained(source)
+    export(source, out)
+    assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == ends
+    assert all(each in caplog.text for each in said) and bool(caplog.text) == bool(said)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert tokenizer.convert_ids_to_tokens(4) == "<|im_end|>"
+    new = model.generate(torch.tensor([[10]]), max_new_tokens=5, do_sample=False)[0, 1:].tolist()
+    assert new == [4] * (1 if ends == [2, 4] else 5)
+
+
+def test_a_chat_stops_there_with_a_model_that_does_not_say_so(tmp_path: Path) -> None:
+    """As that of a checkpoint, whose tokenizer lies beside it."""
+    folder = make_chat_tokenizer(tmp_path)
+    only_says(4).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(CHATML)
+    seen: list[int] = []
+    generator = TextGenerator(folder)
+    generator.tokenizer.decode = lambda ids, **_: seen.append(len(ids)) or ""
+    generator.reply([{"role": "user", "content": "空"}], Sampling(max_new_tokens=5, temperature=0))
+    assert seen[1] == seen[0] + 1

@@ -319,6 +319,8 @@ def test_the_chat_template_is_in_the_file(tmp_path: Path) -> None:
     GgufExporter().export({"": make_model("llama", "causal", source, "huggingface")}, source, tmp_path / "out")
     field = GGUFReader(tmp_path / "out/model.gguf").get_field("tokenizer.chat_template")
     assert field is not None and field.contents() == vocabulary._as_plain_jinja(TAGS)
+    end = GGUFReader(tmp_path / "out/model.gguf").get_field("tokenizer.ggml.eot_token_id")
+    assert end is not None and end.contents() == AutoTokenizer.from_pretrained(source).eos_token_id
 
 
 def compare_with_llama_cpp(model: PreTrainedModel, source: Path, out: Path, **settings: Any) -> None:

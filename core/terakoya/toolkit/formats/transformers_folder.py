@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.toolkit.formats.chat_end import write_chat_end
 from terakoya.toolkit.formats.model_files import tokenizer_files
 from terakoya.toolkit.tokenizers import sentencepiece_folder
 
@@ -96,6 +97,7 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     tokenizer = _load_tokenizer(original)
     if tokenizer is None:
         return
+    write_chat_end(folder, tokenizer)
     file = folder / "tokenizer_config.json"
     settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     settings.pop("auto_map", None)

@@ -42,6 +42,7 @@ def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnor
             not have (unless `allow_unnormalized`).
     """
     from terakoya.components.tokenizer import load_tokenizer
+    from terakoya.toolkit.formats.chat_end import find_chat_end
     from terakoya.toolkit.tokenizers import sentencepiece_folder
 
     found = sentencepiece_folder.model_file(folder)
@@ -57,6 +58,8 @@ def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnor
         )
     _write_roles(writer, tokenizer)
     _write_chat_template(writer, tokenizer)
+    if (end := find_chat_end(tokenizer)) is not None:
+        writer.add_eot_token_id(end)  # llama.cpp stops there as at the end of a document
     return normalize
 
 
