@@ -34,6 +34,9 @@ _CUT_COST = 24 * 2 * 65_536
 
 _PARSE_OPTIONS = ("-d", "-r", "-u", "--dicdir", "--rcfile", "--userdic")
 
+USER_DICTIONARY = ("-u", "--userdic")
+"""The option whose value is a user dictionary, or several with commas between them."""
+
 # Settings of MeCab's files that change no word; `max-grouping-size` and `userdic`, among others, do.
 _SETTING = re.compile(
     r"\s*(?:[;#].*|(?:cost-factor|bos-feature|(?:unk-)?eval-size|\w+-charset|dicdir|[\w-]+-format.*)\s*=.*)?\s*"
@@ -72,6 +75,38 @@ def mecab_options(arguments: Mapping[str, Any], find: Callable[[str], Path] = di
     option: str = arguments.get("mecab_option") or ""
     dictionary = arguments.get("mecab_dic", "unidic_lite")
     return option if dictionary is None else f"{dictionary_options(find(dictionary))} {option}".strip()
+
+
+def change_values(options: str, names: Sequence[str], change: Callable[[str], str]) -> str:
+    """Returns MeCab's `options` with the changed values of the option that `names` are: `-u x`, `-ux`, `--userdic x` or
+    `--userdic=x`; the same text where nothing changes."""
+    words = shlex.split(options)
+    changed = []
+    for before, word in zip(["", *words], words, strict=False):
+        prefixes = [f"{name}=" if name.startswith("--") else name for name in names]
+        prefix = next((each for each in prefixes if word.startswith(each) and word not in names), "")
+        is_value = bool(prefix) or before in names
+        changed.append(
+            prefix + change(word.removeprefix(prefix).removeprefix("=" * bool(prefix))) if is_value else word
+        )
+    return options if changed == words else shlex.join(changed)
+
+
+def change_user_dictionaries(options: str, change: Callable[[str], str]) -> str:
+    """Returns MeCab's `options` with the changed names of the files of user dictionaries."""
+    return change_values(options, USER_DICTIONARY, lambda names: ",".join(map(change, names.split(","))))
+
+
+def place_user_dictionaries(arguments: Mapping[str, Any] | None, folder: Path) -> Mapping[str, Any] | None:
+    """Returns the `arguments` of Transformers' `MecabTokenizer` with the paths of those user dictionaries that lie in
+    the tokenizer's `folder` and are named without it. MeCab itself looks for them in the working directory."""
+
+    def place(name: str) -> str:
+        return str(folder / name) if name and (folder / name).is_file() else name
+
+    option: str = (arguments or {}).get("mecab_option") or ""
+    placed = change_user_dictionaries(option, place)
+    return arguments if placed == option else {**(arguments or {}), "mecab_option": placed}
 
 
 class MecabSplitter:

@@ -26,7 +26,7 @@ from terakoya_tokenizer.added_tokens import AddedTokens
 from terakoya_tokenizer.backend import MecabBackend
 from terakoya_tokenizer.characters import Characters, lower_cased
 from terakoya_tokenizer.encodings import PlainEncodings
-from terakoya_tokenizer.mecab import MecabSplitter, mecab_options
+from terakoya_tokenizer.mecab import MecabSplitter, mecab_options, place_user_dictionaries
 from terakoya_tokenizer.spans import SpanEncoder
 from terakoya_tokenizer.wordpiece import MAX_CHARACTERS, PREFIX, Pieces, WordPiece
 
@@ -99,7 +99,8 @@ class BertJapaneseTokenizerFast(PreTrainedTokenizerFast):
             **settings,
             **kwargs,
         )
-        build = functools.partial(build_encoder, vocabulary, self.unk_token_id, settings)
+        placed = place_user_dictionaries(mecab_kwargs, Path(vocab_file).parent)
+        build = functools.partial(build_encoder, vocabulary, self.unk_token_id, {**settings, "mecab_kwargs": placed})
         backend: Any = self._tokenizer  # with the added tokens, which Transformers has put into it
         self._tokenizer: Any = MecabBackend(backend, build)
         self.update_post_processor()

@@ -62,6 +62,20 @@ def _is_of_the_library(error: BaseException) -> bool:
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
+def mecab_arguments(folder: Path) -> dict[str, Any]:
+    """Returns the arguments of `from_pretrained` without which Transformers looks for the user dictionaries of MeCab
+    that lie in `folder` in the working directory; none where there are no such."""
+    from terakoya_tokenizer.mecab import place_user_dictionaries
+
+    file = folder / "tokenizer_config.json"
+    try:
+        written = json.loads(file.read_text(encoding="utf-8")).get("mecab_kwargs") if file.is_file() else None
+        placed = place_user_dictionaries(written, folder)
+    except (ValueError, AttributeError):
+        return {}  # Transformers says what is wrong with it
+    return {} if placed is written else {"mecab_kwargs": placed}
+
+
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> PreTrainedTokenizerBase:
     """Returns the tokenizer in `folder`, loaded by `AutoTokenizer` from local files.
 
@@ -78,7 +92,11 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: 
     pattern_probe.check(Path(folder))
     try:
         return AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code, **options
+            folder,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            **mecab_arguments(Path(folder)),
+            **options,
         )
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise

@@ -19,6 +19,7 @@ from terakoya.hub.card_evaluation import SCORES
 from terakoya.hub.model_card import CARD, CHART
 from terakoya.json_settings import leaves, looks_secret
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.tokenizers import mecab
 
 READ_BY_TRANSFORMERS = (
     "config.json", "generation_config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json",
@@ -33,6 +34,8 @@ MODULES = "modules.json"
 """The file of Sentence Transformers that names the folders of its steps."""
 NAMING = ("config.json", "tokenizer_config.json", "terakoya.json", MODULES, *INDICES)
 """Files whose texts may be names of other files."""
+MECAB_OPTION = "mecab_kwargs.mecab_option"
+"""The key of tokenizer_config.json with MeCab's options."""
 SCANNED_BYTES = 1 << 26
 """Larger files are not searched for secrets."""
 
@@ -69,6 +72,23 @@ def choose_files(folder: Path, also: Sequence[Path] = ()) -> Published:
     return Published(chosen, _left_out(folder, chosen))
 
 
+def refuse_local_paths(model: Path) -> None:
+    """Raises UserError where the tokenizer in the folder `model` reads files of this machine that are not in it."""
+    file = model / "tokenizer_config.json"
+    for key, value in leaves({name: each for name, each in _read_json(file).items() if name.endswith("_kwargs")}):
+        text = value if isinstance(value, str) else ""
+        files = mecab.named_files(text) if key == MECAB_OPTION else [text] if Path(text).is_absolute() else []
+        inside = mecab.user_dictionaries(text) if key == MECAB_OPTION else []
+        for name in files:
+            if name not in inside or Path(name).is_absolute() or not (model / name).is_file():
+                raise UserError(
+                    f"{file}: {key} names {name}, which is not in the folder: nobody else could load the tokenizer. A "
+                    "user dictionary of MeCab may lie in the folder and be named without it, "
+                    '"mecab_option": "-u user.dic"; other dictionaries are those of packages, as with --dictionary '
+                    "unidic_lite"
+                )
+
+
 def _files_of(model: Path) -> Iterator[Path]:
     """Yields the files that belong to the model in the folder `model`; some may not be there."""
     recorded = folder_digests.read(model)
@@ -93,7 +113,8 @@ def _named_in(file: Path) -> Iterator[Path]:
     """Yields the files next to `file`, or below, that it names: shards, dictionaries, the model's own code with what
     that imports, and the files of a step of Sentence Transformers."""
     content = _read_json(file)
-    names = [value for _, value in leaves(content) if isinstance(value, str) and value]
+    texts = {key: value for key, value in leaves(content) if isinstance(value, str) and value}
+    names = [*texts.values(), *mecab.user_dictionaries(texts.get(MECAB_OPTION, ""))]
     inside = [file.parent / name for name in names if not {"..", "/"} & set(Path(name).parts)]
     yield from (each for each in inside if each.is_file())
     if file.name == MODULES:

@@ -17,16 +17,17 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder, scratch_folder
-from terakoya.components.tokenizer import encode_texts, load_tokenizer
+from terakoya.components.tokenizer import encode_texts, load_tokenizer, mecab_arguments
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
 from terakoya.hub import card_evaluation, model_card
-from terakoya.hub.published_files import Published, choose_files
+from terakoya.hub.published_files import Published, choose_files, refuse_local_paths
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.tokenizers.languages import guess_languages
+from terakoya.toolkit.tokenizers.word_splitters import user_dictionaries
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -126,6 +127,8 @@ def upload(
         if dry_run is None:
             _check_token()
         models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
+        for sub in models:
+            refuse_local_paths(folder / sub)
         kept = [result for sub in models for result in card_evaluation.read_kept(folder / sub)]
         measured += [result for result in kept if result not in measured]
         for sub in models:
@@ -267,7 +270,8 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
             config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
             names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
             kind = getattr(transformers, (names or config.architectures)[0])
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options)
+            words = mecab_arguments(source if local else _fetch_user_dictionaries(str(source), options))
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options, **words)
             model = kind.from_pretrained(source, trust_remote_code=trust, **options).eval()
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
@@ -285,6 +289,18 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
         with torch.no_grad():
             logits = model(**inputs)[0]
         return bytes(logits.float().contiguous().numpy().tobytes())
+
+
+def _fetch_user_dictionaries(name: str, options: Mapping[str, Any]) -> Path:
+    """Downloads tokenizer_config.json of the repository `name` and the user dictionaries of MeCab that it names.
+    Returns the folder with them."""
+    from huggingface_hub import hf_hub_download
+
+    config = Path(hf_hub_download(name, "tokenizer_config.json", **options))
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    for file in user_dictionaries(settings):
+        hf_hub_download(name, file, **options)
+    return config.parent
 
 
 def _training_facts(checkpoint: Path) -> model_card.TrainingFacts:

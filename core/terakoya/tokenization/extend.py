@@ -27,7 +27,7 @@ from terakoya.toolkit.formats.model_files import tokenizer_files
 from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder
 from terakoya.toolkit.tokenizers.bpe_merges import merge_pairs
 from terakoya.toolkit.tokenizers.word_counts import Splitter, count_words
-from terakoya.toolkit.tokenizers.word_splitters import build_splitter
+from terakoya.toolkit.tokenizers.word_splitters import build_splitter, user_dictionaries
 from terakoya_tokenizer.wordpiece import PREFIX, WordPiece
 
 if TYPE_CHECKING:
@@ -115,9 +115,11 @@ def extend_tokenizer(
             f"{folder}: no word of the corpus is new and occurs {min_frequency} times; give more text, or lower "
             "--min-frequency"
         )
+    dictionaries = user_dictionaries(read_bert_folder(folder).config) if is_japanese else []
     with new_folder(out) as new:
         for file in tokenizer_files(folder):
-            if (is_japanese or file.name not in VOCABULARY_FILES) and file.suffix in (".json", ".txt", ".jinja"):
+            is_kept = (is_japanese or file.name not in VOCABULARY_FILES) and file.suffix in (".json", ".txt", ".jinja")
+            if is_kept or str(file) in dictionaries:
                 shutil.copyfile(file, new / file.name)
         if is_japanese:
             _append_words(new, ids, found.pieces)

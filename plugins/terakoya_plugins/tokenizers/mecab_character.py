@@ -38,7 +38,7 @@ class MecabCharacter(Tokenizer):
     dictionary: str = "unidic_lite"
     """`ipadic`, `unidic_lite`, `unidic` or the folder of a compiled MeCab dictionary."""
     mecab_option: str = ""
-    """Further options for MeCab, such as `-u USER.dic`."""
+    """Further options for MeCab, such as `-u USER.dic`, which is copied into the folder."""
     limit_alphabet: int = Field(default=6129, ge=1)
     """Number of characters in the vocabulary, the most frequent ones; others become [UNK]."""
     num_unused_tokens: int = Field(default=10, ge=0)

@@ -39,7 +39,7 @@ class MecabWordPiece(Tokenizer):
     dictionary: str = "unidic_lite"
     """For `mecab`: `ipadic`, `unidic_lite`, `unidic` or the folder of a compiled MeCab dictionary."""
     mecab_option: str = ""
-    """Further options for MeCab, such as `-u USER.dic`."""
+    """Further options for MeCab, such as `-u USER.dic`, which is copied into the folder."""
     sudachi_split_mode: Literal["A", "B", "C"] = "A"
     """For `sudachi`: A short units, B middle units, C whole named entities."""
     sudachi_dict_type: Literal["small", "core", "full"] = "core"

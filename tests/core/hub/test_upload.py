@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 import tempfile
 import time
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import fugashi
 import hub_stand_in
 import pytest
 import torch
 import toy
+import unidic_lite
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file
 from small_store import rewrite_store_json
@@ -410,6 +413,64 @@ def test_custom_code_runs_only_if_allowed(tmp_path: Path) -> None:
     (folder / "mine.py").write_text("raise RuntimeError('ran')\n")
     with pytest.raises(UserError, match="--trust-remote-code"):
         upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
+
+
+USER = "-u user.dic"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"mecab_kwargs": {"mecab_dic": "unidic_lite", "mecab_option": "-u {home}/user.dic"}}, "{home}/user.dic"),
+        ({"mecab_kwargs": {"mecab_dic": "unidic_lite", "mecab_option": "-u other.dic"}}, "other.dic"),
+        ({"mecab_kwargs": {"mecab_dic": None, "mecab_option": f"-d '{unidic_lite.DICDIR}' -r /dev/null {USER}"}},
+         unidic_lite.DICDIR),
+        ({"word_tokenizer_type": "sudachi", "sudachi_kwargs": {"sudachi_config_path": "/etc/sudachi.json"}},
+         "/etc/sudachi.json"),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_reads_files_of_this_machine_is_refused(
+    arguments: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = japanese_bert(tmp_path / "model")
+    for home in (folder, tmp_path):
+        (home / "other.dic").write_bytes((folder / "user.dic").read_bytes())
+    (folder / "other.dic").unlink()
+    file = folder / "tokenizer_config.json"
+    text = json.dumps({**json.loads(file.read_text()), **arguments}).replace("{home}", str(folder))
+    file.write_text(text)
+    named = re.escape(named.replace("{home}", str(folder)))
+    with pytest.raises(UserError, match=f"names {named}, which is not in the folder: nobody else could load"):
+        upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
+
+
+def test_a_user_dictionary_of_mecab_is_pushed_and_loaded_back(
+    tmp_path: Path, hub: hub_stand_in.Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = japanese_bert(tmp_path / "model")
+    upload(folder, "school/tiny")
+    files = hub.files["school/tiny"]
+    assert files["user.dic"] == (folder / "user.dic").read_bytes()
+    assert b"`user.dic` of this repository in the working directory" in files["README.md"]
+    assert not any(str(tmp_path).encode() in content for content in files.values())
+
+
+def japanese_bert(folder: Path) -> Path:
+    """The model of `export_bert` with a tokenizer of MeCab and a user dictionary."""
+    export_bert(folder)
+    (folder / "u.csv").write_text("山川海,,,-20000,名詞,固有名詞,一般" + ",*" * 14, encoding="utf-8")
+    fugashi.build_dictionary(f"x -d '{unidic_lite.DICDIR}' -u {folder}/user.dic -f utf8 -t utf8 {folder}/u.csv")
+    (folder / "u.csv").unlink()
+    for file in folder.glob("*token*"):
+        file.unlink()
+    config = {
+        "tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab",
+        "mecab_kwargs": {"mecab_dic": "unidic_lite", "mecab_option": USER},
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def export_bert(folder: Path, *, seed: int = 1) -> Path:

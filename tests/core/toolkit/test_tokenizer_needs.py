@@ -20,6 +20,10 @@ from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
             {"mecab_kwargs": {"mecab_dic": None, "mecab_option": "-d /dic"}},
             "`pip install fugashi` and the dictionary of its MeCab options, `-d /dic`.",
         ),
+        (
+            {"mecab_kwargs": {"mecab_dic": "ipadic", "mecab_option": "-u user.dic"}},
+            "`pip install fugashi ipadic`, and `user.dic` of this repository in the working directory",
+        ),
         ({"word_tokenizer_type": "sudachi"}, "`pip install sudachipy sudachidict-core`."),
         (
             {"word_tokenizer_type": "sudachi", "sudachi_kwargs": {"sudachi_dict_type": "full"}},

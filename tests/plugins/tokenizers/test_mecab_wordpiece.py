@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fugashi
 import ipadic
 import numpy as np
 import pytest
@@ -25,11 +27,15 @@ from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
+from terakoya.tokenization.extend import extend_tokenizer
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers import mecab
 from terakoya.toolkit.tokenizers.word_counts import count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya_plugins.tokenizers.huggingface import HuggingFace
+from terakoya_plugins.tokenizers.mecab_character import MecabCharacter
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
+from terakoya_tokenizer import BertJapaneseTokenizerFast
 
 DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 
@@ -413,6 +419,57 @@ def test_each_user_dictionary_of_a_list_counts(tmp_path: Path) -> None:
     two.unlink()
     with pytest.raises(UserError, match=r"user dictionary .*/two\.dic: no such file"):
         mecab.options_fingerprint(f"-u {one},{two}")
+
+
+WORD = "寺子屋先生"
+ENTRY = f"{WORD},,,-20000,名詞,固有名詞,一般,*,*,*,テラコヤ,{WORD},{WORD},テラコヤ,{WORD},テラコヤ,固,*,*,*,*"
+
+
+@pytest.mark.parametrize("kind", [MecabWordPiece, MecabCharacter])
+def test_a_user_dictionary_goes_with_the_folder(
+    kind: type[MecabWordPiece | MecabCharacter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under its name alone, and is found there from any working directory; the folder names nothing of the builder."""
+    home = tmp_path / "home of mine"
+    home.mkdir()
+    (home / "u.csv").write_text(ENTRY, encoding="utf-8")
+    fugashi.build_dictionary(
+        f'terakoya -d "{unidic_lite.DICDIR}" -u "{home}/my user.dic" -f utf8 -t utf8 "{home}/u.csv"'
+    )
+    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps({"text": f"{WORD}が{each}"}) for each in TEXTS))
+    corpus = Corpus([tmp_path / "c.jsonl"])
+    size = {"vocab_size": 200} if kind is MecabWordPiece else {}
+    tokenizer = kind(mecab_option=f"--userdic='{home}/my user.dic'", num_unused_tokens=0, **size)  # type: ignore[arg-type]
+    tokenizer.train(corpus, home / "tokenizer")
+    moved = shutil.move(home / "tokenizer", tmp_path / "moved")
+    before = tokenizer.fingerprint(moved)
+    shutil.rmtree(home)
+    for file in ("tokenizer_config.json", "terakoya.json"):
+        text = (moved / file).read_text(encoding="utf-8")
+        assert str(tmp_path) not in text and "--userdic=my user.dic" in text
+    monkeypatch.chdir(tmp_path)
+    found = recognise_tokenizer(moved)
+    assert type(found) is kind and found.fingerprint(moved) == before
+    texts = [f"{WORD}の本。", *TEXTS[:2]]
+    encoded = found.encoder(moved).encode(texts)
+    check(encoded, reference(found.load(moved), texts))
+    assert found.load(moved).word_tokenizer.tokenize(f"{WORD}の本。") == [WORD, "の", "本", "。"]
+    fast = BertJapaneseTokenizerFast.from_pretrained(moved)
+    assert fast(texts[0]).input_ids == found.load(moved)(texts[0]).input_ids
+    if kind is MecabWordPiece:
+        extend_tokenizer(moved, tmp_path / "extended", [tmp_path / "c.jsonl"], add=1, processes=1)
+        assert (tmp_path / "extended/my user.dic").read_bytes() == (moved / "my user.dic").read_bytes()
+    monkeypatch.chdir(moved)  # where Transformers itself looks
+    assert AutoTokenizer.from_pretrained(moved)(texts[0]).input_ids == fast(texts[0]).input_ids
+
+
+def test_two_user_dictionaries_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for number in "12":
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "user.dic").write_text(number)
+    with pytest.raises(UserError, match=r"two are called user\.dic"):
+        mecab.copy_user_dictionaries(f"-u {tmp_path}/1/user.dic,{tmp_path}/2/user.dic", tmp_path / "out")
 
 
 NULS = ["前\0後ろ[MASK]\0中\n次の行", "\0", "東京と\n\0大阪\0を\n結ぶ", "NUL のない行", "端\0"]

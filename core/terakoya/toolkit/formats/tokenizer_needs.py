@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from terakoya.toolkit.tokenizers.mecab import user_dictionaries
+
 
 def describe_tokenizer(settings: Mapping[str, Any]) -> str:
     """Returns which tokenizer a model has, and which packages it needs besides Transformers, in a sentence or two.
@@ -44,4 +46,11 @@ def _needs_of_words(words: str, settings: Mapping[str, Any]) -> tuple[tuple[str,
     if not dictionary:
         return ("fugashi",), f" and the dictionary of its MeCab options, `{mecab.get('mecab_option') or ''}`"
     further = " and `python -m unidic download`" if dictionary == "unidic" else ""
+    if files := user_dictionaries(mecab.get("mecab_option") or ""):
+        named = " and ".join(f"`{file}`" for file in files)
+        further += (
+            f", and {named} of this repository in the working directory, where MeCab looks for user dictionaries (or "
+            '`AutoTokenizer.from_pretrained(..., mecab_kwargs={"mecab_dic": "' + dictionary + '", "mecab_option": "-u '
+            'FILE"})`)'
+        )
     return ("fugashi", dictionary.replace("_", "-")), further

@@ -12,6 +12,7 @@ from typing import Any
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers.word_splitters import with_user_dictionaries
 
 NAMES = ("pad", "unk", "cls", "sep", "mask")
 _FLAGS = ("lstrip", "rstrip", "single_word")
@@ -30,7 +31,7 @@ class BertFolder:
     """The data on which ids depend.
 
     Attributes:
-        config: the content of tokenizer_config.json.
+        config: the content of tokenizer_config.json, with the paths of user dictionaries in the folder.
         pieces: piece -> id, of vocab.txt alone: what words are divided into.
         tokens: piece or added token -> id.
         named: "pad", "unk", "cls", "sep", "mask" -> token.
@@ -85,6 +86,7 @@ def read_bert_folder(folder: Path) -> BertFolder:
     config = read_config(folder)
     if config is None:
         raise UserError(f"{folder}: expected vocab.txt and tokenizer_config.json")
+    config = with_user_dictionaries(config, folder)
     named = {name: config.get(f"{name}_token", f"[{name.upper()}]") for name in NAMES}
     pieces = read_vocabulary(folder / "vocab.txt")
     known = _HARMLESS | {f"{name}_token" for name in NAMES}

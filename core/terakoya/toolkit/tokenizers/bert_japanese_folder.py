@@ -73,13 +73,23 @@ def fingerprint(folder: Path) -> Mapping[str, str]:
     return {
         "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
         "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
-        **word_splitters.splitter_identity(config),
+        **word_splitters.splitter_identity(config, folder),
     }
 
 
 def save_folder(folder: Path, pieces: Sequence[str], config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Writes the folder; the same arguments give the same bytes."""
+    """Writes the folder; the same arguments give the same bytes. User dictionaries are copied into it, and named so."""
     folder.mkdir(parents=True, exist_ok=True)
+    if (option := word_splitters.mecab_arguments(config).get("mecab_option")) is not None:
+        option = mecab.copy_user_dictionaries(option, folder)
+        config = {**config, "mecab_kwargs": {**config["mecab_kwargs"], "mecab_option": option}}
+        settings = record["settings"]
+        own = mecab.copy_user_dictionaries(settings["mecab_option"], folder)
+        record = {
+            **record,
+            "settings": {**settings, "mecab_option": own},
+            "words": word_splitters.splitter_identity(config, folder),
+        }
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8", newline="\n")
     for name, content in (("tokenizer_config.json", config), (RECORD, record)):
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"

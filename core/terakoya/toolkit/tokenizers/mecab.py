@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import filecmp
 import functools
 import hashlib
-import shlex
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from terakoya.errors import UserError, nearest
@@ -15,11 +17,14 @@ __all__ = [
     "DICTIONARIES",
     "MecabSplitter",
     "build_splitter",
+    "copy_user_dictionaries",
     "dictionary_fingerprint",
     "dictionary_folder",
     "dictionary_options",
+    "named_files",
     "options_fingerprint",
     "options_folder",
+    "user_dictionaries",
 ]
 
 
@@ -81,22 +86,49 @@ def options_fingerprint(options: str) -> str:
     folder = options_folder(options)
     if folder is not None:
         total.update(dictionary_fingerprint(folder).encode())
-    for names in _values(options, ("-u", "--userdic")):
-        for name in names.split(","):  # as MeCab does
-            if not Path(name).is_file():
-                raise UserError(f"MeCab's user dictionary {name}: no such file")
-            total.update(Path(name).read_bytes())
+    for name in user_dictionaries(options):
+        if not Path(name).is_file():
+            raise UserError(f"MeCab's user dictionary {name}: no such file")
+        total.update(Path(name).read_bytes())
     return total.hexdigest()
 
 
-def _values(options: str, names: tuple[str, ...]) -> list[str]:
-    """Returns the values of an option in `options`: `-d x`, `-dx`, `--dicdir x` or `--dicdir=x`."""
-    values = []
-    arguments = shlex.split(options)
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        for name in names:
-            if argument == name:
-                values.append(following)
-            elif argument.startswith(f"{name}=" if name.startswith("--") else name):
-                values.append(argument[len(name) :].removeprefix("="))
+def user_dictionaries(options: str) -> list[str]:
+    """Returns the files of user dictionaries in `options`."""
+    return [name for names in _values(options, mecab.USER_DICTIONARY) for name in names.split(",")]  # as MeCab does
+
+
+def named_files(options: str) -> list[str]:
+    """Returns the files and folders that `options` name: dictionaries and settings."""
+    others = (("-d", "--dicdir"), ("-r", "--rcfile"))
+    named = [*(name for names in others for name in _values(options, names)), *user_dictionaries(options)]
+    return [name for name in named if name != "/dev/null"]
+
+
+def _values(options: str, names: Sequence[str]) -> list[str]:
+    """Returns the values of the option that `names` are."""
+    values: list[str] = []
+
+    def keep(value: str) -> str:
+        values.append(value)
+        return value
+
+    mecab.change_values(options, names, keep)
     return values
+
+
+def copy_user_dictionaries(options: str, folder: Path) -> str:
+    """Copies the user dictionaries that `options` name into `folder`. Returns the options with their names there.
+
+    Raises:
+        UserError: two of them have one name.
+    """
+
+    def copy(name: str) -> str:
+        new = folder / Path(name).name
+        if new.exists() and not filecmp.cmp(name, new, shallow=False):
+            raise UserError(f"MeCab's user dictionaries: two are called {new.name}; rename one of them")
+        shutil.copyfile(name, new)
+        return new.name
+
+    return mecab.change_user_dictionaries(options, copy)

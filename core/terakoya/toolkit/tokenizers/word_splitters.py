@@ -15,11 +15,13 @@ import subprocess
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab
 from terakoya_tokenizer.mecab import mecab_options as options_of
+from terakoya_tokenizer.mecab import place_user_dictionaries
 
 SUDACHI_BYTES = 48_000
 """Sudachi accepts at most 49,149 bytes at a time."""
@@ -146,13 +148,14 @@ def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> Docu
     return DocumentSplitter(build_splitter(config, special=special))
 
 
-def splitter_identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns everything on which the words depend, by name: hashes or versions of dictionaries. Raises UserError like
-    `build_splitter`."""
+def splitter_identity(config: Mapping[str, Any], folder: Path | None = None) -> dict[str, str]:
+    """Returns everything on which the words depend, by name: hashes or versions of dictionaries. `folder`: where the
+    config is, with user dictionaries in it. Raises UserError like `build_splitter`."""
     kind = splitter_kind(config)
     facts = {"words": kind, "unicode": unicodedata.unidata_version}  # NFKC comes with Python
     if kind == "mecab":
-        facts["dictionary"] = mecab.options_fingerprint(mecab_options(config))
+        placed = config if folder is None else with_user_dictionaries(config, folder)
+        facts["dictionary"] = mecab.options_fingerprint(mecab_options(placed))
         facts["mecab_option"] = mecab_arguments(config).get("mecab_option") or ""
         facts["normalize_text"] = str(mecab_arguments(config).get("normalize_text", True))
         facts["fugashi"] = importlib.metadata.version("fugashi")
@@ -182,9 +185,21 @@ def mecab_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("mecab_kwargs") or {}
 
 
+def with_user_dictionaries(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Returns the `config` of the tokenizer in `folder` with the paths of the user dictionaries there."""
+    arguments = config.get("mecab_kwargs")
+    placed = place_user_dictionaries(arguments, folder)
+    return config if placed is arguments else {**config, "mecab_kwargs": placed}
+
+
 def mecab_options(config: Mapping[str, Any]) -> str:
     """Returns MeCab's options, as Transformers' MecabTokenizer derives them from `config`."""
     return options_of(mecab_arguments(config), mecab.dictionary_folder)
+
+
+def user_dictionaries(config: Mapping[str, Any]) -> list[str]:
+    """Returns the files of MeCab's user dictionaries that `config` names."""
+    return mecab.user_dictionaries(mecab_arguments(config).get("mecab_option") or "")
 
 
 def sudachi_dictionary(config: Mapping[str, Any]) -> str:
