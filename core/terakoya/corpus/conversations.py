@@ -38,6 +38,8 @@ class Conversation:
 
 
 _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+_Turns = list[tuple[Message, Mapping[str, bool]]]
+"""Messages with their `LEARNED_FLAGS`."""
 _INPUTS, _OUTPUTS = ("input", "context"), ("output", "response")
 
 
@@ -68,6 +70,7 @@ def read_conversation(value: Mapping[str, Any]) -> Conversation:
         InvalidConversationError: other keys, roles or orders, an empty message, one that is not text, a key that would
             change what is learned, or no answer that is learned.
     """
+    turns: _Turns
     if value.get("messages"):
         turns, unread = _list_turns(value, "messages", "message", "role", "content")
     elif value.get("conversations"):
@@ -92,11 +95,10 @@ def read_conversation(value: Mapping[str, Any]) -> Conversation:
     return Conversation(messages, context, unread)
 
 
-def _list_turns(
-    value: Mapping[str, Any], form: str, part: str, role: str, content: str
-) -> tuple[list[tuple[Message, Mapping[str, bool]]], list[str]]:
-    """Returns the messages below the key `form` of a line with their flags, and the keys that are not read."""
-    unread, turns = _unread(form, value), []
+def _list_turns(value: Mapping[str, Any], form: str, part: str, role: str, content: str) -> tuple[_Turns, list[str]]:
+    """Returns the messages below the key `form` of a line, and the keys that are not read."""
+    turns: _Turns = []
+    unread = _unread(form, value)
     for item in _require_list(value[form]):
         if not isinstance(item, dict):
             raise InvalidConversationError("not a conversation")

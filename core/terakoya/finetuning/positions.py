@@ -43,11 +43,12 @@ class Part:
     def from_utf16(self) -> Part:
         """Returns the part with its positions in characters, if they are in UTF-16 units."""
         units = self.row.text(self.within).encode("utf-16-le")
-        start, stop = (
-            None if at is None else len(units[: 2 * max(0, at)].decode("utf-16-le", "ignore"))
-            for at in (self.start, self.stop)
-        )
-        return replace(self, start=start, stop=stop)
+
+        def characters(at: int) -> int:
+            return len(units[: 2 * max(0, at)].decode("utf-16-le", "ignore"))
+
+        stop = None if self.stop is None else characters(self.stop)
+        return replace(self, start=characters(self.start), stop=stop)
 
 
 def in_characters(column: str, found: Sequence[Sequence[Part]]) -> Sequence[Sequence[Part]]:

@@ -262,16 +262,18 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    local = isinstance(source, Path)
     with tempfile.TemporaryDirectory() as cache:
         options: dict[str, Any] = {"cache_dir": cache}
-        options |= {"local_files_only": True} if local else {"subfolder": subfolder, "revision": revision}
+        local = {"local_files_only": True}
+        options |= local if isinstance(source, Path) else {"subfolder": subfolder, "revision": revision}
         try:
             config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
             names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
             kind = getattr(transformers, (names or config.architectures)[0])
-            words = mecab_arguments(source if local else _fetch_user_dictionaries(str(source), options))
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options, **words)
+            place = source if isinstance(source, Path) else _fetch_user_dictionaries(source, options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                source, trust_remote_code=trust, **options, **mecab_arguments(place)
+            )
             model = kind.from_pretrained(source, trust_remote_code=trust, **options).eval()
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
