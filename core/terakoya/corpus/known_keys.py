@@ -22,7 +22,7 @@ HARMLESS = (
 LEARNED_FLAGS = ("weight", "train", "training", "loss")
 """Keys of a message that is learned where they are 1 or true, and only read where they are 0 or false: `weight` in
 OpenAI's and Mistral's files, `train` and `training` in axolotl's, `loss` in XTuner's and SWIFT's."""
-NOTHING = frozenset({"", "none", "null", "[]", "{}", "false"})
+NOTHING = frozenset({"", "none", "null", "nan", "[]", "{}", "false"})
 """Values that say nothing, as text in lower case."""
 
 
@@ -99,12 +99,9 @@ _EXAMPLE: Mapping[str, Reason] = {"weight sample_weight train": _WEIGHT}
 
 KNOWN: Mapping[str, KnownKeys] = {
     "messages": KnownKeys(
-        "messages system", {**_LINE, "conversations instruction": _TWO_FORMS}, "prompt prompt_id",
-        defaults=_ONE,
+        "messages system", {**_LINE, "conversations instruction": _TWO_FORMS}, "prompt prompt_id", defaults=_ONE
     ),
-    "conversations": KnownKeys(
-        "conversations system", {**_LINE, "messages instruction": _TWO_FORMS}, defaults=_ONE
-    ),
+    "conversations": KnownKeys("conversations system", {**_LINE, "messages instruction": _TWO_FORMS}, defaults=_ONE),
     "instruction": KnownKeys(
         f"instruction input context output response system history {_FLAGS}", _NOT_TEXT, "text",
         one_of=("input context", "output response"),

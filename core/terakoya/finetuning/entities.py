@@ -160,7 +160,10 @@ def _span(row: Row, value: Any) -> Part:
         own = None
         if isinstance(value, dict):
             start, end = value["span"] if "span" in value else (value["start"], value["end"])
-            kind, own = value["label"] if "label" in value else value["type"], value.get("text", value.get("name"))
+            kind, own = (
+                value["label"] if "label" in value else value["type"],
+                value.get("text") or value.get("name") or None,
+            )
         else:
             start, end, kind = value
         if type(start) is int and type(end) is int and isinstance(kind, str) and isinstance(own, str | None):

@@ -67,6 +67,21 @@ def test_formats_are_distinguished_by_their_keys(record: dict[str, Any], expecte
         ({"messages": [{**USER, "content": [{"type": "text", "text": "問い"}]}, ANSWER]}, "message is not a string"),
         ({"instruction": "問い", "input": ["a"], "output": "答え"}, "message is not a string"),
         ({"instruction": "問い", "output": " "}, "empty message"),
+        ({"messages": [USER, ANSWER], "tools": [{"name": "f"}]}, "tools and their calls"),
+        ({"messages": [USER, {**ANSWER, "content": None, "tool_calls": [{"name": "f"}]}]}, "tools and their calls"),
+        ({"messages": [USER, {**ANSWER, "reasoning_content": "まず"}]}, "reasoning beside the answer"),
+        ({"instruction": "問い", "output": "答え", "images": ["a.png"]}, "images, video or sound"),
+        (
+            {"conversations": [{"from": "human", "value": "問い"}], "chosen": {}, "rejected": {"value": "答え"}},
+            "preferred and rejected answers",
+        ),
+        (
+            {"messages": [USER, ANSWER], "conversations": [{"from": "human", "value": "別の"}]},
+            "two forms of one example",
+        ),
+        ({"messages": [USER, ANSWER], "history": [["前の", "答え"]]}, "two forms of one example"),
+        ({"instruction": "問い", "output": "答え", "response": "別の"}, "two forms of one example"),
+        ({"instruction": "問い", "output": "答え", "history": ["前の"]}, "history is not pairs of texts"),
     ],
 )
 def test_invalid_conversations_are_rejected_with_the_reason(record: dict[str, Any], reason: str) -> None:
