@@ -181,7 +181,11 @@ def upload(
         address, commit = _push(folder, name, private=not public)
         report(f"pushed {commit[:12]}")
         for sub in models:
-            back = _outputs(name, prompt or PROBE, subfolder=sub, revision=commit, trust=custom_code)
+            settings = json.loads((folder / sub / "tokenizer_config.json").read_text(encoding="utf-8"))
+            back = _outputs(
+                name, prompt or PROBE, subfolder=sub, revision=commit, trust=custom_code,
+                beside=user_dictionaries(settings),
+            )  # fmt: skip
             if back != outputs[sub]:
                 raise UserError(
                     f"{address}: the model loaded back differs from the one pushed from {source / sub}; push it again"
@@ -247,19 +251,29 @@ def _load_class(folder: Path) -> str:
     return str(names[0])
 
 
-def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: str | None = None, trust: bool) -> bytes:
+def _outputs(
+    source: Path | str,
+    text: str,
+    *,
+    subfolder: str = "",
+    revision: str | None = None,
+    trust: bool,
+    beside: Sequence[str] = (),
+) -> bytes:
     """Returns the bytes of the model's logits for `text`.
 
     A repository is loaded through an empty cache, so that every file comes from the Hub.
 
     Args:
         source: a folder, or the name of a repository, whose commit is `revision`.
+        beside: files of the repository that the tokenizer reads and Transformers does not fetch.
 
     Raises:
         UserError: the model or its tokenizer cannot be loaded.
     """
     import torch
     import transformers
+    from huggingface_hub import hf_hub_download
 
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as cache:
@@ -270,10 +284,10 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
             config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
             names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
             kind = getattr(transformers, (names or config.architectures)[0])
-            place = source if isinstance(source, Path) else _fetch_user_dictionaries(source, options)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                source, trust_remote_code=trust, **options, **mecab_arguments(place)
-            )
+            wanted = ["tokenizer_config.json", *beside] if beside else []
+            fetched = [Path(hf_hub_download(str(source), name, **options)) for name in wanted]
+            words = mecab_arguments(fetched[0].parent if fetched else Path(source))
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options, **words)
             model = kind.from_pretrained(source, trust_remote_code=trust, **options).eval()
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
@@ -291,18 +305,6 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
         with torch.no_grad():
             logits = model(**inputs)[0]
         return bytes(logits.float().contiguous().numpy().tobytes())
-
-
-def _fetch_user_dictionaries(name: str, options: Mapping[str, Any]) -> Path:
-    """Downloads tokenizer_config.json of the repository `name` and the user dictionaries of MeCab that it names.
-    Returns the folder with them."""
-    from huggingface_hub import hf_hub_download
-
-    config = Path(hf_hub_download(name, "tokenizer_config.json", **options))
-    settings = json.loads(config.read_text(encoding="utf-8"))
-    for file in user_dictionaries(settings):
-        hf_hub_download(name, file, **options)
-    return config.parent
 
 
 def _training_facts(checkpoint: Path) -> model_card.TrainingFacts:
