@@ -163,11 +163,11 @@ def test_a_token_that_crosses_the_end_of_an_answer_is_part_of_it() -> None:
 
 
 def test_slow_tokenizers(tmp_path: Path) -> None:
-    """SentencePiece with a line end as a piece, and MeCab's words, without line ends."""
+    """SentencePiece's BPE with a line end as a piece, and MeCab's words, without line ends."""
     (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS * 4))
     kind = SentencePiece(
-        vocab_size=400, byte_fallback=True, user_defined_symbols=["\n"], normalization_rule_name="identity",
-        hard_vocab_limit=False, character_coverage=1.0,
+        model_type="bpe", vocab_size=400, byte_fallback=True, user_defined_symbols=["\n"],
+        normalization_rule_name="identity", hard_vocab_limit=False, character_coverage=1.0,
     )  # fmt: skip
     kind.train(Corpus([tmp_path / "corpus.jsonl"]), tmp_path / "sentencepiece")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({*"".join(TEXTS)} - {"\n", " "})]
