@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,15 +116,22 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
 
 
 def _warn_of_other_rate(trainer: Trainer, last: float = 0.0, following: float | None = 0.0) -> None:
-    """Warns if the next step has another learning rate than `following`, which it had when the checkpoint was written,
-    or at the end of the run (None) another than that step, `last`."""
-    now, step = trainer.next_learning_rate(), trainer.run.step
+    """Warns if the next step has another learning rate than `following`, which it had when the checkpoint was written;
+    or at the end of the run (None), where the plan of now gives its last step clearly another one than `last`."""
+    run, now = trainer.run, trainer.next_learning_rate()
     trainer.last_learning_rate = last
-    if not math.isclose(now, last if following is None else following, rel_tol=1e-6) and last:
+    if following is None:
+        progress = run.progress()
+        before = replace(progress, step=run.step - 1, tokens=round(progress.tokens - progress.tokens_per_step))
+        planned = trainer.plan.phase_at(run.step - 1).learning_rate(before, run.phase_tokens)
+        moved = not math.isclose(planned, last, rel_tol=0.1)  # tokens of that step are an estimate
+    else:
+        moved = not math.isclose(now, following, rel_tol=1e-6)
+    if moved and last:
         trainer.run_log.warn(
-            f"the learning rate was {last:.2e} in step {step:,}, and is {now:.2e} in step {step + 1:,}: the schedule "
-            "counts over the whole run as it is now; `terakoya fork` continues under another schedule, and leaves this "
-            "run as it is"
+            f"the learning rate was {last:.2e} in step {run.step:,}, and is {now:.2e} in step {run.step + 1:,}: the "
+            "schedule counts over the whole run as it is now; `terakoya fork` continues under another schedule, and "
+            "leaves this run as it is"
         )
 
 
