@@ -91,13 +91,14 @@ def command(
         folder, address = resolve_out(out, work_folder)
         if not dry_run:
             check_writable(folder)
+        launched = LaunchInfo.from_environment(node_rank=node_rank)
         with naming_missing(folder):
             loaded = read_parameters(
                 parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
                 whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
             )  # fmt: skip
-            check_places(loaded)
-        launched = LaunchInfo.from_environment(node_rank=node_rank)
+            if launched.launcher is None:  # the others would wait for a process that ends before they meet
+                check_places(loaded)
         if launched.launcher is None:
             count = processes or _visible_gpus()
             if count > 1:

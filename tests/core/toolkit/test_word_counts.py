@@ -99,7 +99,8 @@ def test_progress_and_rejects(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a b"}\nnot json\n{"other": 1}\n{"text": "b"}\n')
     calls: list[tuple[int, int]] = []
-    table = count_words(Corpus([file]), by_spaces, progress=lambda done, total: calls.append((done, total)))
+    corpus = Corpus([file], max_rejects=2)
+    table = count_words(corpus, by_spaces, progress=lambda done, total: calls.append((done, total)))
     assert table.counts == {"a": 1, "b": 2}
     assert table.rejected == {"bad JSON": 1, "missing field": 1} and table.documents == 2
     assert calls[-1] == (file.stat().st_size, file.stat().st_size)

@@ -31,7 +31,7 @@ def corpus(tmp_path: Path) -> Corpus:
     file = tmp_path / "corpus.jsonl"
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in [*TEXTS, "a b a"]]
     file.write_text("\n".join([*lines, "broken"]), encoding="utf-8")
-    return Corpus([file])
+    return Corpus([file], max_rejects=1)
 
 
 def test_the_counts_that_are_read_are_those_that_were_written(corpus: Corpus, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_table_of_other_settings_is_refused(
 def test_a_table_of_another_corpus_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     table = tmp_path / "table"
     write_counts(table, corpus, SPLITTING, load_or_count_words(corpus, SPLITTING))
-    other_field = Corpus(corpus.sources, field="body")
+    other_field = Corpus(corpus.sources, field="body", max_rejects=1.0)
     with pytest.raises(UserError, match=r'corpus: field: expected "body", got .* "text"'):
         read_counts(table, other_field, SPLITTING)
     assert read_counts(table, Corpus(corpus.sources, block_bytes=100), SPLITTING).documents == len(TEXTS) + 1
@@ -110,7 +110,9 @@ def test_a_tokenizer_learns_the_same_from_the_table(
 ) -> None:
     settings = {"type": kind, **fields}
     for processes in (1, 2):
-        save_word_counts(list(corpus.sources), tmp_path / str(processes), settings=settings, processes=processes)
+        save_word_counts(
+            corpus.sources, tmp_path / str(processes), settings=settings, processes=processes, max_rejects=1
+        )
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     straight = train_tokenizer(corpus, tmp_path / "straight", settings=settings)
     monkeypatch.setattr(counts_file, "count_words", None)  # nothing is counted twice
@@ -121,7 +123,8 @@ def test_a_tokenizer_learns_the_same_from_the_table(
 
 
 def test_another_dictionary_is_named(corpus: Corpus, tmp_path: Path) -> None:
-    save_word_counts(list(corpus.sources), tmp_path / "t", settings={"type": "mecab_wordpiece", "dictionary": "ipadic"})
+    given = {"type": "mecab_wordpiece", "dictionary": "ipadic"}
+    save_word_counts(corpus.sources, tmp_path / "t", settings=given, max_rejects=1)
     settings = {"type": "mecab_wordpiece", "vocab_size": 60, "counts": str(tmp_path / "t")}
     with pytest.raises(UserError, match="dictionary: expected"):
         train_tokenizer(corpus, tmp_path / "out", settings=settings)

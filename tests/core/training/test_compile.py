@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -367,7 +366,7 @@ def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatc
 def test_processes_of_a_node_share_its_cores_as_they_compile(
     processes: int, own: str | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(compilation, "available_cores", lambda: 8)
     monkeypatch.delenv(compilation.THREADS, raising=False)
     if own is not None:  # the compiler has read it
         monkeypatch.setenv(compilation.THREADS, own)

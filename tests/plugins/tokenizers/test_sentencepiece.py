@@ -492,7 +492,7 @@ def test_wrong_settings_are_refused(fields: dict[str, Any], message: str) -> Non
         ({"vocab_size": 20}, "trainer: Vocabulary size is smaller than required_chars. 20 vs"),
         ({"vocab_size": 90_000}, "trainer: Vocabulary size too high"),
         ({"pretokenization_delimiter": "||||", "dictionary": "ipadik"}, 'did you mean "ipadic"'),
-        ({"lines": ["  "]}, "the corpus has no line to train on$"),
+        ({"lines": ["  "]}, "expected at least one document that is not rejected, got 1 of 1 documents"),
         ({"lines": ["▅", "  "]}, "no line is left to train on: 1 have ▅, which it uses internally"),
         ({"lines": ["鰯" * 1398, "鯖" * 9000]}, "2 have more than 4,192 bytes; raise max_sentence_length, or"),
     ],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from terakoya.errors import UserError
 from terakoya.toolkit.initializers.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def guess_languages(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def warn_of_lost_dakuten(encoder: Encoder, tokenizer: Tokenizer, folder: Path) -> None:
     """Warns if the Japanese `tokenizer` in `folder`, which `encoder` encodes with, reads kana with and without dakuten
     alike: what lower-cases with BERT's basic rules takes dakuten for an accent and removes it."""
-    found = encoder.encode([*MARKED, *(unicodedata.normalize("NFD", kana)[0] for kana in MARKED)])
+    try:
+        found = encoder.encode([*MARKED, *(unicodedata.normalize("NFD", kana)[0] for kana in MARKED)])
+    except UserError:  # without a token for what is unknown: a vocabulary that lacks kana
+        return
     if len(found.line_lengths) != 2 * len(MARKED):
         return
     ids = np.split(found.ids, np.cumsum(found.line_lengths)[:-1])
