@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 
 import fork_server
 import frozen
+import fsspec
 import psutil
 import pytest
 import typer.testing
@@ -87,7 +89,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
     """Takes back what the tests of a file made known to this process, which other files share: the loaded plugins, the
-    variables that name them, and the classes that AutoTokenizer gives. Fails where they left a process."""
+    variables that name them, and the classes that AutoTokenizer gives. Fails where a process is left that computes."""
     from terakoya.plugins import loading
 
     plugins, registries = loading._current, dict(loading._registries)
@@ -102,10 +104,15 @@ def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
         for table in (auto.REGISTERED_FAST_ALIASES, auto.REGISTERED_TOKENIZER_CLASSES):
             table.clear()
         auto.TOKENIZER_MAPPING._extra_content.clear()
-    _, left = psutil.wait_procs(list(_orphans(request.node.nodeid)), timeout=10)
-    for process in left:
-        process.kill()
-    assert left == [], "processes that the tests started and nobody ends"
+    left = list(_orphans(request.node.nodeid))
+    if left:  # most end by themselves, and need no processor until then
+        psutil.wait_procs(left, timeout=5)
+        before = {process: _cpu_seconds(process) for process in left}
+        time.sleep(1.0)
+        busy = [process for process, seconds in before.items() if _cpu_seconds(process) > seconds + 0.2]
+        for process in busy:
+            process.kill()
+        assert busy == [], "processes that the tests started, that compute and that nobody ends"
 
 
 def _orphans(file: str) -> Iterator[psutil.Process]:
@@ -114,6 +121,14 @@ def _orphans(file: str) -> Iterator[psutil.Process]:
         with suppress(psutil.Error):
             if process.info["ppid"] == 1 and process.environ().get("PYTEST_CURRENT_TEST", "").startswith(f"{file}::"):
                 yield process
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """The processor time of `process`, 0 where it has ended."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +184,7 @@ def aws_server() -> Iterator[str]:
 
 
 @pytest.fixture
-def aws(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def aws(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An account there with a bucket `models`, which boto3 and s3fs find in their variables: its secret."""
     secret = "a-secret-that-must-not-be-written"
     for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -179,4 +194,5 @@ def aws(aws_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     pytest.importorskip("boto3").client("s3").create_bucket(Bucket="models")
-    return secret
+    yield secret
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # which has the server's address
