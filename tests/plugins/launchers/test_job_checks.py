@@ -17,6 +17,7 @@ from stand_in_programs import Programs
 
 from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
+from terakoya.toolkit.launchers import job_checks
 
 SETTINGS: dict[str, dict[str, Any]] = {"slurm": {}, "pbs": {}, "grid_engine": {"pe": "hosts"}}
 NODES = ("localhost", "127.0.0.1")
@@ -103,6 +104,14 @@ def test_nodes_that_differ_are_named(launcher: str, programs: Programs, store: P
     assert f"{host}: {plan.folder}/check is not the same folder as on this machine" in said
     assert f"{host}: has torch 1.0, {host} has " in said and f"{store} is another store than on {host}" in said
     assert re.search(r"its clock is (59|60) s ahead of", said)
+
+
+def test_answers_of_nodes_that_write_at_the_same_time_may_share_a_line(tmp_path: Path) -> None:
+    told = [json.dumps({"rank": rank, "host": f"a0{rank}", "offset": None}) for rank in range(3)]
+    lines = [f"warning: late{told[1]}{told[0]}", told[2][:20], "the end"]
+    one, two, three = job_checks._answers(lines, 3, tmp_path / "out")
+    assert (one.host, two.host, one.error) == ("a00", "a01", None)
+    assert three.error is not None and "gave no answer" in three.error and "the end" in three.error
 
 
 @pytest.mark.slow

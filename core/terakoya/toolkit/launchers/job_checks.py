@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -18,6 +19,8 @@ MODULE = "terakoya.launch.host_facts"
 BRIEF = {"time": "00:10:00", "max_restarts": 0, "after": None, "signal_seconds": 60}
 """The settings of a job that checks, in the place of the run's."""
 POLL_SECONDS = 2.0
+ANSWER = '{"rank"'
+"""How a node's answer begins in the output."""
 SHOWN_LINES = 5
 """How many of the last lines of the output are shown where a node has given no answer."""
 
@@ -84,7 +87,7 @@ def _read_output(file: Path, nodes: int) -> list[str]:
     """Returns the lines of the job's output; a file server may show the last ones late."""
     for _ in range(10):
         lines = file.read_text(errors="replace").splitlines() if file.exists() else []
-        if sum(line.startswith('{"rank"') for line in lines) >= nodes:
+        if sum(line.count(ANSWER) for line in lines) >= nodes:
             break
         time.sleep(0.5)
     return lines
@@ -94,9 +97,10 @@ def _answers(lines: list[str], nodes: int, file: Path) -> list[Answer]:
     """Returns the answers by rank; those that are missing have the end of the output as their error."""
     facts: dict[int, dict[str, Any]] = {}
     for line in lines:
-        if line.startswith('{"rank"'):
-            told = json.loads(line)
-            facts[told["rank"]] = told
+        for text in (ANSWER + each for each in line.split(ANSWER)[1:]):  # nodes that write at a time may share a line
+            with contextlib.suppress(json.JSONDecodeError):  # one that is cut is none
+                told = json.JSONDecoder().raw_decode(text)[0]
+                facts[told["rank"]] = told
     others = [line for line in lines if not line.startswith("{")]
     answers = []
     for rank in range(nodes):
