@@ -45,23 +45,25 @@ def read_beginning(file: Source, codec: str | None = None) -> bytes:
         return stream.read(_BEGINNING_BYTES)
 
 
-def check_beginnings(corpus: Corpus) -> None:
-    """Tells what is no document at the beginnings of the files, and where lines are one document.
+def check_beginnings(corpus: Corpus) -> Sequence[tuple[Block, list[Document | Reject]]]:
+    """Tells what is no document at the beginnings of the files, and where lines are one document. Returns what was
+    read.
 
     Raises UserError for more rejects than `corpus.max_rejects`: before hours are spent on the rest.
     """
-    rejects, size = Rejects(), 0
+    rejects = Rejects()
     raw = corpus if corpus.cleaning is None else replace(corpus, cleaning=None)
-    for block, items in read_beginnings(raw):
-        size += block.disk_bytes
+    found = list(read_beginnings(raw))
+    for _, items in found:
         for item in items:
             rejects.add(item)
-    is_whole = size >= corpus.total_bytes
+    is_whole = sum(block.disk_bytes for block, _ in found) >= corpus.total_bytes
     if is_whole or not rejects.documents or rejects.total >= _CERTAIN_REJECTS:
         rejects.check(corpus.max_rejects)
     else:
         rejects.tell()
     warn_of_one_document(corpus)
+    return found
 
 
 def find_separator(file: Source, codec: str | None = None) -> Literal["blank", "line"] | None:

@@ -18,7 +18,6 @@ from terakoya.corpus.beginnings import (
     check_beginnings,
     find_separator,
     read_beginning,
-    read_beginnings,
     sample_files,
 )
 from terakoya.corpus.corpus import Corpus, Document
@@ -72,10 +71,11 @@ def look_at(
     files, codec = find_files(sources), None if encoding is None else find_codec(encoding)
     sampled = sample_files(files)
     fields = list(dict.fromkeys(field for file in sampled for field in _fields(file, codec)))
-    separators = Counter(find_separator(file, codec) for file in sampled)
-    documents: Literal["blank", "line"] = "line" if separators["line"] > separators["blank"] else "blank"
-    if documents == "line" and separators["blank"]:
-        odd = next(file for file in sampled if find_separator(file, codec) == "blank")
+    separators = [find_separator(file, codec) for file in sampled]
+    counts = Counter(separators)
+    documents: Literal["blank", "line"] = "line" if counts["line"] > counts["blank"] else "blank"
+    if documents == "line" and counts["blank"]:
+        odd = sampled[separators.index("blank")]
         logger.warning(
             "%s: has blank lines between its documents, and most txt files do not: each of its lines is taken for one; "
             'give it a corpus of its own ("corpora" in a pipeline)',
@@ -85,12 +85,9 @@ def look_at(
         raise UserError(f"{files[0]}: expected text in a key or a column, found none")
     field = ",".join(fields) or "text"
     corpus = Corpus(files, field=field, documents=documents, encoding=encoding, max_rejects=max_rejects)
-    check_beginnings(corpus)
-    texts: list[str] = []
-    read_bytes = 0
-    for block, items in read_beginnings(corpus):
-        read_bytes += block.disk_bytes
-        texts += [item.text for item in items if isinstance(item, Document)]
+    beginnings = check_beginnings(corpus)
+    read_bytes = sum(block.disk_bytes for block, _ in beginnings)
+    texts = [item.text for _, items in beginnings for item in items if isinstance(item, Document)]
     characters = sum(map(len, texts))
     if not characters:
         raise UserError(f"{files[0]}: expected at least one document, got an empty corpus; give files that hold text")

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,11 @@ def line(*words: str | Path) -> str:
 
 def after_tokenizer(out: Path, corpus: Iterable[object], reading: Mapping[str, Any] | None = None) -> None:
     """Names `prepare` of the same corpus, read in the same way, with the new tokenizer `out`."""
-    defaults = {"field": "text", "documents": "blank", "encoding": None, "max_rejects": 0.01}
-    given = {name: value for name, value in {**defaults, **(reading or {})}.items() if value != defaults[name]}
-    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    from terakoya.corpus.corpus import Corpus
+
+    defaults = {each.name: each.default for each in fields(Corpus)}
+    given = [(name, value) for name, value in (reading or {}).items() if value != defaults[name]]
+    options = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
     files = [str(each) for each in corpus] or ["CORPUS"]
     show("prepare", *files, "--tokenizer", out, "--out", free_name(out.with_name("store")), *options)
 
