@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -310,3 +312,23 @@ def test_what_a_pipeline_raises_of_a_lost_connection_comes_of_another_rank() -> 
     assert is_communication_error(raised_from(dist.DistBackendError("NCCL error")))
     assert not is_communication_error(raised_from(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     assert not is_communication_error(raised_from(UserError("the mail server: Connection closed")))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "said"),
+    [
+        ("", "lost the connection to another rank, which has just ended. The same command"),
+        (
+            "2 ranks wait in all_reduce",
+            "and all still answer: 2 ranks wait in all_reduce. The same command",
+        ),
+    ],
+)
+def test_a_lost_connection_says_where_the_others_wait_if_any_does(
+    waiting: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    others = SimpleNamespace(report=lambda **_: "", waiting=lambda: waiting)
+    here: Any = SimpleNamespace(_ranks=others, _report="", _rank=1, name=lambda rank: f"rank {rank} on a01")
+    lost = heartbeat.Heartbeat.explain(here, dist.DistError("Connection closed by peer"))
+    assert said in str(lost) and "(rank 1 on a01 got from torch: Connection closed by peer" in str(lost)
