@@ -6,11 +6,10 @@ import re
 from typing import Any, get_args
 
 import pytest
-from documented_commands import ROOT, check_command, find_command
+from documented_commands import ROOT, check_command, find_command, verbs
 from pydantic import BaseModel
 
 from terakoya import plugins
-from terakoya.commands.main import VERBS
 from terakoya.config.lora import LoraSettings
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS, Parameters, all_key_paths
@@ -149,7 +148,7 @@ def test_what_is_called_unsupported_has_no_key_no_option_and_no_equivalent() -> 
     said = {code for _, then, here, _ in rows() if here == "**not supported**" for code in codes(then)}
     assert said == UNSUPPORTED
     paths = all_key_paths(plugins.registry())
-    options = {flag for words in VERBS for parameter in find_command([words])[0].params for flag in parameter.opts}
+    options = {flag for words in verbs() for parameter in find_command([words])[0].params for flag in parameter.opts}
     for name in said:
         bare = name.lstrip("-").replace("-", "_")
         assert find_equivalent(bare, paths) == ([], None), name

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from documented_commands import ROOT, check_command
+from documented_commands import ROOT, check_command, verbs
 from site_source import COMMANDS, ELSEWHERE, assemble, join_lines, rewrite_links, site_paths
 
 from terakoya import plugins
-from terakoya.commands.main import VERBS
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import Parameters, all_key_paths
 from terakoya.config.presets import preset_names
@@ -303,7 +302,7 @@ def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path) -> None:
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
     assert tmp_path / "index.md" in written and tmp_path / "how-to" / "plugins.md" in written
     commands = (tmp_path / COMMANDS).read_text(encoding="utf-8")
-    assert all(f"## terakoya {words}\n" in commands for words in VERBS) and "--dry-run" in commands
+    assert all(f"## terakoya {words}\n" in commands for words in verbs()) and "--dry-run" in commands
     for path in written:
         if path.suffix != ".md":
             continue

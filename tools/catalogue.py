@@ -2,7 +2,7 @@
 
 `--check` fails where an entry has no text in the code any more, where its placeholders differ from the translation's,
 or where a help text, the meaning of a key or a message has no entry; `--update` removes the entries without a text,
-adds an empty one for each text that lacks its own, and writes the names of files again.
+and adds an empty one for each text that lacks its own.
 `docs/design/languages.md` says what a text, a placeholder and an entry are.
 """
 
@@ -15,7 +15,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
@@ -129,8 +130,15 @@ def _logged(text: str, values: list[ast.expr]) -> str:
 
 
 def _is_command(function: ast.FunctionDef, file: str) -> bool:
-    decorated = any("app.command(" in ast.unparse(each) for each in function.decorator_list)
-    return "/commands/" in file and (function.name.endswith("command") or decorated)
+    arguments = function.args.args
+    return "/commands/" in file and function.name in _commands() and not any(each.arg == "self" for each in arguments)
+
+
+@cache
+def _commands() -> set[str]:
+    """Returns the names of the functions that `register_commands` of the core and of plugins names."""
+    code = "".join(file.read_text(encoding="utf-8") for source in SOURCES for file in (HERE / source).rglob("*.py"))
+    return set(re.findall(r"\bCommand\(\s*(?:\w+\.)?(\w+),", code))
 
 
 def _results(function: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -210,33 +218,22 @@ def _name(value: ast.expr) -> str:
     return "value"
 
 
-def files_by_shape(code: Iterable[Text]) -> dict[str, tuple[str, ...]]:
-    """Returns the first three files of each shape; a name is also shown with spaces for its underscores."""
-    files: dict[str, set[str]] = {}
-    for text in code:
-        files.setdefault(text.shape, set()).add(text.file)
-    for shape in list(files):
-        files.setdefault(shape.replace("_", " "), files[shape])
-    return {shape: tuple(sorted(each)[:3]) for shape, each in files.items()}
+def shapes_of(code: Iterable[Text]) -> set[str]:
+    """Returns the shapes of all texts; a name is also shown with spaces for its underscores."""
+    shapes = {text.shape for text in code}
+    return shapes | {shape.replace("_", " ") for shape in shapes}
 
 
 def update(entries: list[Entry], code: list[Text]) -> list[Entry]:
-    """Returns `entries` in their order, with the files of today and without those that have no text any more.
-
-    Texts without an entry are added without a translation, each after the last entry of its file, or at the end.
-    """
-    files = files_by_shape(code)
-    updated = [replace(each, files=files[shape_of(each.source)]) for each in entries if shape_of(each.source) in files]
-    lacking = missing(entries, code)
-    for text in (each for kind in lacking.values() for each in kind):
-        neighbours = [number for number, each in enumerate(updated, 1) if text.file in each.files[:1]]
-        updated.insert(max(neighbours, default=len(updated)), Entry(text.text, "", files[text.shape]))
-    return updated
+    """Returns `entries` without those that have no text any more, and one without a translation for each new text."""
+    shapes = shapes_of(code)
+    lacking = [text for kind in missing(entries, code).values() for text in kind]
+    return [*(each for each in entries if shape_of(each.source) in shapes), *(Entry(each.text, "") for each in lacking)]
 
 
 def faults(entries: list[Entry], code: list[Text]) -> list[str]:
     """Returns what is wrong with the catalogue, one line each."""
-    shapes = files_by_shape(code)
+    shapes = shapes_of(code)
     found = []
     for entry in entries:
         if shape_of(entry.source) not in shapes:

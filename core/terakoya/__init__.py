@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from terakoya.estimation.estimate import estimate as estimate
     from terakoya.evaluation.evaluate import evaluate as evaluate
     from terakoya.finetuning.finetune import finetune as finetune
+    from terakoya.hookspecs import Command as Command
+    from terakoya.hookspecs import Group as Group
     from terakoya.hookspecs import hookimpl as hookimpl
     from terakoya.inference.predictions import fill_mask as fill_mask
     from terakoya.inference.predictions import find_replaced as find_replaced
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from terakoya.tokenization.train import train_tokenizer as train_tokenizer
 
 _FUNCTIONS = {
+    "Command": "terakoya.hookspecs",
+    "Group": "terakoya.hookspecs",
     "hookimpl": "terakoya.hookspecs",
     "train_tokenizer": "terakoya.tokenization.train",
     "prepare": "terakoya.preparation.prepare",

@@ -16,15 +16,15 @@ A deprecated hook stays on this page for one more release, marked `@hookspec(war
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pluggy
 
-from terakoya import components
-
 if TYPE_CHECKING:
+    from terakoya import components
     from terakoya.components.run import Run, StepReport
 
 PROJECT = "terakoya"
@@ -44,7 +44,45 @@ class DeprecatedHook(FutureWarning):
         super().__init__(f"is removed in terakoya {version}: {instead}")
 
 
+@dataclass(frozen=True)
+class Command:
+    """A verb of the command line; `from terakoya import Command`.
+
+    Attributes:
+        function: its parameters are the arguments and options, as typer reads them, and its docstring is the help.
+        example: a whole command line, shown at the end of the help.
+        after: the verb behind which the list of verbs has this one; None: at the end.
+        passes_options: whether options that the function does not declare are no error: it finds them in
+            `typer.Context.args`.
+    """
+
+    function: Callable[..., None]
+    example: str
+    after: str | None = None
+    passes_options: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of verbs, which are called by its name and their own: `terakoya store info`.
+
+    Attributes:
+        help: what the verbs do.
+        after: as of a `Command`.
+    """
+
+    help: str
+    after: str | None = None
+
+
 # -------------------------------------------------------------------------------------------------- registration
+
+
+@hookspec
+def register_commands() -> Mapping[str, Command | Group]:  # type: ignore[empty-body]
+    """Called when the command line starts, in every process that reads one, of the modules alone that entry points and
+    `--plugin` name: `terakoya --help` imports these and the modules of verbs. Returns verbs by name;
+    "store count" is a verb of the group `store`, which another plugin or the core may have."""
 
 
 @hookspec

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from terakoya import plugins
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"export": "exporters", "import": "importers", "launch": "launchers", "move": "launchers"}
@@ -21,7 +21,12 @@ KINDS = {"export": "exporters", "import": "importers", "launch": "launchers", "m
 
 @functools.cache
 def root_command() -> Any:
-    return typer.main.get_command(app)
+    return typer.main.get_command(build_app())
+
+
+def verbs() -> list[str]:
+    """Returns the names of all verbs and groups in the order of use."""
+    return [name for name in root_command().verbs.commands if " " not in name]
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:

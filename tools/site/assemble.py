@@ -131,7 +131,7 @@ def commands_page() -> str:
     """Returns a page with the help of every command."""
     import typer
 
-    from terakoya.commands.main import app
+    from terakoya.commands.main import build_app
 
     parts = [
         "# Commands\n\nWhat `--help` prints, of every command. An `-h` or `--help` after a command shows the same.\n"
@@ -143,7 +143,7 @@ def commands_page() -> str:
         for name, inner in getattr(command, "commands", {}).items():
             walk(inner, f"{words} {name}")
 
-    walk(typer.main.get_command(app), "terakoya")
+    walk(typer.main.get_command(build_app()), "terakoya")
     return "\n".join(parts)
 
 

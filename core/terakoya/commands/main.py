@@ -1,4 +1,4 @@
-"""The command line: every command, the options common to all of them, and the output of errors."""
+"""The command line: the verbs of the core and of plugins, the options that all have, and the output of errors."""
 
 from __future__ import annotations
 
@@ -13,50 +13,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from terakoya import log
-from terakoya.commands import (
-    average,
-    demo,
-    doctor,
-    estimate,
-    evaluate,
-    export,
-    finetune,
-    fork,
-    import_checkpoint,
-    init,
-    prepare,
-    report,
-    run,
-    save,
-    status,
-    train,
-    try_model,
-    upload,
-    verify,
-)
+from terakoya import Group, log
+from terakoya.commands import verbs
 from terakoya.commands.component_settings import ComponentCommand
 from terakoya.commands.guidance import next_command, unknown_options
-from terakoya.commands.guidance.examples import add_examples, complete_overview
+from terakoya.commands.guidance.examples import complete_overview, example_text
 from terakoya.commands.language.lines import wrap
 from terakoya.commands.language.translate import chosen_translator
-from terakoya.commands.launching import launch, move
-from terakoya.commands.parameters import app as parameters
-from terakoya.commands.plugins import app as plugins
 from terakoya.commands.shared_options import plugin_options
-from terakoya.commands.store import app as store
-from terakoya.commands.tokenizer import app as tokenizer
-from terakoya.errors import LASTING_EXIT_CODES, Stopped, UserError, describe_os_error, os_error_exit_code
+from terakoya.errors import LASTING_EXIT_CODES, Stopped, UserError, describe_os_error, nearest, os_error_exit_code
+from terakoya.plugins.discovery import PLUGINS_VARIABLE, WITHOUT_VARIABLE, add_inherited
+from terakoya.plugins.verbs import Verbs, find_verbs
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
-
-VERBS = (
-    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "move", "fork", "status",
-    "save", "report", "verify", "evaluate", "export", "average", "import", "try", "finetune", "upload", "plugins",
-    "parameters", "doctor",
-)  # fmt: skip
-"""The commands in the order of use."""
 
 
 class InOrder(TyperGroup):
@@ -64,18 +34,26 @@ class InOrder(TyperGroup):
 
     Attributes:
         explain_usage: what the parser's own errors are in the user's language; None in English.
+        verbs: all verbs, and the plugins that might have more.
     """
 
     explain_usage: Callable[[Any], str | None] | None = None
+    verbs: Verbs
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the commands in the order of `VERBS`."""
-        return sorted(self.commands, key=VERBS.index)
+        """Returns the commands in the order of use."""
+        return [name for name in self.verbs.commands if name in self.commands]
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Keeps the arguments, which the advice for an unknown option quotes."""
         ctx.meta["arguments"] = list(args)
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns the command that `args` begin with; for one that does not exist says which plugins might have it."""
+        if args[0] not in {*self.commands, *unknown_options.COMMANDS} and (plugins := self.verbs.might_have()):
+            raise UserError(f"terakoya {args[0]}: no such command{nearest(args[0], self.commands)}{plugins}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command; an unknown option is answered with what to give instead."""
@@ -88,52 +66,12 @@ class InOrder(TyperGroup):
             raise explained from None
 
 
-app = typer.Typer(
-    name="terakoya",
-    cls=InOrder,
-    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
-    help="Trains language models from raw text: tokenizer, token store, pre-training, export.",
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
-app.command("demo")(demo.command)
-app.command("init")(init.command)
-app.command("run")(run.command)
-app.add_typer(tokenizer.app, name="tokenizer")
-app.command("prepare")(prepare.command)
-app.add_typer(store.app, name="store")
-app.command("estimate")(estimate.command)
-app.command("train")(train.command)
-app.command("launch", cls=ComponentCommand)(launch.command)
-app.command("move", cls=ComponentCommand)(move.command)
-app.command("fork")(fork.command)
-app.command("status")(status.command)
-app.command("save")(save.command)
-app.command("report")(report.command)
-app.command("verify")(verify.command)
-app.command("evaluate")(evaluate.command)
-app.command("export", cls=ComponentCommand)(export.command)
-app.command("average")(average.command)
-app.command("import", cls=ComponentCommand)(import_checkpoint.command)
-app.command("try")(try_model.command)
-app.command("finetune")(finetune.command)
-app.command("upload")(upload.command)
-app.add_typer(plugins.app, name="plugins")
-app.add_typer(parameters.app, name="parameters")
-app.command("doctor")(doctor.command)
-add_examples(app)
-
-
 def _version(value: bool) -> None:
     if value:
         typer.echo(f"terakoya {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def options(
     context: typer.Context,
     plugin: Annotated[
@@ -160,23 +98,64 @@ def options(
 
 
 @cache
-def command_line() -> Callable[..., Any]:
-    """Returns the command line that typer builds from `app`, once a process: it reads the options of every command."""
-    command: Any = typer.main.get_command(app)
-    complete_overview(command)
-    return command
+def build_app(plugins: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> typer.Typer:
+    """Returns the command line with the verbs of the core and of plugins, `plugins` among them, `without` not."""
+    found = find_verbs(verbs.register_commands(), plugins, without)
+    app = typer.Typer(
+        name="terakoya",
+        cls=type("Verbs", (InOrder,), {"verbs": found}),
+        context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+        help="Trains language models from raw text: tokenizer, token store, pre-training, export.",
+        epilog=example_text("terakoya demo"),
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(options)
+    groups: dict[str, typer.Typer] = {}
+    for name, command in found.commands.items():
+        group, _, verb = name.rpartition(" ")
+        if isinstance(command, Group):
+            continue
+        if group and group not in groups:
+            whole = found.commands[group]
+            assert isinstance(whole, Group)
+            groups[group] = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=whole.help)
+            app.add_typer(groups[group], name=group, epilog=example_text(command.example))  # that of its first verb
+        kind, epilog = ComponentCommand if command.passes_options else None, example_text(command.example)
+        groups.get(group, app).command(verb, cls=kind, epilog=epilog)(command.function)
+    return app
 
 
 @cache
-def translated_command_line(translator: Callable[[str], str]) -> Callable[..., Any]:
-    """Returns the command line with help and complaints about options as `translator` has them."""
-    from terakoya.commands.language.help import explain_usage, translate_help
-
-    command: Any = typer.main.get_command(app)
+def command_line(
+    plugins: tuple[str, ...] = (), without: tuple[str, ...] = (), translator: Callable[[str], str] | None = None
+) -> Callable[..., Any]:
+    """Returns what typer builds from `build_app`, once a process, as it reads the options of every command; with help
+    and complaints about options as `translator` has them."""
+    command: Any = typer.main.get_command(build_app(plugins, without))
     complete_overview(command)
-    translate_help(command, translator)
-    command.explain_usage = explain_usage
+    if translator is not None:
+        from terakoya.commands.language.help import explain_usage, translate_help
+
+        translate_help(command, translator)
+        command.explain_usage = explain_usage
     return command
+
+
+def _before_the_verb(arguments: Sequence[str], option: str) -> tuple[str, ...]:
+    """Returns the values of `option` among the arguments before the verb, which say which verbs there are."""
+    values = []
+    following = iter(arguments)
+    for word in following:
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            break
+        if name in ("--plugin", "--without"):
+            value = value if equals else next(following, "")
+            values += [value] if name == option and value else []
+    return tuple(values)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -187,8 +166,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log.translate_with(None)
         translator = chosen_translator()
         log.translate_with(translator, wrap)
-        command: Any = command_line() if translator is None else translated_command_line(translator)
-        command(list(arguments) if arguments is not None else None, prog_name="terakoya")
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        plugins = add_inherited(PLUGINS_VARIABLE, _before_the_verb(given, "--plugin"))
+        without = add_inherited(WITHOUT_VARIABLE, _before_the_verb(given, "--without"))
+        command_line(plugins, without, translator)(given, prog_name="terakoya")
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,9 @@ from terakoya.errors import UserError
 
 GROUP = "terakoya"
 """The entry-point group, and the distribution of the bundled plugins."""
+
+PLUGINS_VARIABLE = "TERAKOYA_PLUGINS"
+WITHOUT_VARIABLE = "TERAKOYA_WITHOUT"
 
 THIRD_PARTY = "third-party"
 """The value of `--without` that excludes every installed plugin that is not bundled with terakoya."""
@@ -109,11 +113,28 @@ class Broken:
         return f"plugin {self.name} ({self.source}): {self.error}"
 
 
-class Finder:
-    """Imports plugin modules, skips those that `without` names, collects those that fail."""
+def add_inherited(variable: str, values: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names in the environment variable, then `values`, each once; files by their whole path."""
+    inherited = [name for name in os.environ.get(variable, "").split(os.pathsep) if name]
+    given = [
+        str(Path(name).resolve()) if variable == PLUGINS_VARIABLE and Path(name).exists() else name for name in values
+    ]
+    return tuple(dict.fromkeys([*inherited, *given]))
 
-    def __init__(self, without: Sequence[str]) -> None:
+
+def might_have(broken: Iterable[Broken], excluded: Iterable[str]) -> str:
+    """Returns a line for each plugin in which something that was not found might be."""
+    lines = [f"\n  could not be loaded and might have it: {each}" for each in broken]
+    return "".join([*lines, *(f"\n  excluded by --without and might have it: {each}" for each in excluded)])
+
+
+class Finder:
+    """Imports plugin modules, skips those that `without` names, collects those that fail; without `submodules` only
+    those that entry points and `--plugin` name themselves."""
+
+    def __init__(self, without: Sequence[str], submodules: bool = True) -> None:
         self.without = set(without)
+        self.submodules = submodules
         self.seen_names: set[str] = set()
         """Every name that `--without` could have named."""
         self.sources: list[Source] = []
@@ -178,14 +199,14 @@ class Finder:
             self.broken.append(Broken(plugin_name, source, error.message))
             return
         yield Plugin(plugin_name, module, source)
-        if _has_hooks(module):  # the package is one plugin
+        if has_hooks(module) or not self.submodules:  # a package with a hook is one plugin
             return
         for found in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda found: found.name):
             if not found.name.startswith("_"):
                 yield from self._walk(f"{module_name}.{found.name}", f"{plugin_name}.{found.name}", source)
 
 
-def _has_hooks(module: ModuleType) -> bool:
+def has_hooks(module: ModuleType) -> bool:
     """Returns whether `module` itself implements a hook."""
     return any(hasattr(value, f"{GROUP}_impl") for value in vars(module).values())
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -22,13 +21,22 @@ from terakoya import hookspecs
 from terakoya.components import KINDS, Component
 from terakoya.errors import UserError, nearest
 from terakoya.hookspecs import DeprecatedHook
-from terakoya.plugins.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError, Source
+from terakoya.plugins.discovery import (
+    PLUGINS_VARIABLE,
+    THIRD_PARTY,
+    WITHOUT_VARIABLE,
+    Broken,
+    Finder,
+    Plugin,
+    PluginError,
+    Source,
+    add_inherited,
+    might_have,
+)
 from terakoya.plugins.events import EVENTS, Events, Listeners, call
 
 logger = logging.getLogger("terakoya")
 
-PLUGINS_VARIABLE = "TERAKOYA_PLUGINS"
-WITHOUT_VARIABLE = "TERAKOYA_WITHOUT"
 TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
 
 REGISTER_HOOKS = {kind: f"register_{kind}" for kind in KINDS}
@@ -87,11 +95,7 @@ class Registry:
         for origin, names in by_origin.items():
             line = f"installed with {origin}: {', '.join(names)}"
             message += f"\n  {line}"
-        for broken in self.broken:
-            message += f"\n  could not be loaded and might have it: {broken}"
-        for excluded in self.excluded:
-            message += f"\n  excluded by --without and might have it: {excluded}"
-        raise UserError(message)
+        raise UserError(message + might_have(self.broken, self.excluded))
 
     def names(self, kind: str) -> list[str]:
         """Returns the names registered among `kind`, sorted."""
@@ -140,9 +144,8 @@ def load(plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Registry:
         UserError: a requested plugin does not load, a hook does not exist, or a name is registered twice.
     """
     global _current
-    resolved = [str(Path(name).resolve()) if Path(name).exists() else name for name in plugins]
-    requested = _add_inherited(PLUGINS_VARIABLE, resolved)
-    excluded = _add_inherited(WITHOUT_VARIABLE, without)
+    requested = add_inherited(PLUGINS_VARIABLE, plugins)
+    excluded = add_inherited(WITHOUT_VARIABLE, without)
     key = requested, excluded
     if key not in _registries:
         _registries[key] = _load(*key)
@@ -168,12 +171,6 @@ def listening(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
         yield
     finally:
         _current = before
-
-
-def _add_inherited(variable: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names in the environment variable, then `values`, each once."""
-    inherited = [name for name in os.environ.get(variable, "").split(os.pathsep) if name]
-    return tuple(dict.fromkeys([*inherited, *values]))
 
 
 def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
@@ -242,7 +239,7 @@ def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
                     f"{options.get('specname') or name}{nearest(name, specs)} "
                     f"Start without it: --without {plugin.name}"
                 )
-        elif name in REGISTER_HOOKS.values() and inspect.isfunction(value):
+        elif name in (*REGISTER_HOOKS.values(), "register_commands") and inspect.isfunction(value):
             raise UserError(f"plugin {plugin.name} ({plugin.source}): {name} is not marked with @hookimpl")
     return found
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from terakoya.commands.component_settings import ComponentCommand, _is, take_flags
-from terakoya.commands.main import app, main
+from terakoya.commands.main import build_app, main
 from terakoya.plugins import registry
 
 KINDS = {
@@ -33,7 +33,7 @@ def commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
 
 
 def test_every_text_setting_of_every_verb_takes_values_with_dashes() -> None:
-    found: dict[str, Any] = dict(commands(typer.main.get_command(app)))
+    found: dict[str, Any] = dict(commands(typer.main.get_command(build_app())))
     assert set(found) == set(KINDS)
     tried: set[str] = set()
     for verb, command in found.items():

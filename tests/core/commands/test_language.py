@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documented_commands import verbs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -23,7 +24,7 @@ from terakoya import log
 from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
 from terakoya.commands.language.lines import wrap
 from terakoya.commands.language.translate import Translator, chosen_translator
-from terakoya.commands.main import VERBS, main
+from terakoya.commands.main import main
 from terakoya.contract.toy import make_tokenizer
 from terakoya.estimation.devices import find_device
 from terakoya.pipeline import choosing
@@ -116,7 +117,7 @@ def test_a_text_without_japanese_fails_the_check(
 ) -> None:
     catalogue = load_tool("catalogue")
     code = [catalogue.Text("{out}: is not empty", "a.py", "shown"), catalogue.Text("{out}: is new", "b.py", kind)]
-    known = Entry("{out}: is not empty", "{out}: 空ではありません", ("a.py",))
+    known = Entry("{out}: is not empty", "{out}: 空ではありません")
     monkeypatch.setattr(catalogue, "texts", lambda: iter(code))
     monkeypatch.setattr(catalogue, "read_catalogue", lambda file: [known])
     monkeypatch.setattr("sys.argv", ["catalogue.py", "--check"])
@@ -130,23 +131,17 @@ def test_a_text_without_japanese_fails_the_check(
     assert done.value.code == 0
 
 
-def test_an_update_moves_no_entry() -> None:
+def test_an_update_adds_and_removes_entries() -> None:
     catalogue = load_tool("catalogue")
     code = [
         catalogue.Text("second", "b.py", "shown"), catalogue.Text("first {x}", "a.py", "shown"),
         catalogue.Text("a new option", "b.py", "help"), catalogue.Text("a new key", "keys.md", "meaning"),
         catalogue.Text("learning_rate", "c.py", "other"), catalogue.Text("a new message", "a.py", "shown"),
     ]  # fmt: skip
-    entries = [
-        Entry("second", "二", ("b.py",)), Entry("gone", "無", ("a.py",)), Entry("first {n}", "一 {n}", ("z.py",)),
-        Entry("learning rate", "学習率", ("c.py",)),
-    ]  # fmt: skip
-    updated = catalogue.update(entries, code)
-    assert updated == [
-        Entry("second", "二", ("b.py",)), Entry("a new option", "", ("b.py",)), Entry("first {n}", "一 {n}", ("a.py",)),
-        Entry("a new message", "", ("a.py",)), Entry("learning rate", "学習率", ("c.py",)),
-        Entry("a new key", "", ("keys.md",)),
-    ]  # fmt: skip
+    kept = [Entry("second", "二"), Entry("first {n}", "一 {n}"), Entry("learning rate", "学習率")]
+    updated = catalogue.update([Entry("gone", "無"), *kept], code)
+    assert updated[:3] == kept
+    assert {each.source for each in updated[3:]} == {"a new option", "a new key", "a new message"}
     assert catalogue.update(updated, code) == updated
     assert "no translation: 'a new key'" in catalogue.faults(updated, code)
     assert Translator(updated)("a new key") == "a new key"
@@ -168,7 +163,7 @@ def test_messages_of_several_lines_are_found_one_by_one(japanese: Translator) ->
 
 
 def test_catalogues_are_po_files(tmp_path: Path) -> None:
-    entries = [Entry('a "b"\n{c}\\', "「{c}」\n\t", ("x.py",)), Entry("d", "で")]
+    entries = [Entry('a "b"\n{c}\\', "「{c}」\n\t"), Entry("d", "で")]
     write_catalogue(tmp_path / "x.po", entries)
     assert read_catalogue(tmp_path / "x.po") == entries
     text = (
@@ -366,7 +361,7 @@ def test_help_is_japanese_in_80_columns_and_english_stays(
     english = call(capsys, "--help"), call(capsys, "train", "--help")
     for width in (60, 80, 120):
         monkeypatch.setenv("COLUMNS", str(width))
-        for verb in ("", *VERBS) if width == 80 else ("", "init"):
+        for verb in ("", *verbs()) if width == 80 else ("", "init"):
             monkeypatch.setenv("TERAKOYA_LANG", "ja")
             code, out, _ = call(capsys, *verb.split(), "--help")
             assert code == 0 and out.startswith(f"使い方: terakoya {verb}".strip())

@@ -285,7 +285,7 @@ def test_a_mistake_is_noted_for_the_script_that_would_start_again(
     def fails(*_: object, **__: object) -> None:
         raise error("as it must")
 
-    monkeypatch.setattr("terakoya.commands.main.command_line", lambda: fails)
+    monkeypatch.setattr("terakoya.commands.main.command_line", lambda *_: fails)
     monkeypatch.setenv(DEBUG_VARIABLE, "")
     note = tmp_path / "note"
     monkeypatch.setenv("TERAKOYA_LASTING_CODE_FILE", str(note))

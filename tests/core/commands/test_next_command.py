@@ -18,9 +18,8 @@ from documented_commands import check_command, find_command, root_command
 from typer.testing import CliRunner
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.guidance.examples import EXAMPLES
 from terakoya.commands.launching import jobs
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
@@ -51,26 +50,25 @@ def find(path: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("path", all_commands(), ids=" ".join)
 def test_every_help_has_an_example_that_exists(path: tuple[str, ...]) -> None:
-    helped = CliRunner().invoke(app, [*path, "-h"], prog_name="terakoya")
+    helped = CliRunner().invoke(build_app(), [*path, "-h"], prog_name="terakoya")
     assert helped.exit_code == 0, helped.output
     shown = helped.output.partition("Example:\n")[2].strip()
     assert max(map(len, shown.splitlines())) <= 78, "a narrow terminal would cut it within a word"
     example = re.sub(r" \\\n +", " ", shown)
-    assert example == EXAMPLES[" ".join(path)] and example.startswith(" ".join(["terakoya", *path]))
+    assert example.startswith(" ".join(["terakoya", *path]))
     if path[:1] not in (("launch",), ("import",)):
         check_command(example.partition(" > ")[0])
-    assert set(EXAMPLES) <= {" ".join(each) for each in all_commands()}
 
 
 def test_completion_can_be_installed() -> None:
-    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+    assert "--install-completion" in CliRunner().invoke(build_app(), ["--help"]).output
     asked = {"_TERAKOYA_COMPLETE": "complete_bash", "COMP_WORDS": "terakoya expo", "COMP_CWORD": "1"}
-    assert CliRunner().invoke(app, [], env=asked, prog_name="terakoya").output.split() == ["export"]
+    assert CliRunner().invoke(build_app(), [], env=asked, prog_name="terakoya").output.split() == ["export"]
 
 
 def run(words: list[str]) -> tuple[list[str], str]:
     """Runs `terakoya WORDS`; returns the words of the command that it names next, and its standard output."""
-    done = CliRunner().invoke(app, words, prog_name="terakoya")
+    done = CliRunner().invoke(build_app(), words, prog_name="terakoya")
     assert done.exit_code == 0, done.output + repr(done.exception)
     named = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
     assert len(named) == 1 and "next: " not in done.stdout, done.output
@@ -245,7 +243,7 @@ def test_the_next_command_has_the_plugins_that_the_run_was_given(
     assert run(["status", "done"])[0] == [*given, *exported]
     assert run(["status", "stopped"])[0] == [*given, *again]
     assert next_command.export_words(Path("done/checkpoints/step-00000009"))[:3] == (*given, "export")
-    refused = CliRunner().invoke(app, ["train", "p.json", "--out", "done"])
+    refused = CliRunner().invoke(build_app(), ["train", "p.json", "--out", "done"])
     told = "done: plugin mine (--plugin: schedules/mine) is missing; load it: terakoya --plugin mine.py ..."
     assert "schedule mine: not installed" in str(refused.exception)
     assert str(refused.exception).splitlines()[-1] == told
@@ -257,10 +255,10 @@ def test_the_next_command_has_the_plugins_that_the_run_was_given(
 
 @pytest.mark.slow
 def test_machine_output_names_nothing(tmp_path: Path) -> None:
-    listed = CliRunner().invoke(app, ["parameters", "list", "--json"])
-    assert "next:" not in listed.stderr and "next:" in CliRunner().invoke(app, ["parameters", "list"]).stderr
+    listed = CliRunner().invoke(build_app(), ["parameters", "list", "--json"])
+    assert "next:" not in listed.stderr and "next:" in CliRunner().invoke(build_app(), ["parameters", "list"]).stderr
     estimated = ["estimate", "tiny_bert", "--vocab-size", "100", "--no-measure", "--json"]
-    assert "next:" not in CliRunner().invoke(app, estimated).stderr
+    assert "next:" not in CliRunner().invoke(build_app(), estimated).stderr
     assert find_command(["estimate"])[0].name == "estimate"
 
 
@@ -305,7 +303,7 @@ def test_nothing_that_fails_follows_a_run_whose_checkpoints_are_gone(
         shutil.rmtree(folder)
     run_folder(Path("gone"), saved, {"kind": "finished", "step": 9})
     assert run(report)[0] == ["status", "gone"]
-    found = CliRunner().invoke(app, ["verify", "gone"])
+    found = CliRunner().invoke(build_app(), ["verify", "gone"])
     assert "listed above\nnext: bring the checkpoints of gone back from a copy, or train" in str(found.exception)
     over = {"kind": "resume", "step": 0, "folder": None}
     run_folder(Path("over"), saved, over, {"kind": "step", "step": 3, "loss": 2.5}, {"kind": "error", "text": "no"})
@@ -326,9 +324,9 @@ def test_what_follows_fits_the_state_of_a_run(tmp_path: Path, monkeypatch: pytes
     assert run(["status", "two"])[0] == ["train", "two/parameters.json", "--out", "two", "--processes", "2"]
     assert run(["status", "done", "two"])[0] == ["report", "done", "two", "--out", "report.html"]
     assert run(["report", "done", "two", "--out", "a.html"])[0] == ["status", "done", "two"]
-    assert "next:" not in CliRunner().invoke(app, ["status", "done", "--json"]).stderr
+    assert "next:" not in CliRunner().invoke(build_app(), ["status", "done", "--json"]).stderr
     run_folder(Path("nodes"), {"kind": "stopped", "step": 3}, batch_size={"0": 4, "1": 4})
-    told = CliRunner().invoke(app, ["status", "nodes"]).stderr
+    told = CliRunner().invoke(build_app(), ["status", "nodes"]).stderr
     assert told == "next: the command that started nodes continues it\n"
     (Path("done") / "checkpoints/step-00000009/manifest.json").write_text("{")
     assert run(["status", "done"])[0] == ["verify", "done"]
@@ -343,7 +341,7 @@ def test_what_follows_fits_a_store(store: Path, tmp_path: Path, monkeypatch: pyt
         assert run(["store", verb, "work/store"])[0] == train, verb
     assert run(["verify", "work/store"])[0] == train
     assert run(["store", "count", "work/store", "work/store"])[0] == ["store", "info", "work/store"]
-    assert "next:" not in CliRunner().invoke(app, ["store", "info", "work/store", "--json"]).stderr
+    assert "next:" not in CliRunner().invoke(build_app(), ["store", "info", "work/store", "--json"]).stderr
     following, _ = run(["store", "split", "work/store", "--parts", "1,3", "--out", "small", "--out", "large"])
     assert 'data.train=["large"]' in following and 'data.validation=["small"]' in following
     following, _ = run(["store", "export-blocks", "work/store", "--out", "blocks.jsonl", "--block-size", "8"])
@@ -351,7 +349,7 @@ def test_what_follows_fits_a_store(store: Path, tmp_path: Path, monkeypatch: pyt
     tokens = Path("work/store/tokens.bin")
     tokens.write_bytes(tokens.read_bytes()[:-2] + b"\1\0")
     for words in (["verify"], ["store", "verify"]):
-        found = CliRunner().invoke(app, [*words, "work/store"])
+        found = CliRunner().invoke(build_app(), [*words, "work/store"])
         assert "listed above\nnext: restore work/store from a copy; or remove it" in str(found.exception)
 
 

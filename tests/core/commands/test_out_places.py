@@ -72,7 +72,7 @@ def test_a_command_that_finds_no_space_says_where_and_what_to_do(
     def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "out"))
 
-    monkeypatch.setattr("terakoya.commands.main.command_line", lambda: no_space)
+    monkeypatch.setattr("terakoya.commands.main.command_line", lambda *_: no_space)
     error = fail(capsys, "export")
     assert error == f"error: {tmp_path}/out: No space left on device; free some space and give the same command again\n"
     monkeypatch.setenv("TERAKOYA_DEBUG", "1")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
 from terakoya.components import KINDS
 
@@ -33,7 +33,7 @@ def test_there_is_a_template_for_each_kind() -> None:
 
 def write(kinds: list[str], folder: Path) -> None:
     for kind in kinds:
-        done = CliRunner().invoke(app, ["plugins", "new", f"my_{kind}", "--kind", kind, "--out", str(folder)])
+        done = CliRunner().invoke(build_app(), ["plugins", "new", f"my_{kind}", "--kind", kind, "--out", str(folder)])
         assert done.exit_code == 0 and f"plugins check {folder / f'my_{kind}.py'}" in done.output
 
 

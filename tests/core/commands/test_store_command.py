@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.commands.store.import_tokens import parse_eos
 from terakoya.commands.store.merge import parse_weights
 from terakoya.errors import UserError
@@ -40,7 +40,7 @@ TEXT = "寺子屋で読み書きを学ぶ。\n吾輩は猫である。名前は�
 
 def typed(*arguments: object) -> str:
     """Runs the command and returns its output; raises its errors."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters, preset_names, presets_folder, read_preset
 from terakoya.errors import UserError
@@ -40,10 +40,10 @@ def test_every_preset_says_its_size_and_its_purpose() -> None:
 
 
 def test_the_list_names_each_preset_with_its_facts() -> None:
-    printed = CliRunner().invoke(app, ["parameters", "list"]).output
+    printed = CliRunner().invoke(build_app(), ["parameters", "list"]).output
     row = next(line for line in printed.splitlines() if line.startswith("bert_base "))
     assert row.split()[1:5] == ["bert", "111", "M", "512"] and "encoder" in row
-    listed = json.loads(CliRunner().invoke(app, ["parameters", "list", "--json"]).output)
+    listed = json.loads(CliRunner().invoke(build_app(), ["parameters", "list", "--json"]).output)
     assert [each["name"] for each in listed] == preset_names()
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya import contract
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
 from terakoya.contract import checking, training
 from terakoya.errors import UserError
@@ -274,7 +274,7 @@ def test_check_exits_with_2_if_a_check_fails_and_prints_the_interface(tmp_path: 
     good.write_text(source, encoding="utf-8")
     bad.write_text(source.replace('"example"', '"other"').replace("return (step + 1)", "return -1 *"), encoding="utf-8")
     for file, status, text in ((good, 0, "10 passed, 0 failed"), (bad, 2, "FAILED")):
-        done = CliRunner().invoke(app, ["plugins", "check", str(file), "--no-train"])
+        done = CliRunner().invoke(build_app(), ["plugins", "check", str(file), "--no-train"])
         assert done.exit_code == status, done.output
         assert f"plugin interface {INTERFACE}, terakoya" in done.output and text in done.output
 

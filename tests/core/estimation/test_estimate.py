@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation import devices
@@ -28,7 +28,7 @@ VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
 def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> None:
     arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", str(VOCABULARY), "--processes", "8"]
     done = CliRunner().invoke(
-        app, [*arguments, "--device", "h100", "--mfu", "0.25", "--json", "--set", "micro_batch_size=2"]
+        build_app(), [*arguments, "--device", "h100", "--mfu", "0.25", "--json", "--set", "micro_batch_size=2"]
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
@@ -354,7 +354,7 @@ def test_a_device_that_is_here_is_measured_unless_its_speed_is_given() -> None:
 def test_the_output_says_whether_the_run_fits(tmp_path: Path) -> None:
     def said(*more: str) -> str:
         arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--device", "rtx-4090", *more]
-        done = CliRunner().invoke(app, arguments)
+        done = CliRunner().invoke(build_app(), arguments)
         assert done.exit_code == 0, done.output
         return done.output
 

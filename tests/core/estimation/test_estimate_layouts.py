@@ -11,7 +11,7 @@ import pytest
 from selection import at_night
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -208,7 +208,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[Transformer]:
 
 def run(*arguments: str) -> str:
     """Returns the output of the command line."""
-    done = CliRunner().invoke(app, ["estimate", *arguments])
+    done = CliRunner().invoke(build_app(), ["estimate", *arguments])
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -286,7 +286,9 @@ def test_every_preset_has_layouts_or_is_refused_in_words(preset: str, gpus: int)
     ],
 )
 def test_options_without_suggestions_are_errors(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(app, ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", *arguments])
+    done = CliRunner().invoke(
+        build_app(), ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", *arguments]
+    )
     assert done.exit_code != 0
     assert said in str(done.exception) + done.output
 

@@ -18,7 +18,7 @@ import toy
 from stand_in_programs import Programs
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.launch.jobs import find_job, find_plan_folder
 from terakoya.launch.plan import PlannedLaunch, plan_launch
@@ -81,7 +81,7 @@ def test_the_submitted_job_is_found_by_the_address(programs: Programs, tmp_path:
     there = ObjectFolder(address)
     there.write("parameters.json", json.dumps(toy.parameters(Path("store"))).encode())
     there.write("metrics.jsonl", (json.dumps({"kind": "step", "step": 7, "loss": 2.5, "time": 1.0}) + "\n").encode())
-    done = CliRunner().invoke(app, ["launch", "slurm", "status", address])
+    done = CliRunner().invoke(build_app(), ["launch", "slurm", "status", address])
     assert done.exit_code == 0, done.output
     assert "job 12: RUNNING  on n1" in done.stdout and "7/12" in done.stdout
 

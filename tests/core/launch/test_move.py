@@ -17,7 +17,7 @@ from checkpoint_folders import write_checkpoint
 from stand_in_programs import Programs
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of
 from terakoya.launch.jobs import find_job
@@ -103,8 +103,8 @@ def test_a_submitted_job_is_stopped_and_another_goes_on(run: Path, programs: Pro
         scontrol=f"[ -e {count} ] && echo '{facts.format('FAILED', 75)}' || echo '{facts.format('RUNNING', 0)}'",
     )
     words = ["launch", "slurm", str(run / "parameters.json"), "--out", str(run), "--time", "01:00:00", "--submit"]
-    assert CliRunner().invoke(app, words).exit_code == 0
-    done = CliRunner().invoke(app, ["move", str(run), "slurm:gpu", "--time", "02:00:00"])
+    assert CliRunner().invoke(build_app(), words).exit_code == 0
+    done = CliRunner().invoke(build_app(), ["move", str(run), "slurm:gpu", "--time", "02:00:00"])
     assert done.exit_code == 0, done.output + repr(done.exception)
     assert "scontrol update JobId=12 Requeue=0" in programs.calls()
     assert "sent a stop request to job 12" in done.stdout and "job 12: FAILED" in done.stdout
@@ -125,16 +125,16 @@ def test_a_run_is_not_submitted_twice_to_the_place_where_its_job_goes_on(
     )
     there, say = tmp_path / "there", CliRunner()
     words = ["move", str(run), "slurm:gpu", "--time", "02:00:00", "--out", str(there)]
-    assert say.invoke(app, words).exit_code == 0 and steps(there) == [4]
-    again = say.invoke(app, words)
+    assert say.invoke(build_app(), words).exit_code == 0 and steps(there) == [4]
+    again = say.invoke(build_app(), words)
     assert isinstance(again.exception, UserError)
     assert "job 12 was submitted for it before, and is there still (PENDING)" in str(again.exception)
     assert sum(call.startswith("sbatch") for call in programs.calls()) == 1
     with pytest.raises(UserError, match="give --lost if it is gone"), held(run, "pid 5 on nowhere"):
         move(run, "slurm", {"partition": "gpu", **SLURM}, out=there, say=lambda _: None)  # before anything is stopped
-    assert say.invoke(app, [*words, "--lost"]).exit_code == 0
+    assert say.invoke(build_app(), [*words, "--lost"]).exit_code == 0
     state.write_text("COMPLETED")
-    assert say.invoke(app, words).exit_code == 0
+    assert say.invoke(build_app(), words).exit_code == 0
     assert sum(call.startswith("sbatch") for call in programs.calls()) == 3
 
 
@@ -163,12 +163,12 @@ def test_where_the_run_stands_is_said_when_a_step_fails(run: Path, programs: Pro
     programs.set(sbatch="echo 'invalid account' >&2; exit 1")
     there = tmp_path / "there"
     words = ["move", str(run), "slurm", "--time", "01:00:00", "--out", str(there)]
-    failed = CliRunner().invoke(app, words)
+    failed = CliRunner().invoke(build_app(), words)
     assert "invalid account" in str(failed.exception)
     assert f"the run is stopped, and whole in {there}; the same command goes on from there" in failed.stdout
     assert steps(there) == steps(run) == [4] and not (there / "run.lock").exists()
     programs.set(sbatch="echo 12")
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(build_app(), words)
     assert done.exit_code == 0 and f"{there}: has step 4 already" in done.stdout, done.output
     assert find_job("slurm", str(there))[1].job == "12"
 
@@ -219,7 +219,7 @@ def test_a_run_is_carried_to_an_address_and_back(run: Path, tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], message: str, run: Path) -> None:
-    done = CliRunner().invoke(app, ["move", *(str(run) if word == "RUN" else word for word in words)])
+    done = CliRunner().invoke(build_app(), ["move", *(str(run) if word == "RUN" else word for word in words)])
     assert message in str(done.exception) and not read_lock(run).held
 
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands import init
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.devices import find_device
@@ -188,7 +188,7 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)
     files = [Path(each).name for each in corpus(tmp_path)]
     words = ["init", *files, "--family", "bert", "--goal", "try", "--vocab-size", "200"]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(build_app(), words)
     assert done.exit_code == 0, done.output
     assert done.stderr.endswith("next: terakoya run pipeline.json\n")
     pipeline = read_pipeline(Path("pipeline.json"))
@@ -201,15 +201,15 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
         "tiny_bert",
     ):
         assert word in text
-    again = CliRunner().invoke(app, words)
+    again = CliRunner().invoke(build_app(), words)
     assert again.exit_code and "exists already" in str(again.exception)
-    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+    assert CliRunner().invoke(build_app(), [*words, "--force"]).exit_code == 0
     assert isinstance(pipeline.parameters, dict)
     short = pipeline.parameters | {"max_steps": 2, "logging_steps": 1, "batch_size": {"-1": 2}, "micro_batch_size": 2}
     short |= {"evaluation": {"steps": 1}, "checkpoint": {"save_steps": 1}, "schedule": {"type": "constant"}}
     small = pipeline.model_dump(mode="json") | {"parameters": short, "processes": 1, "training_processes": 1}
     Path("small.json").write_text(json.dumps(small), encoding="utf-8")
-    ran = CliRunner().invoke(app, ["run", "small.json"])
+    ran = CliRunner().invoke(build_app(), ["run", "small.json"])
     assert ran.exit_code == 0, ran.output + repr(ran.exception)
     assert Path("work/model/config.json").is_file() and Path("work/store.val/store.json").is_file()
 
@@ -225,7 +225,7 @@ def test_few_documents_are_split_without_chance(
     lines = [json.dumps({"text": numbered(number) * 3}, ensure_ascii=False) for number in range(documents)]
     Path("a.jsonl").write_text("\n".join(lines), encoding="utf-8")
     words = ["init", "a.jsonl", "--family", "bert", "--goal", "try", "--vocab-size", "200"]
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(build_app(), words)
     assert done.exit_code == 0, done.output
     pipeline = read_pipeline(Path("pipeline.json"))
     assert pipeline.validation_store is None and pipeline.clean == ({"type": "exact_duplicates"},)
@@ -239,7 +239,7 @@ def test_few_documents_are_split_without_chance(
 
 def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["init"])
+    done = CliRunner().invoke(build_app(), ["init"])
     assert isinstance(done.exception, UserError) and "CORPUS: expected files of text" in str(done.exception)
     corpus(tmp_path)
     answers = {
@@ -260,7 +260,7 @@ def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(init, "_asks", lambda: True)
     monkeypatch.setattr("typer.prompt", prompt)
     monkeypatch.setattr(choosing, "choose", choose)
-    done = CliRunner().invoke(app, ["init"])
+    done = CliRunner().invoke(build_app(), ["init"])
     assert str(done.exception) == "gpt2 model cpu 0.02"
     assert not any(answers.values()), "a wrong answer is asked for again"
     refused = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -297,5 +297,5 @@ def test_the_gpu_is_asked_for_only_where_the_plan_is_open(
     monkeypatch.setattr("typer.prompt", prompt)
     monkeypatch.setattr(choosing, "find_machine", find_machine)
     files = [Path(each).name for each in corpus(tmp_path)]
-    done = CliRunner().invoke(app, ["init", *files, "--family", "bert", *given])
+    done = CliRunner().invoke(build_app(), ["init", *files, "--family", "bert", *given])
     assert str(done.exception) == f"machine {'h100' if '--gpu' in given else None}" and questions == asked

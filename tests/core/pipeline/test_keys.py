@@ -10,7 +10,7 @@ import pytest
 from tool_modules import load_tool
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.commands.shared_options import complete_parameters
 from terakoya.config.presets import preset_names, presets_folder
 from terakoya.errors import UserError
@@ -73,7 +73,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(key: str, said: str) -> Non
 
 
 def test_the_command_prints_type_unit_default_and_meaning() -> None:
-    done = CliRunner().invoke(app, ["parameters", "show", "warmup_steps"])
+    done = CliRunner().invoke(build_app(), ["parameters", "show", "warmup_steps"])
     assert done.exit_code == 0
     assert done.output.splitlines()[:5] == [
         "schedule.warmup_steps  (of a parameter file)",
@@ -85,9 +85,9 @@ def test_the_command_prints_type_unit_default_and_meaning() -> None:
         "warmup_stable_decay)",
     ]
     assert "no preset has that name; did you mean bert_base" in str(
-        CliRunner().invoke(app, ["parameters", "show", "bert_bas"]).exception
+        CliRunner().invoke(build_app(), ["parameters", "show", "bert_bas"]).exception
     )
-    assert CliRunner().invoke(app, ["parameters", "show", "no_such_thing"]).exit_code != 0
+    assert CliRunner().invoke(build_app(), ["parameters", "show", "no_such_thing"]).exit_code != 0
 
 
 def test_set_is_completed_from_the_same_keys() -> None:
@@ -96,7 +96,7 @@ def test_set_is_completed_from_the_same_keys() -> None:
     assert [text for text, _ in complete_parameters("optimizer.t")] == ["optimizer.type="]
     assert ("architecture.pos_att_type=c2p" in dict(complete_parameters("architecture.pos_att_type="))) is False
     done = CliRunner().invoke(
-        app,
+        build_app(),
         [],
         prog_name="terakoya",
         env={

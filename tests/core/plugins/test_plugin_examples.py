@@ -21,7 +21,7 @@ from documented_commands import ROOT
 from followed_pages import blocks_of
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.contract.toy import make_tokenizer
 from terakoya.errors import UserError
@@ -62,7 +62,7 @@ class Reader:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plugins, "_current", None)
             patch.setenv(plugins.PLUGINS_VARIABLE, "")
-            result = CliRunner().invoke(app, words[1:], catch_exceptions=True)
+            result = CliRunner().invoke(build_app(), words[1:], catch_exceptions=True)
         assert result.exit_code == 0, f"{shlex.join(words)}\n{result.output}\n{result.exception!r}"
         return result.output
 

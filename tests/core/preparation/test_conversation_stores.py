@@ -15,7 +15,7 @@ from small_store import damage
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app, main
+from terakoya.commands.main import build_app, main
 from terakoya.errors import UserError
 from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT
 from terakoya.preparation.prepare import prepare
@@ -229,7 +229,7 @@ def test_a_missing_template_or_tokenizer(tokenizer: Path, tmp_path: Path) -> Non
 
 def test_a_sample_shows_template_and_answers(store: TokenStore) -> None:
     def typed(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -252,7 +252,7 @@ def test_a_store_at_an_address_is_shown_as_the_one_on_disk(
     try:
         for words in (("sample", "--rows", "1"), ("sample", "--rows", "1", "--causal"), ("info",)):
             here, far = (
-                CliRunner().invoke(app, ["store", words[0], place, *words[1:]], catch_exceptions=False)
+                CliRunner().invoke(build_app(), ["store", words[0], place, *words[1:]], catch_exceptions=False)
                 for place in (str(store.folder), "memory://chats")
             )
             assert far.exit_code == 0

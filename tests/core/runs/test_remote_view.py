@@ -15,7 +15,7 @@ import toy
 from checkpoint_folders import write_checkpoint
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.inference.loading import find_models
 from terakoya.launch.here import train
@@ -44,19 +44,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invoke(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(build_app(), list(arguments))
     assert result.exit_code == code, result.output + repr(result.exception)
     return " ".join(result.output.split())
 
 
 def test_status_and_report_know_all_of_it(trained: ObjectFolder, tmp_path: Path) -> None:
-    (status,) = json.loads(CliRunner().invoke(app, ["status", trained.address, "--json"]).stdout)
+    (status,) = json.loads(CliRunner().invoke(build_app(), ["status", trained.address, "--json"]).stdout)
     assert (status["state"], status["step"], status["checkpoint"]["name"]) == ("finished", 2, "step-00000002")
     assert not status["problems"]
     assert trained.address in invoke("status", trained.address)
     invoke("report", trained.address, "--out", str(tmp_path / "report.html"))
     assert "step-00000002" in (tmp_path / "report.html").read_text()
-    assert "expected a run, as" in repr(CliRunner().invoke(app, ["status", f"{trained.address}/none"]).exception)
+    assert "expected a run, as" in repr(
+        CliRunner().invoke(build_app(), ["status", f"{trained.address}/none"]).exception
+    )
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_damage_there_is_found(tmp_path: Path) -> None:
                 run.write(path.relative_to(tmp_path).as_posix(), path.read_bytes())
         run.write("checkpoints/step-00000004/state/model-00000.safetensors", bytes(100))
         run.remove(["checkpoints/step-00000004/state/optimizer-00000.safetensors"])
-        problem = repr(CliRunner().invoke(app, ["verify", run.address]).exception)
+        problem = repr(CliRunner().invoke(build_app(), ["verify", run.address]).exception)
         assert "2 problems" in problem
         with pytest.raises(UserError, match=r"expected a whole checkpoint, found none:\n.*model-00000"):
             find_checkpoint(Path(run.address))

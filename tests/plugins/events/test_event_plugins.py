@@ -14,7 +14,7 @@ import toy
 from saved_weights import FAULTS, same_weights
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
@@ -150,7 +150,7 @@ def test_a_fork_of_a_run_that_stopped_early_trains(stores: tuple[Path, Path], tm
         evaluation={"steps": 2, "batches": 1}, events={"early_stopping": {"patience": 2, "min_delta": 0.5}},
     )  # fmt: skip
     assert "ended at step 4: early_stopping" in toy.train(settings, tmp_path / "run")
-    made = CliRunner().invoke(app, ["fork", str(tmp_path / "run"), "--out", str(tmp_path / "fork")])
+    made = CliRunner().invoke(build_app(), ["fork", str(tmp_path / "run"), "--out", str(tmp_path / "fork")])
     assert made.exit_code == 0, made.output
     settings = json.loads((tmp_path / "fork" / "parameters.json").read_text())
     for _ in range(2):  # the second time it has stopped early itself
@@ -169,7 +169,7 @@ def test_a_save_is_requested_from_outside(stores: tuple[Path, Path], tmp_path: P
         while not ((run / "metrics.jsonl").is_file() and lines(run, "step")):
             assert time.monotonic() < deadline and all(each.running() for each in started)
             time.sleep(0.1)
-        done = CliRunner().invoke(app, ["save", str(run)])
+        done = CliRunner().invoke(build_app(), ["save", str(run)])
         assert done.exit_code == 0, (done.output, done.exception)
         (saved,) = (run / "checkpoints").glob("step-*")
         assert saved.name in "".join(done.output.split())
@@ -180,7 +180,7 @@ def test_a_save_is_requested_from_outside(stores: tuple[Path, Path], tmp_path: P
         for each in started:
             each.process.kill()
     with pytest.raises(UserError, match=r"no process trains here.*its last checkpoint is step-"):
-        CliRunner().invoke(app, ["save", str(run)], catch_exceptions=False)
+        CliRunner().invoke(build_app(), ["save", str(run)], catch_exceptions=False)
 
 
 def test_a_run_that_ends_before_it_saves_is_told_from_one_that_saved(
@@ -197,7 +197,7 @@ def test_a_run_that_ends_before_it_saves_is_told_from_one_that_saved(
 
     monkeypatch.setattr(files, "read_lock", read_lock)
     with pytest.raises(UserError, match=r"the run ended before it saved; `terakoya status"):
-        CliRunner().invoke(app, ["save", str(run)], catch_exceptions=False)
+        CliRunner().invoke(build_app(), ["save", str(run)], catch_exceptions=False)
     assert asked == [False, True, True] and not (run / "save.request").exists()
 
 

@@ -13,7 +13,7 @@ import pytest
 import toy
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.launch.jobs import fetch, find_job, poll_states
 from terakoya.launch.plan import PlannedLaunch, plan_launch
@@ -69,16 +69,16 @@ def test_the_verbs_of_the_command_line(aws: str, tmp_path: Path) -> None:
     plan.submit()
     name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
     run = CliRunner()
-    result = run.invoke(app, ["launch", "sagemaker", "status", name])
+    result = run.invoke(build_app(), ["launch", "sagemaker", "status", name])
     assert result.exit_code == 0 and f"job {name}: Completed" in result.output
     with pytest.raises(UserError, match=r"launch sagemaker status: ValidationException: .*no-such-job"):
-        run.invoke(app, ["launch", "sagemaker", "status", "no-such-job"], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "sagemaker", "status", "no-such-job"], catch_exceptions=False)
     with pytest.raises(UserError, match="fetch: expected --out FOLDER"):
-        run.invoke(app, ["launch", "sagemaker", "fetch", name], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "sagemaker", "fetch", name], catch_exceptions=False)
     with pytest.raises(UserError, match="status: expected a job or a run's folder, got none"):
-        run.invoke(app, ["launch", "sagemaker", "status"], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "sagemaker", "status"], catch_exceptions=False)
     with pytest.raises(UserError, match="was submitted with: terakoya launch sagemaker"):
-        run.invoke(app, ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from documented_commands import ROOT
 from stand_in_programs import Programs
 from typer.testing import CliRunner
 
-from terakoya.commands.main import app
+from terakoya.commands.main import build_app
 from terakoya.components import JobState
 from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
@@ -59,7 +59,7 @@ def test_a_batch_script_has_all_settings(tmp_path: Path) -> None:
 def test_jobs_to_wait_for_are_given_as_an_option(after: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(toy.parameters(Path("store"))))
     words = ["launch", "slurm", str(tmp_path / "run.json"), "--out", str(tmp_path / "run"), "--time", "60"]
-    done = CliRunner().invoke(app, [*words, "--after", after])
+    done = CliRunner().invoke(build_app(), [*words, "--after", after])
     assert done.exit_code == 0, repr(done.exception)
     assert f"--dependency=afterok:{after.replace(',', ':')}\n" in (tmp_path / "run.launch/job.sbatch").read_text()
 
@@ -325,8 +325,8 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     file.write_text(json.dumps(toy.parameters(Path("store"))))
     words = ["launch", "slurm", str(file), "--out", str(tmp_path / "run"), "--time", "60"]
     with pytest.raises(UserError, match="--watch needs --submit"):
-        CliRunner().invoke(app, [*words, "--watch"], catch_exceptions=False)
-    done = CliRunner().invoke(app, [*words, "--submit", "--watch", "--every", "0.2"])
+        CliRunner().invoke(build_app(), [*words, "--watch"], catch_exceptions=False)
+    done = CliRunner().invoke(build_app(), [*words, "--submit", "--watch", "--every", "0.2"])
     assert done.exit_code == 1, done.output
     assert (
         f"submitted as job 12; manage it with:\n  terakoya launch slurm status|logs|stop {tmp_path}/run" in done.output
@@ -334,7 +334,7 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     shown = re.findall(r"^job 12: (.*)$", done.output, re.M)
     assert shown == ["RUNNING  on n[1-2]", "FAILED  on n[1-2]; exit code 1"]
     assert find_job("slurm", str(tmp_path / "run"))[1].job == "12"
-    done = CliRunner().invoke(app, ["launch", "slurm", "status", str(tmp_path / "run.launch")])
+    done = CliRunner().invoke(build_app(), ["launch", "slurm", "status", str(tmp_path / "run.launch")])
     assert done.exit_code == 1 and "job 12: FAILED" in done.output
 
 
@@ -354,7 +354,7 @@ def test_the_lines_of_the_tutorial_that_need_a_cluster(
     done = []
     for line in lines:
         words = [word for word in shlex.split(line)[1:] if word != "--watch"]
-        done.append(CliRunner().invoke(app, words))
+        done.append(CliRunner().invoke(build_app(), words))
         assert done[-1].exit_code == 0, f"{line}\n{done[-1].output}\n{done[-1].exception!r}"
     assert any(call.startswith("sbatch ") for call in programs.calls()) and "submitted as job 12" in done[0].stdout
     assert f"next: terakoya launch slurm status {tmp_path}/work/slurm-run --watch\n" in done[0].stderr
@@ -365,11 +365,11 @@ def test_the_lines_of_the_tutorial_that_need_a_cluster(
 def test_verbs_without_a_job_are_refused(programs: Programs, tmp_path: Path) -> None:
     run = CliRunner()
     with pytest.raises(UserError, match="launch local: its runs belong to the terminal"):
-        run.invoke(app, ["launch", "local", "stop", "12"], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "local", "stop", "12"], catch_exceptions=False)
     with pytest.raises(UserError, match="expected a job's number or a run's folder, got twelve"):
-        run.invoke(app, ["launch", "slurm", "status", "twelve"], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "slurm", "status", "twelve"], catch_exceptions=False)
     planned(tmp_path, {})
     with pytest.raises(UserError, match=r"nothing was submitted from .*run\.launch"):
-        run.invoke(app, ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
     with pytest.raises(UserError, match="fetch: the run's folder is on a shared file system"):
-        run.invoke(app, ["launch", "slurm", "fetch", "12", "--out", "x"], catch_exceptions=False)
+        run.invoke(build_app(), ["launch", "slurm", "fetch", "12", "--out", "x"], catch_exceptions=False)

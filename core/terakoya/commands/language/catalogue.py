@@ -19,33 +19,27 @@ class Entry:
     Attributes:
         source: the text, `{name}` where the code fills in a value.
         translation: the same in another language, with the same placeholders in any order.
-        files: where the text is in the code.
     """
 
     source: str
     translation: str
-    files: tuple[str, ...] = ()
 
 
 def read_catalogue(file: Path) -> list[Entry]:
     """Returns the entries of a .po file in their order, without its header. Plural forms, contexts and fuzzy entries
     are not used here and not understood."""
     entries: list[Entry] = []
-    files: list[str] = []
     texts: dict[str, str] = {}
     keyword = ""
 
     def finish() -> None:
         if texts.get("msgid"):
-            entries.append(Entry(texts["msgid"], texts.get("msgstr", ""), tuple(files)))
-        files.clear()
+            entries.append(Entry(texts["msgid"], texts.get("msgstr", "")))
         texts.clear()
 
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.strip():
             finish()
-        elif line.startswith("#: "):
-            files.append(line[3:])
         elif not line.startswith("#"):
             if not line.startswith('"'):
                 keyword, _, line = line.partition(" ")
@@ -55,13 +49,10 @@ def read_catalogue(file: Path) -> list[Entry]:
 
 
 def write_catalogue(file: Path, entries: Iterable[Entry]) -> None:
-    """Writes `entries` as a .po file."""
+    """Writes `entries` as a .po file, sorted by their texts: a text that moves in the code moves nothing here."""
     blocks = ['msgid ""\nmsgstr ""\n"Language: ja\\n"\n"Content-Type: text/plain; charset=UTF-8\\n"']
-    for entry in entries:
-        lines = [f"#: {each}" for each in entry.files]
-        for keyword, text in (("msgid", entry.source), ("msgstr", entry.translation)):
-            lines.append(f"{keyword} {_quote(text)}")
-        blocks.append("\n".join(lines))
+    for entry in sorted(entries, key=lambda entry: entry.source):
+        blocks.append(f"msgid {_quote(entry.source)}\nmsgstr {_quote(entry.translation)}")
     file.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
 
 

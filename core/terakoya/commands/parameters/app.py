@@ -9,16 +9,11 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.parameters import import_script, list_presets, show_key
+from terakoya.commands.parameters import show_key
 from terakoya.commands.shared_options import NodesOption, ParametersSet
 
-app = typer.Typer(help="Show and create parameter files.", no_args_is_help=True, rich_markup_mode=None)
-app.command("list")(list_presets.command)
-app.command("import")(import_script.command)
 
-
-@app.command("show")
-def show(
+def show_parameters(
     file: Annotated[
         Path, typer.Argument(help="A parameter file, the name of a preset, or a key.", metavar="PARAMETERS.json | KEY")
     ],
@@ -61,7 +56,6 @@ def show(
     next_command.show("train", given, "--out", "work/run", "--dry-run", *sets)
 
 
-@app.command("schema")
 def schema(
     name: Annotated[
         str, typer.Argument(help="parameters, pipeline, cleaning, tokenizer, or a launcher such as slurm.")

@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.plugins import check as plugins_check
-from terakoya.commands.plugins import new as plugins_new
 from terakoya.errors import UserError, nearest
 
-app = typer.Typer(help="List installed plugins, write and check your own.", no_args_is_help=True, rich_markup_mode=None)
-app.command("new")(plugins_new.command)
-app.command("check")(plugins_check.command)
 
-
-@app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A component's name, as in `terakoya plugins list`.")]) -> None:
+def show_component(
+    name: Annotated[str, typer.Argument(help="A component's name, as in `terakoya plugins list`.")],
+) -> None:
     """Show the settings of a component: name, type and unit, default, meaning."""
     from rich.markup import escape
     from rich.table import Table
@@ -58,7 +53,6 @@ def _user(kind: str, name: str) -> tuple[str, ...]:
     return commands.get(kind, ("parameters", "show", keys.get(kind, kind.removesuffix("s"))))
 
 
-@app.command("list")
 def list_plugins() -> None:
     """List every component and its origin.
 

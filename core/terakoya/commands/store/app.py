@@ -8,19 +8,12 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.store import blocks as store_blocks
-from terakoya.commands.store import import_tokens as store_import
-from terakoya.commands.store import merge as store_merge
-from terakoya.commands.store import sample as store_sample
-
-app = typer.Typer(no_args_is_help=True, help="Inspect, check, import, merge, split and export token stores.")
 
 Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command("info")
-def info_command(store: Store, json: Json = False) -> None:
+def info(store: Store, json: Json = False) -> None:
     """Show what a store holds and what it was made from."""
     from rich.table import Table
 
@@ -61,8 +54,7 @@ def info_command(store: Store, json: Json = False) -> None:
     next_command.after_store(store, facts)
 
 
-@app.command("count")
-def count_command(
+def count(
     stores: Annotated[list[Path], typer.Argument(metavar="STORE...", show_default=False)], json: Json = False
 ) -> None:
     """Count documents, sequences and tokens, from headers alone. Several stores give a table."""
@@ -92,8 +84,7 @@ def count_command(
     next_command.show("store", "info", stores[0])
 
 
-@app.command("verify")
-def verify_command(store: Store) -> None:
+def verify(store: Store) -> None:
     """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 2 if it finds a
     fault."""
     from terakoya.errors import UserError
@@ -110,11 +101,3 @@ def verify_command(store: Store) -> None:
     counted = count_store(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
     next_command.after_store(store, read_facts(store))
-
-
-app.command("sample")(store_sample.command)
-app.command("import")(store_import.command)
-app.command("merge")(store_merge.merge_command)
-app.command("split")(store_merge.split_command)
-app.command("export-blocks")(store_blocks.export_command)
-app.command("import-blocks")(store_blocks.import_command)

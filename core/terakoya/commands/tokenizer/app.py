@@ -9,25 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from terakoya.commands import shared_options as shared
-from terakoya.commands.component_settings import ComponentCommand, gather, take_flags
+from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.tokenizer import count as tokenizer_count
-from terakoya.commands.tokenizer import extend as tokenizer_extend
-from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
-
-app = typer.Typer(help="Train, import and inspect tokenizers.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def describe() -> None:
-    """Train, import and inspect tokenizers."""
-
-
-app.command("report")(tokenizer_report.command)
-app.command("count")(tokenizer_count.command)
-app.command("extend")(tokenizer_extend.command)
-
 
 Kind = Annotated[
     str | None, typer.Option(help="The kind of tokenizer; see `terakoya plugins list`. Default: as in --settings.")
@@ -45,8 +29,7 @@ Set = Annotated[
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
 
 
-@app.command("train", cls=ComponentCommand)
-def command(
+def train(
     corpus: Annotated[
         list[str] | None,
         typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
@@ -91,8 +74,7 @@ def command(
     next_command.after_tokenizer(out, sources, reading)
 
 
-@app.command("import", cls=ComponentCommand)
-def import_command(
+def import_tokenizer(
     model: Annotated[list[str], typer.Argument(help="The trained model's file, for example tokenizer.model.")],
     out: Out = None,
     type: Kind = None,

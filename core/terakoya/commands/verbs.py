@@ -1,0 +1,149 @@
+"""The verbs of the core in the order of use, each with an example of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from terakoya import Command, Group, hookimpl
+from terakoya.commands import (
+    average,
+    demo,
+    doctor,
+    estimate,
+    evaluate,
+    export,
+    finetune,
+    fork,
+    import_checkpoint,
+    init,
+    prepare,
+    report,
+    run,
+    save,
+    status,
+    train,
+    try_model,
+    upload,
+    verify,
+)
+from terakoya.commands.launching import launch, move
+from terakoya.commands.parameters import app as parameters
+from terakoya.commands.parameters import import_script, list_presets
+from terakoya.commands.plugins import app as plugins
+from terakoya.commands.plugins import check as plugins_check
+from terakoya.commands.plugins import new as plugins_new
+from terakoya.commands.store import app as store
+from terakoya.commands.store import blocks as store_blocks
+from terakoya.commands.store import import_tokens as store_import
+from terakoya.commands.store import merge as store_merge
+from terakoya.commands.store import sample as store_sample
+from terakoya.commands.tokenizer import app as tokenizer
+from terakoya.commands.tokenizer import count as tokenizer_count
+from terakoya.commands.tokenizer import extend as tokenizer_extend
+from terakoya.commands.tokenizer import report as tokenizer_report
+
+
+@hookimpl
+def register_commands() -> Mapping[str, Command | Group]:
+    """Implements `hookspecs.register_commands`."""
+    return {
+        "demo": Command(demo.command, "terakoya demo --out work/demo"),
+        "init": Command(
+            init.command, "terakoya init wiki.jsonl.gz books/ --family bert --goal model --gpu h100 --hours 24"
+        ),
+        "run": Command(run.command, "terakoya run pipeline.json"),
+        "tokenizer": Group("Train, import and inspect tokenizers."),
+        "tokenizer train": Command(
+            tokenizer.train,
+            "terakoya tokenizer train corpus.jsonl.gz --type mecab_wordpiece --vocab-size 32768 --out work/tokenizer",
+            passes_options=True,
+        ),
+        "tokenizer extend": Command(
+            tokenizer_extend.command,
+            "terakoya tokenizer extend work/model --corpus corpus.jsonl.gz --add 1000 --out work/extended",
+        ),
+        "tokenizer import": Command(
+            tokenizer.import_tokenizer,
+            "terakoya tokenizer import tokenizer.model --type sentencepiece --out work/tokenizer",
+            passes_options=True,
+        ),
+        "tokenizer count": Command(
+            tokenizer_count.command,
+            "terakoya tokenizer count corpus.jsonl.gz --type mecab_wordpiece --out work/words.counts",
+        ),
+        "tokenizer report": Command(
+            tokenizer_report.command, "terakoya tokenizer report work/tokenizer --corpus corpus.jsonl.gz"
+        ),
+        "prepare": Command(
+            prepare.command,
+            "terakoya prepare wiki.jsonl.gz books.parquet notes.txt --field text,body --tokenizer "
+            "work/tokenizer --out work/store",
+        ),
+        "store": Group("Inspect, check, import, merge, split and export token stores."),
+        "store info": Command(store.info, "terakoya store info work/store"),
+        "store count": Command(store.count, "terakoya store count work/store work/store.val"),
+        "store verify": Command(store.verify, "terakoya store verify work/store"),
+        "store sample": Command(store_sample.command, "terakoya store sample work/store --masks"),
+        "store import": Command(
+            store_import.command,
+            "terakoya store import megatron_text_document --tokenizer work/tokenizer --out work/store",
+        ),
+        "store merge": Command(store_merge.merge_command, "terakoya store merge work/wiki work/books --out work/store"),
+        "store split": Command(
+            store_merge.split_command, "terakoya store split work/store --parts 98,2 --out work/train --out work/val"
+        ),
+        "store export-blocks": Command(
+            store_blocks.export_command,
+            "terakoya store export-blocks work/store --out work/blocks.jsonl.gz --block-size 512",
+        ),
+        "store import-blocks": Command(
+            store_blocks.import_command,
+            "terakoya store import-blocks blocks.jsonl.gz --tokenizer work/tokenizer --out work/store",
+        ),
+        "estimate": Command(estimate.command, "terakoya estimate bert_base --vocab-size 32768 --gpus 8 --device h100"),
+        "train": Command(train.command, "terakoya train bert_base --out work/run --set max_steps=100000"),
+        "launch": Command(
+            launch.command, "terakoya launch slurm bert_base --out work/run --time 24:00:00", passes_options=True
+        ),
+        "move": Command(
+            move.command, "terakoya move work/run hosts:a01:8,a02:8 --out s3://bucket/run", passes_options=True
+        ),
+        "fork": Command(
+            fork.command,
+            "terakoya fork work/run@8000 --out work/decay --set max_steps=9000 --set schedule.decay_steps=1000",
+        ),
+        "status": Command(status.command, "terakoya status work/run --watch"),
+        "save": Command(save.command, "terakoya save work/run"),
+        "report": Command(report.command, "terakoya report work/run --out report.html"),
+        "verify": Command(verify.command, "terakoya verify work/run"),
+        "evaluate": Command(evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz"),
+        "export": Command(export.command, "terakoya export work/run --out work/model", passes_options=True),
+        "average": Command(average.command, "terakoya average work/run --last 5 --out work/averaged"),
+        "import": Command(
+            import_checkpoint.command,
+            "terakoya import megatron checkpoints/iter_0001000 --tokenizer work/tokenizer --out work/model",
+            passes_options=True,
+        ),
+        "try": Command(try_model.command, 'terakoya try work/model "東京は日本の[MASK]です。"'),
+        "finetune": Command(
+            finetune.command,
+            "terakoya finetune work/model --train train.jsonl --eval eval.jsonl --task classification "
+            "--out work/classifier",
+        ),
+        "upload": Command(upload.command, "terakoya upload work/model --name my-lab/my-bert --license apache-2.0"),
+        "plugins": Group("List installed plugins, write and check your own."),
+        "plugins list": Command(plugins.list_plugins, "terakoya plugins list"),
+        "plugins show": Command(plugins.show_component, "terakoya plugins show bert"),
+        "plugins new": Command(plugins_new.command, "terakoya plugins new my_schedule --kind schedule"),
+        "plugins check": Command(plugins_check.command, "terakoya plugins check my_schedule.py"),
+        "parameters": Group("Show and create parameter files."),
+        "parameters list": Command(list_presets.command, "terakoya parameters list"),
+        "parameters show": Command(
+            parameters.show_parameters, "terakoya parameters show bert_base --set max_steps=1000"
+        ),
+        "parameters schema": Command(parameters.schema, "terakoya parameters schema > schema.json"),
+        "parameters import": Command(
+            import_script.command, "terakoya parameters import megatron pretrain_gpt.sh --out gpt.json"
+        ),
+        "doctor": Command(doctor.command, "terakoya doctor"),
+    }

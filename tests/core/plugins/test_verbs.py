@@ -1,0 +1,111 @@
+"""Verbs of plugins: found, listed in their place, run, excluded, and the errors of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from terakoya import Command
+from terakoya.commands.main import main
+from terakoya.commands.verbs import register_commands
+from terakoya.errors import UserError
+from terakoya.plugins import PLUGINS_VARIABLE
+from terakoya.plugins.verbs import Verbs, _in_order, find_verbs
+
+pytestmark = pytest.mark.usefixtures("fresh_plugins")
+
+GREET = '''
+from terakoya import Command, hookimpl
+
+def greet(name: str, loud: bool = False) -> None:
+    """Greet somebody."""
+    print(name.upper() if loud else name)
+
+@hookimpl
+def register_commands():
+    return {"greet": Command(greet, "terakoya --plugin greet.py greet Hanako", after="train")}
+'''
+
+
+@pytest.fixture
+def greet(tmp_path: Path) -> str:
+    file = tmp_path / "greet.py"
+    file.write_text(GREET, encoding="utf-8")
+    return str(file)
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0), *capsys.readouterr()
+
+
+@pytest.mark.parametrize("how", ["option", "joined", "variable"])
+def test_a_plugin_has_a_verb(
+    how: str, greet: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {"option": ["--plugin", greet], "joined": [f"--plugin={greet}"], "variable": []}[how]
+    if how == "variable":
+        monkeypatch.setenv(PLUGINS_VARIABLE, greet)
+    assert call(capsys, *before, "greet", "Hanako", "--loud") == (0, "HANAKO\n", "")
+    code, out, _ = call(capsys, *before, "--help")
+    assert code == 0 and "  greet       Greet somebody\n  launch " in out
+    assert "Example:\n    terakoya --plugin greet.py greet Hanako" in call(capsys, *before, "greet", "-h")[1]
+    code, _, err = call(capsys, *before, "--without", "greet", "greet", "Hanako")
+    assert code == 2 and "greet: no such command" in err and "excluded by --without and might have it: greet" in err
+
+
+def test_only_options_before_the_verb_load_plugins(greet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "greet", "--plugin", greet)[0] == 2
+
+
+def test_an_installed_plugin_that_fails_takes_no_other_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "breaks-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: breaks\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[terakoya]\nbreaks = breaks_verbs\n")
+    wrong = GREET.replace('{"greet": Command(', '{"greet": print(')
+    (tmp_path / "breaks_verbs.py").write_text(wrong.replace(', after="train")', ")"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = find_verbs(register_commands())
+    assert "train" in found.commands and "greet" not in found.commands
+    assert "could not be loaded and might have it: plugin breaks_verbs (breaks 1.0): register_commands: " in (
+        found.might_have()
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"greet": Command', '"train": Command', 'command "train" is registered twice: by terakoya and by greet'),
+        ("return {", "return [", "invalid syntax|does not match"),
+        ('"greet": Command', '"train greet": Command', '"train greet" of greet: there is no group "train"'),
+        ('Command(greet, "terakoya --plugin greet.py greet Hanako", after="train")', "greet", "expected a mapping of"),
+        ("def register_commands():", "def register_commands():\n    1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_wrong_verb_is_an_error_that_names_the_plugin(greet: str, old: str, new: str, message: str) -> None:
+    Path(greet).write_text(Path(greet).read_text().replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=message) as caught:
+        find_verbs(register_commands(), [greet])
+    assert "greet" in str(caught.value)
+
+
+def test_a_plugin_adds_a_verb_to_a_group(
+    greet: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(greet).write_text(Path(greet).read_text().replace('"greet": Command', '"store greet": Command'))
+    assert call(capsys, "--plugin", greet, "store", "greet", "Hanako") == (0, "Hanako\n", "")
+    assert "  greet " in call(capsys, "--plugin", greet, "store", "-h")[1]
+    assert "  greet " not in call(capsys, "--plugin", greet, "-h")[1]
+
+
+def test_verbs_stand_behind_those_that_they_name() -> None:
+    def named(after: str | None) -> Command:
+        return Command(print, "", after)
+
+    commands = {"a": named(None), "b": named(None), "x": named("a"), "y": named("x"), "z": named("a"), "w": named("no")}
+    assert list(_in_order(commands)) == ["a", "x", "y", "z", "b", "w"]
+    assert set(_in_order({"a": named("b"), "b": named("a")})) == {"a", "b"}
+    assert Verbs({}, (), ()).might_have() == ""
