@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -106,10 +105,13 @@ def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
         auto.TOKENIZER_MAPPING._extra_content.clear()
     left = list(_orphans(request.node.nodeid))
     if left:  # most end by themselves, and need no processor until then
-        psutil.wait_procs(left, timeout=5)
-        before = {process: _cpu_seconds(process) for process in left}
-        time.sleep(1.0)
-        busy = [process for process, seconds in before.items() if _cpu_seconds(process) > seconds + 0.2]
+        busy = list(left)
+        for _ in range(60):  # on a busy machine an end takes long
+            before = {process: _cpu_seconds(process) for process in busy}
+            psutil.wait_procs(left, timeout=1)
+            busy = [process for process, seconds in before.items() if _cpu_seconds(process) > seconds + 0.2]
+            if not busy:
+                break
         for process in busy:
             process.kill()
         assert busy == [], "processes that the tests started, that compute and that nobody ends"

@@ -51,4 +51,8 @@ _FUNCTIONS = {
 def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return getattr(import_module(_FUNCTIONS[name]), name)
+    if not name.startswith("_"):
+        from terakoya.plugins.families import function_of_family
+
+        return function_of_family(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,7 @@ from terakoya.commands.language.translate import chosen_translator
 from terakoya.commands.shared_options import plugin_options
 from terakoya.errors import LASTING_EXIT_CODES, Stopped, UserError, describe_os_error, nearest, os_error_exit_code
 from terakoya.plugins.discovery import PLUGINS_VARIABLE, WITHOUT_VARIABLE, add_inherited
+from terakoya.plugins.families import missing_family
 from terakoya.plugins.verbs import Verbs, find_verbs
 from terakoya.version import __version__
 
@@ -51,8 +52,11 @@ class InOrder(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Returns the command that `args` begin with; for one that does not exist says which plugins might have it."""
-        if args[0] not in {*self.commands, *unknown_options.COMMANDS} and (plugins := self.verbs.might_have()):
-            raise UserError(f"terakoya {args[0]}: no such command{nearest(args[0], self.commands)}{plugins}")
+        if args[0] not in {*self.commands, *unknown_options.COMMANDS}:
+            family, plugins = missing_family("verbs", args[0]), self.verbs.might_have()
+            if family or plugins:
+                known = family or nearest(args[0], self.commands)
+                raise UserError(f"terakoya {args[0]}: no such command{known}{plugins}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

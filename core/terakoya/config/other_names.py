@@ -12,6 +12,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from terakoya.plugins.families import missing_family
+
 ELSEWHERE: Mapping[str, str] = {
     "optimizer.learning_rate": "lr base_lr peak_lr max_lr",
     "optimizer.type": "optim optimizer_name optimizer_type use_adamw",
@@ -160,6 +162,8 @@ def find_equivalent(name: str, paths: Iterable[str]) -> tuple[list[str], str | N
 def explain_unknown_key(path: str, paths: Sequence[str]) -> str:
     """Returns the end of a sentence about the unknown key at `path`: what it is called or where it belongs here; "" if
     nothing is known. `paths` are the key paths that exist."""
+    if family := missing_family("keys", path):
+        return family
     above, _, name = path.rpartition(".")
     found, sentence = find_equivalent(name, paths)
     if found:

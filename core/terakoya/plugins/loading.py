@@ -34,6 +34,7 @@ from terakoya.plugins.discovery import (
     might_have,
 )
 from terakoya.plugins.events import EVENTS, Events, Listeners, call
+from terakoya.plugins.families import missing_family
 
 logger = logging.getLogger("terakoya")
 
@@ -87,7 +88,8 @@ class Registry:
         if registration is not None:
             return registration.component
         assert kind in KINDS, kind
-        message = f"{kind.removesuffix('s')} {name}: not installed{nearest(name, self.names(kind))}"
+        family = missing_family("components", f"{kind} {name}")
+        message = f"{kind.removesuffix('s')} {name}: not installed{family or nearest(name, self.names(kind))}"
         by_origin: dict[str, list[str]] = {}
         for other in self.components():
             if other.kind == kind:

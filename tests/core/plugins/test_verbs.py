@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import terakoya
 from terakoya import Command
 from terakoya.commands.main import main
 from terakoya.commands.verbs import register_commands
+from terakoya.config.other_names import explain_unknown_key
 from terakoya.errors import UserError
-from terakoya.plugins import PLUGINS_VARIABLE
+from terakoya.plugins import PLUGINS_VARIABLE, families, registry
+from terakoya.plugins.families import Family
 from terakoya.plugins.verbs import Verbs, _in_order, find_verbs
 
 pytestmark = pytest.mark.usefixtures("fresh_plugins")
@@ -109,3 +112,22 @@ def test_verbs_stand_behind_those_that_they_name() -> None:
     assert list(_in_order(commands)) == ["a", "x", "y", "z", "b", "w"]
     assert set(_in_order({"a": named("b"), "b": named("a")})) == {"a", "b"}
     assert Verbs({}, (), ()).might_have() == ""
+
+
+def test_what_a_missing_family_has_is_answered_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    brings = Family(
+        verbs=("sing",), functions={"sing": "terakoya_songs.sing"}, components=("schedules sung",), keys=("tune",)
+    )
+    monkeypatch.setitem(families.FAMILIES, "songs", brings)
+    code, _, err = call(capsys, "sing")
+    belongs = "it belongs to the family songs, which is not installed or excluded"
+    assert code == 2 and err == f"error: terakoya sing: no such command; {belongs}\n"
+    with pytest.raises(AttributeError, match=belongs):
+        terakoya.sing  # noqa: B018 (looked up)
+    with pytest.raises(AttributeError, match=r"terakoya has no attribute 'song'$"):
+        terakoya.song  # noqa: B018 (looked up)
+    with pytest.raises(UserError, match=f"schedule sung: not installed; {belongs}"):
+        registry().component("schedules", "sung")
+    assert explain_unknown_key("tune", ["tuna", "seed"]) == f"; {belongs}"

@@ -1,0 +1,47 @@
+"""The families that come with terakoya, each of which can be taken out: what it brings, for who asks for it then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module, util
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """A package beside the core that adds to it through hooks alone. `--without NAME` leaves it out.
+
+    Attributes:
+        verbs: of the command line: "finetune".
+        functions: name in `terakoya` -> the module that has it.
+        components: kinds and names: "importers megatron".
+        keys: key paths of settings files.
+    """
+
+    verbs: Sequence[str] = ()
+    functions: Mapping[str, str] = field(default_factory=dict)
+    components: Sequence[str] = ()
+    keys: Sequence[str] = ()
+
+
+FAMILIES: dict[str, Family] = {}
+"""Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
+
+
+def missing_family(what: str, name: str) -> str:
+    """Returns which family has `name` among its `what` ("verbs", "functions", "components" or "keys"), as the end of a
+    sentence for who does not find it; empty if none has."""
+    for family, brings in FAMILIES.items():
+        if name in getattr(brings, what):
+            return f"; it belongs to the family {family}, which is not installed or excluded"
+    return ""
+
+
+def function_of_family(name: str) -> Any:
+    """Returns what a family has for `terakoya` as `name`. Raises AttributeError if no installed one has it."""
+    for family in FAMILIES.values():
+        module = family.functions.get(name)
+        if module is not None and util.find_spec(module.partition(".")[0]) is not None:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"terakoya has no attribute {name!r}{missing_family('functions', name)}")
