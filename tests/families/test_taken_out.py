@@ -1,0 +1,130 @@
+"""Each family is removed from a copy of the sources, where the three main uses still pass: a tokenizer and a BERT to an
+export, an ELECTRA and its discriminator, an architecture as a plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from selection import at_night
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+
+from terakoya.plugins.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = "all"
+
+pytestmark = pytest.mark.slow
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module", params=at_night([ALL, *FAMILIES], always=[ALL]))
+def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources without one family, or without any, that Python imports instead of the installed ones."""
+    folder = tmp_path_factory.mktemp("house")
+    gone = list(FAMILIES) if request.param == ALL else [request.param]
+    unwanted = shutil.ignore_patterns("__pycache__", *(f"terakoya_{family}" for family in gone))
+    for name in ("core", "plugins", "parameters"):
+        shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    entries = {name: at for name, at in project["entry-points"]["terakoya"].items() if name not in gone}
+    assert len(entries) == len(project["entry-points"]["terakoya"]) - len(gone)
+    installed = folder / "terakoya-0.0.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: terakoya\nVersion: 0.0.0\n")
+    (installed / "entry_points.txt").write_text("[terakoya]\n" + "\n".join(f"{k} = {v}" for k, v in entries.items()))
+    (folder / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [path for path in sys.path if not path.startswith({str(ROOT)!r} + '/')"
+        f" or 'site-packages' in path]\nsys.path[1:1] = [{str(folder / 'core')!r}, {str(folder / 'plugins')!r}]\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(house: Path) -> Run:
+    """Runs `terakoya` in the copy, in its folder `work`."""
+    work = house / "work"
+    work.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TERAKOYA_")}
+
+    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "terakoya", *words], cwd=work, capture_output=True, text=True,
+            env={**environment, "PYTHONPATH": str(house), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def store(run: Run, house: Path) -> Path:
+    corpus = str(house / "core" / "terakoya" / "pipeline" / "demo_town.txt")
+    run("tokenizer", "train", corpus, "--type", "mecab_wordpiece", "--vocab-size", "400", "--out", "tokenizer")
+    run("prepare", corpus, "--tokenizer", "tokenizer", "--out", "store", "--processes", "1")
+    return house / "work" / "store"
+
+
+def train(run: Run, house: Path, preset: str, *before: str, **architecture: object) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    settings = json.loads((ROOT / "parameters" / f"{preset}.json").read_text(encoding="utf-8"))
+    settings["architecture"] |= small | architecture
+    settings |= {
+        "data": {"train": ["store"], "sequence_length": 32}, "batch_size": {"-1": 8}, "max_steps": 2,
+        "checkpoint": {"save_steps": 2}, "evaluation": None, "trackers": [],
+    }  # fmt: skip
+    (house / "work" / f"{preset}.json").write_text(json.dumps(settings))
+    run(*before, "train", f"{preset}.json", "--out", preset)
+
+
+def test_no_verb_of_a_missing_family_is_listed(run: Run, house: Path) -> None:
+    listed = run("--help").stdout
+    assert "  train " in listed
+    for name, family in FAMILIES.items():
+        is_there = (house / "plugins" / f"terakoya_{name}").exists()
+        for verb in family.verbs:
+            group, _, last = verb.rpartition(" ")
+            assert (f"  {last} " in (run(group, "--help").stdout if group else listed)) == is_there
+            if not is_there and not group:
+                assert f"it belongs to the family {name}" in run(verb, code=2).stderr
+
+
+@pytest.mark.usefixtures("store")
+def test_a_bert_from_text_to_an_export(run: Run, house: Path) -> None:
+    train(run, house, "tiny_bert")
+    run("export", "tiny_bert", "--out", "bert")
+    model = AutoModelForMaskedLM.from_pretrained(house / "work" / "bert")
+    tokenizer = AutoTokenizer.from_pretrained(house / "work" / "bert")
+    assert model(**tokenizer("町の人", return_tensors="pt")).logits.shape[-1] == model.config.vocab_size
+
+
+@pytest.mark.usefixtures("store")
+def test_an_electra_and_its_discriminator(run: Run, house: Path) -> None:
+    train(run, house, "tiny_electra", embedding_size=16, hidden_size=32, num_attention_heads=4)
+    run("export", "tiny_electra", "--only", "discriminator", "--out", "discriminator")
+    model = AutoModelForPreTraining.from_pretrained(house / "work" / "discriminator")
+    assert type(model).__name__ == "ElectraForPreTraining"
+
+
+@pytest.mark.usefixtures("store")
+def test_an_architecture_as_a_plugin(run: Run, house: Path) -> None:
+    source = house / "plugins" / "examples" / "funnel.py"
+    settings = {"type": "funnel", "block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 16, "n_head": 2}
+    file = {
+        "data": {"train": ["store"], "sequence_length": 32}, "architecture": {**settings, "d_head": 4, "d_inner": 32},
+        "objective": {"type": "masked_lm", "layout": "stream"}, "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+        "schedule": {"type": "linear", "warmup_steps": 1}, "batch_size": {"-1": 8}, "max_steps": 2,
+    }  # fmt: skip
+    (house / "work" / "funnel.json").write_text(json.dumps(file))
+    run("--plugin", str(source), "train", "funnel.json", "--out", "funnel")
+    run("--plugin", str(source), "export", "funnel", "--out", "exported")
+    assert type(AutoModelForMaskedLM.from_pretrained(house / "work" / "exported")).__name__ == "FunnelForMaskedLM"
