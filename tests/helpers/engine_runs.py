@@ -17,7 +17,7 @@ import torch
 import toy
 
 from terakoya.config.parameters import Parameters
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 
 STAGES = (0, 1, 2, 3)
 
@@ -89,7 +89,9 @@ def here(out: Path, parameters: dict[str, Any], start_from: Path | None = None) 
     """Trains in this process without DeepSpeed."""
     if start_from is not None:
         shutil.copytree(start_from, out / "checkpoints" / start_from.name)
-    train_in_this_process(Parameters.from_dict(parameters, source="test"), out, allow_change=frozenset({"parallel"}))
+    train_in_this_process(
+        Parameters.from_dict(parameters, source="test"), out, StartOptions(allow_change=frozenset({"parallel"}))
+    )
 
 
 def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:

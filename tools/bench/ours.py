@@ -16,7 +16,7 @@ from turns import Step, Turn
 
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
-from terakoya.training.setup import Advice, no_advice, train_in_this_process
+from terakoya.training.setup import Advice, StartOptions, no_advice, train_in_this_process
 
 PLUGIN = Path(__file__).with_name("step_clock.py")
 
@@ -57,5 +57,5 @@ def run(
     with contextlib.ExitStack() as held:
         where = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
         held.enter_context(contextlib.redirect_stderr(StringIO()))  # its live line
-        train_in_this_process(parameters, where, advice=advice)
+        train_in_this_process(parameters, where, StartOptions(advice=advice))
     return list(plugin.tokens), dict(plugin.losses)

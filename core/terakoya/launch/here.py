@@ -104,7 +104,7 @@ def train(
     With `start_over` the run may begin at step 0 although it has had checkpoints, of which none is whole.
 
     Trains in this process, which may be one of several that a launcher started. To start several processes on this
-    machine use the command line or `terakoya.launch.local.run_processes`. `stop` is `train_in_this_process`'s.
+    machine use the command line or `terakoya.launch.local.run_processes`. `stop` is that of `StartOptions`.
 
     Raises:
         UserError: an error that the user can fix.
@@ -113,20 +113,14 @@ def train(
     with imports():
         from terakoya.estimation.model_errors import explain_model_errors
         from terakoya.plugins import listening
-        from terakoya.training.setup import train_in_this_process
+        from terakoya.training.setup import StartOptions, train_in_this_process
 
     with listening(events or {}):
-        return train_in_this_process(
-            _load(parameters, overrides, nodes),
-            folder,
-            node_rank=node_rank,
-            expected_processes=processes,
-            allow_change=frozenset(allow_change),
-            start_over=start_over,
-            advice=explain_model_errors,
-            stop=stop,
-            mirror_to=address,
-        )
+        options = StartOptions(
+            node_rank=node_rank, expected_processes=processes, allow_change=frozenset(allow_change),
+            start_over=start_over, advice=explain_model_errors, stop=stop, mirror_to=address,
+        )  # fmt: skip
+        return train_in_this_process(_load(parameters, overrides, nodes), folder, options)
 
 
 def resolve_out(out: Path | str, work_folder: Path | str | None) -> tuple[Path, str | None]:

@@ -214,14 +214,14 @@ class _Plan:
     def _train(self) -> Mapping[str, Any]:
         from terakoya.estimation.model_errors import explain_model_errors
         from terakoya.launch.local import run_processes
-        from terakoya.training.setup import train_in_this_process
+        from terakoya.training.setup import StartOptions, train_in_this_process
 
         pipeline, parameters, processes = self.pipeline, self._parameters(), self._training_processes
         if processes == 1:
             result = train_in_this_process(
                 Parameters.from_dict(parameters, source="parameters"),
                 pipeline.run,
-                advice=explain_model_errors,
+                StartOptions(advice=explain_model_errors),
             )
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")

@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,50 +70,53 @@ def no_advice(
     return contextlib.nullcontext()
 
 
-def train_in_this_process(
-    parameters: Parameters,
-    out: Path,
-    *,
-    node_rank: int | None = None,
-    expected_processes: int | None = None,
-    allow_change: frozenset[str] = frozenset(),
-    start_over: bool = False,
-    advice: Advice = no_advice,
-    stop: StopRequest | None = None,
-    mirror_to: str | None = None,
-) -> TrainResult:
-    """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
+@dataclass(frozen=True)
+class StartOptions:
+    """What the start of a run is given besides its parameters and its folder.
 
-    Args:
+    Attributes:
         node_rank: `--node-rank`; None takes the launcher's.
         expected_processes: `--processes`: the number of processes that the launcher should have started.
         allow_change: keys of parameters that may have changed since the checkpoint.
         start_over: whether the run may begin at step 0 although it has had checkpoints, of which none is whole.
+        advice: see `Advice`.
         stop: receives stop requests; the caller closes it. None listens while the run trains.
-        mirror_to: the address that the run is mirrored to, and continues from where it is further than `out`.
+        mirror_to: the address that the run is mirrored to, and continues from where it is further than its folder.
+    """
+
+    node_rank: int | None = None
+    expected_processes: int | None = None
+    allow_change: frozenset[str] = frozenset()
+    start_over: bool = False
+    advice: Advice = no_advice
+    stop: StopRequest | None = None
+    mirror_to: str | None = None
+
+
+def train_in_this_process(parameters: Parameters, out: Path, options: StartOptions = StartOptions()) -> TrainResult:
+    """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
 
     Raises:
         TemporaryFailure: at the end, something could not be mirrored.
         UserError: every error that the user can fix, as early as it can be known.
     """
     start_time = time.perf_counter()
-    check_allowed_changes(allow_change, parameters, registry())
+    check_allowed_changes(options.allow_change, parameters, registry())
     stores, context = meet(
-        parameters, out, node_rank=node_rank, expected_processes=expected_processes, mirror_to=mirror_to
-    )
-    with contextlib.nullcontext(stop) if stop is not None else StopRequest() as stop:
+        parameters, out, node_rank=options.node_rank, expected_processes=options.expected_processes,
+        mirror_to=options.mirror_to,
+    )  # fmt: skip
+    with contextlib.nullcontext(options.stop) if options.stop is not None else StopRequest() as stop:
         try:
             keep = parameters.checkpoint.keep
             with (
                 determinism.restore_choice(),
                 run_folder.hold(out, context),
-                mirroring(mirror_to, out, context, keep=keep, start_over=start_over) as mirror,
+                mirroring(options.mirror_to, out, context, keep=keep, start_over=options.start_over) as mirror,
             ):
                 if parameters.parallel.nccl.flight_recorder:
                     (out / nccl.FOLDER).mkdir(exist_ok=True)
-                return _train(
-                    parameters, out, stores, context, start_time, allow_change, start_over, stop, advice, mirror
-                )
+                return _train(_Started(parameters, out, options, stores, context, start_time, stop), mirror)
         except BaseException:
             stop.close()  # from here on a signal kills this process, even if it hangs
             raise
@@ -121,31 +124,34 @@ def train_in_this_process(
             context.close(waits=False)  # ranks have met after the last step, or one is gone
 
 
-def _train(
-    parameters: Parameters,
-    out: Path,
-    stores: Stores,
-    context: DistributedContext,
-    start_time: float,
-    allow_change: frozenset[str],
-    start_over: bool,
-    stop: StopRequest,
-    advice: Advice,
-    mirror: Mirror | None,
-) -> TrainResult:
-    open_log = partial(RunLog, out, parameters.trackers, parameters.dump())
-    run_log = context.run_on_main(f"opening {out}", partial(open_log, active=True)) or open_log(active=False)
+@dataclass(frozen=True)
+class _Started:
+    """A run whose processes have met; `stop` is what listens, and `start_time` when the program began to start it."""
+
+    parameters: Parameters
+    out: Path
+    options: StartOptions
+    stores: Stores
+    context: DistributedContext
+    start_time: float
+    stop: StopRequest
+
+
+def _train(started: _Started, mirror: Mirror | None) -> TrainResult:
+    context, parameters = started.context, started.parameters
+    open_log = partial(RunLog, started.out, parameters.trackers, parameters.dump())
+    opening = f"opening {started.out}"
+    run_log = context.run_on_main(opening, partial(open_log, active=True)) or open_log(active=False)
     if context.heartbeat is not None and context.is_main:
         context.heartbeat.say = run_log.warn
     if mirror is not None:
         mirror.say = run_log.warn
-    train_once = partial(_train_until_rollback, parameters, out, stores, context, run_log, start_time, allow_change)
     try:
-        ended = train_once(start_over, stop, advice, rollbacks=None)
+        ended = _train_until_rollback(started, run_log, rollbacks=None)
         while not isinstance(ended, TrainResult):
-            stop.outlook = None
+            started.stop.outlook = None
             free_memory(context)
-            ended = train_once(False, stop, advice, rollbacks=ended)
+            ended = _train_until_rollback(started, run_log, rollbacks=ended)
         return ended
     finally:
         if mirror is not None:
@@ -154,37 +160,28 @@ def _train(
 
 
 def _train_until_rollback(
-    parameters: Parameters,
-    out: Path,
-    stores: Stores,
-    context: DistributedContext,
-    run_log: RunLog,
-    start_time: float,
-    allow_change: frozenset[str],
-    start_over: bool,
-    stop: StopRequest,
-    advice: Advice,
-    *,
-    rollbacks: tuple[Rollback, ...] | None,
+    started: _Started, run_log: RunLog, *, rollbacks: tuple[Rollback, ...] | None
 ) -> TrainResult | tuple[Rollback, ...]:
     """Trains from the newest checkpoint to the end of the run, or until it goes back: returns all rollbacks then.
 
     Args:
         rollbacks: those of the run, after the last of which it starts again; None takes the checkpoint's.
     """
+    parameters, out, options = started.parameters, started.out, started.options
+    stores, context, stop = started.stores, started.context, started.stop
     plugins = registry()
     error: BaseException | None = None
     trainer: Trainer | None = None
     frozen_before = gc.get_freeze_count()
     try:
-        folder = newest_checkpoint(out, context, run_log, start_over=start_over)
+        folder = newest_checkpoint(out, context, run_log, start_over=options.start_over and rollbacks is None)
         if folder is not None:
             stores.check_checkpoint(folder)
-        with compilation.explain_compile_errors(), advice(parameters, stores.vocabulary, context):
+        with compilation.explain_compile_errors(), options.advice(parameters, stores.vocabulary, context):
             trainer = build_trainer(parameters, out, stores, context, run_log, plugins, fresh=folder is None)
-            trainer.run.start_time = start_time
+            trainer.run.start_time = started.start_time
             if folder is not None:
-                resume(trainer, folder, allow_change)
+                resume(trainer, folder, options.allow_change)
             if rollbacks is not None:
                 trainer.skipped.rollbacks = rollbacks
                 trainer.skipped.log_rollback()

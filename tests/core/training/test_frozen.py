@@ -20,7 +20,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya.training.stores import Stores
 
 
@@ -159,7 +159,7 @@ def test_another_number_of_frozen_layers_needs_allow_change(store: Path, tmp_pat
 
     def resume(steps: int, frozen: int, **options: Any) -> None:
         changed = {**raw, "max_steps": steps, "frozen_layers": frozen}
-        train_in_this_process(Parameters.from_dict(changed, source="test"), tmp_path / "run", **options)
+        train_in_this_process(Parameters.from_dict(changed, source="test"), tmp_path / "run", StartOptions(**options))
 
     resume(1, 1)
     with pytest.raises(UserError, match="--allow-change frozen_layers"):

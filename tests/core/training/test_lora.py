@@ -45,7 +45,7 @@ from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module
 from terakoya.training.model import lora
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(
@@ -89,7 +89,7 @@ def make(kind: str, store: Path, folder: Path, **changes: Any) -> dict[str, Any]
 
 def run(raw: Mapping[str, Any], out: Path, **options: Any) -> Path:
     """Runs `raw` and returns the run's last checkpoint."""
-    done = train_in_this_process(Parameters.from_dict(raw, source="test"), out, **options).checkpoint
+    done = train_in_this_process(Parameters.from_dict(raw, source="test"), out, StartOptions(**options)).checkpoint
     assert done is not None
     return done
 
@@ -308,7 +308,7 @@ def test_the_folder_under_the_adapters_must_exist_unchanged(store: Path, tmp_pat
         with pytest.raises(UserError, match=r"no such folder.*\n.*a checkpoint holds only the adapters"):
             use()
     moved = Parameters.from_dict({**raw, "start_from": str(tmp_path / "elsewhere")}, source="test")
-    train_in_this_process(moved, tmp_path / "run", allow_change=frozenset({"start_from"}))
+    train_in_this_process(moved, tmp_path / "run", StartOptions(allow_change=frozenset({"start_from"})))
     export(tmp_path / "run", tmp_path / "out")
     shutil.copytree(tmp_path / "elsewhere", base)
     save_bert(base, hidden_dropout_prob=0.3)

@@ -22,7 +22,7 @@ from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base
 from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya.training.stores import Stores
 
 MODEL = {
@@ -53,7 +53,7 @@ def settings(store: Path, **changes: Any) -> dict[str, Any]:
 
 def trained(raw: dict[str, Any], out: Path, *allowed: str) -> Path:
     parameters = Parameters.from_dict(raw, source=out.name)
-    train_in_this_process(parameters, out, allow_change=frozenset(allowed))
+    train_in_this_process(parameters, out, StartOptions(allow_change=frozenset(allowed)))
     return out
 
 

@@ -18,7 +18,7 @@ from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES
 from terakoya.training import run_folder
 from terakoya.training.checkpoint import recovery
 from terakoya.training.checkpoint.recovery import recover_newest
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 
 
 @pytest.fixture
@@ -164,7 +164,9 @@ def test_a_quarantine_that_is_a_file_is_named(root: Path) -> None:
 
 def train(store: Path, out: Path, **options: Any) -> None:
     settings = {"max_steps": 2, "checkpoint": {"save_steps": 1}, **options.pop("settings", {})}
-    train_in_this_process(Parameters.from_dict(toy.parameters(store, **settings), source="test"), out, **options)
+    train_in_this_process(
+        Parameters.from_dict(toy.parameters(store, **settings), source="test"), out, StartOptions(**options)
+    )
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
 from terakoya.training.resuming.fork import fork
 from terakoya.training.run_folder import held_bytes
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 
 GPT2 = {
     "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32,
@@ -30,7 +30,7 @@ GPT2 = {
 
 
 def run(settings: dict[str, object], out: Path, **options: object) -> None:
-    train_in_this_process(Parameters.from_dict(settings, source="test"), out, **options)  # type: ignore[arg-type]
+    train_in_this_process(Parameters.from_dict(settings, source="test"), out, StartOptions(**options))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

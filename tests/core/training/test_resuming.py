@@ -14,7 +14,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.resuming import changes
-from terakoya.training.setup import train_in_this_process
+from terakoya.training.setup import StartOptions, train_in_this_process
 
 PLATEAU = {"type": "plateau", "patience": 1}
 STORES = {"train": "a1", "held": "b2"}
@@ -173,7 +173,7 @@ def test_a_store_that_another_mixture_moves_is_named(store: Path, line_store: Pa
             shutil.copytree(tmp_path / "run/checkpoints", out / "checkpoints")
         changed = {**settings, "data": {**settings["data"], **data}, "max_steps": 3 if name == "run" else 4}
         parameters = Parameters.from_dict(changed, source="test")
-        train_in_this_process(parameters, out, allow_change=frozenset({"data"}))
+        train_in_this_process(parameters, out, StartOptions(allow_change=frozenset({"data"})))
         records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
         texts = [record["text"] for record in records if record["kind"] == "warning"]
         return [text for text in texts if "learning rate" not in text]
@@ -198,7 +198,9 @@ def test_a_rate_that_a_change_moves_is_told_with_both_values(store: Path, tmp_pa
         out = tmp_path / name
         if start:
             shutil.copytree(tmp_path / start, out / "checkpoints" / Path(start).name)
-        train_in_this_process(Parameters.from_dict(settings, source="test"), out, allow_change=frozenset({"schedule"}))
+        train_in_this_process(
+            Parameters.from_dict(settings, source="test"), out, StartOptions(allow_change=frozenset({"schedule"}))
+        )
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         rates = {record["step"]: record["learning_rate"] for record in records if record["kind"] == "step"}
         return [each["text"] for each in records if each["kind"] == "warning" and "learning" in each["text"]], rates

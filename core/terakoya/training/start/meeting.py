@@ -52,7 +52,7 @@ def meet(
     mirror_to: str | None = None,
 ) -> tuple[Stores, DistributedContext]:
     """Opens the stores and joins the processes that the launcher started, which the caller leaves at the end; the
-    arguments are those of `train_in_this_process`.
+    arguments are those of `StartOptions`.
 
     Raises:
         RankLostError: not all processes have come in time.
