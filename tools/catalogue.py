@@ -20,14 +20,14 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(HERE / "core")]
+sys.path[:0] = [str(HERE / "core"), str(HERE / "plugins")]
 
-from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
 from terakoya.pipeline.keys import all_groups  # noqa: E402
 from terakoya.plugins import load  # noqa: E402
+from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
 
-SOURCES = ("core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins")
-CATALOGUE = HERE / "core/terakoya/commands/language/ja.po"
+SOURCES = ("core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins", "plugins/terakoya_japanese")
+CATALOGUE = HERE / "plugins/terakoya_japanese/ja.po"
 SHOWN = (
     "UserError", "FileError", "DamagedError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "ValueError",
     "Finding", "print", "warn", "warning", "info", "error", "say", "announce", "add_column", "progress_bar",

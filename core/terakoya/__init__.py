@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from terakoya.finetuning.finetune import finetune as finetune
     from terakoya.hookspecs import Command as Command
     from terakoya.hookspecs import Group as Group
+    from terakoya.hookspecs import Language as Language
     from terakoya.hookspecs import hookimpl as hookimpl
     from terakoya.inference.predictions import fill_mask as fill_mask
     from terakoya.inference.predictions import find_replaced as find_replaced
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = {
     "Command": "terakoya.hookspecs",
     "Group": "terakoya.hookspecs",
+    "Language": "terakoya.hookspecs",
     "hookimpl": "terakoya.hookspecs",
     "train_tokenizer": "terakoya.tokenization.train",
     "prepare": "terakoya.preparation.prepare",

@@ -16,10 +16,10 @@ A deprecated hook stays on this page for one more release, marked `@hookspec(war
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -75,6 +75,23 @@ class Group:
     after: str | None = None
 
 
+@dataclass(frozen=True)
+class Language:
+    """A language of the command line besides English; `from terakoya import Language`.
+
+    Attributes:
+        translate: a finished text of the program -> the same in the language, or the text itself.
+        wrap: a paragraph and a number of columns -> its lines.
+        translate_help: translates the help of a command of typer and of those below it, in place.
+        explain_usage: an error of typer about arguments -> what it says in the language; None: shown as it is.
+    """
+
+    translate: Callable[[str], str]
+    wrap: Callable[[str, int], Iterator[str]]
+    translate_help: Callable[[Any, Callable[[str], str]], None]
+    explain_usage: Callable[[Any], str | None]
+
+
 # -------------------------------------------------------------------------------------------------- registration
 
 
@@ -83,6 +100,12 @@ def register_commands() -> Mapping[str, Command | Group]:  # type: ignore[empty-
     """Called when the command line starts, in every process that reads one, of the modules alone that entry points and
     `--plugin` name: `terakoya --help` imports these and the modules of verbs. Returns verbs by name;
     "store count" is a verb of the group `store`, which another plugin or the core may have."""
+
+
+@hookspec
+def register_languages() -> Mapping[str, Callable[[], Language]]:  # type: ignore[empty-body]
+    """Called when the command line starts, in every process that reads one, of the same modules. Returns functions that
+    load a language, by its name for `TERAKOYA_LANG`."""
 
 
 @hookspec

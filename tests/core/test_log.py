@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from terakoya import log
-from terakoya.commands.language.lines import wrap
+from terakoya_japanese.lines import wrap
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from terakoya import Group, log
+from terakoya import Group, Language, log
 from terakoya.commands import verbs
 from terakoya.commands.component_settings import ComponentCommand
 from terakoya.commands.guidance import next_command, unknown_options
 from terakoya.commands.guidance.examples import complete_overview, example_text
-from terakoya.commands.language.lines import wrap
-from terakoya.commands.language.translate import chosen_translator
 from terakoya.commands.shared_options import plugin_options
 from terakoya.errors import LASTING_EXIT_CODES, Stopped, UserError, describe_os_error, nearest, os_error_exit_code
 from terakoya.plugins.discovery import PLUGINS_VARIABLE, WITHOUT_VARIABLE, add_inherited
 from terakoya.plugins.families import missing_family
-from terakoya.plugins.verbs import Verbs, find_verbs
+from terakoya.plugins.verbs import Verbs, find_language, find_verbs
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
@@ -134,17 +132,15 @@ def build_app(plugins: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> t
 
 @cache
 def command_line(
-    plugins: tuple[str, ...] = (), without: tuple[str, ...] = (), translator: Callable[[str], str] | None = None
+    plugins: tuple[str, ...] = (), without: tuple[str, ...] = (), language: Language | None = None
 ) -> Callable[..., Any]:
     """Returns what typer builds from `build_app`, once a process, as it reads the options of every command; with help
-    and complaints about options as `translator` has them."""
+    and complaints about options in `language`."""
     command: Any = typer.main.get_command(build_app(plugins, without))
     complete_overview(command)
-    if translator is not None:
-        from terakoya.commands.language.help import explain_usage, translate_help
-
-        translate_help(command, translator)
-        command.explain_usage = explain_usage
+    if language is not None:
+        language.translate_help(command, language.translate)
+        command.explain_usage = language.explain_usage
     return command
 
 
@@ -168,12 +164,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     printed without a traceback."""
     try:
         log.translate_with(None)
-        translator = chosen_translator()
-        log.translate_with(translator, wrap)
         given = list(sys.argv[1:] if arguments is None else arguments)
-        plugins = add_inherited(PLUGINS_VARIABLE, _before_the_verb(given, "--plugin"))
         without = add_inherited(WITHOUT_VARIABLE, _before_the_verb(given, "--without"))
-        command_line(plugins, without, translator)(given, prog_name="terakoya")
+        language = find_language(without)
+        if language is not None:
+            log.translate_with(language.translate, language.wrap)
+        plugins = add_inherited(PLUGINS_VARIABLE, _before_the_verb(given, "--plugin"))
+        command_line(plugins, without, language)(given, prog_name="terakoya")
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise

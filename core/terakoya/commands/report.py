@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.language.translate import VARIABLE
+from terakoya.plugins.verbs import LANGUAGE_VARIABLE
 
 
 def command(
@@ -61,7 +61,7 @@ def command(
         with open_views(runs) as folders:
             return read_reports(folders, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
-    language = os.environ.get(VARIABLE) or "en"
+    language = os.environ.get(LANGUAGE_VARIABLE) or "en"
     reports, created = read()
     if out is not None:
         _write(out, render_page(reports, created=created, against=against, language=language))

@@ -17,20 +17,22 @@ class Family:
         functions: name in `terakoya` -> the module that has it.
         components: kinds and names: "importers megatron".
         keys: key paths of settings files.
+        languages: names for `TERAKOYA_LANG`.
     """
 
     verbs: Sequence[str] = ()
     functions: Mapping[str, str] = field(default_factory=dict)
     components: Sequence[str] = ()
     keys: Sequence[str] = ()
+    languages: Sequence[str] = ()
 
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {"japanese": Family(languages=("ja",))}
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 
 
 def missing_family(what: str, name: str) -> str:
-    """Returns which family has `name` among its `what` ("verbs", "functions", "components" or "keys"), as the end of a
+    """Returns which family has `name` among its `what` (a field of `Family`), as the end of a
     sentence for who does not find it; empty if none has."""
     for family, brings in FAMILIES.items():
         if name in getattr(brings, what):

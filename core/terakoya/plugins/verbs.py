@@ -1,12 +1,14 @@
-"""The verbs of the command line, those of plugins among them, found without loading what they do."""
+"""What plugins add to the command line, verbs and languages, found without loading what they do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from terakoya.errors import UserError
-from terakoya.hookspecs import Command, Group
+from terakoya.errors import UserError, nearest
+from terakoya.hookspecs import Command, Group, Language
 from terakoya.plugins.discovery import (
     Broken,
     Finder,
@@ -16,8 +18,9 @@ from terakoya.plugins.discovery import (
     has_hooks,
     might_have,
 )
+from terakoya.plugins.families import missing_family
 
-HOOK = "register_commands"
+LANGUAGE_VARIABLE = "TERAKOYA_LANG"
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,7 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
     """
     finder = Finder(without, submodules=False)
     commands, origins = dict(own), dict.fromkeys(own, "terakoya")
-    for plugin in [*finder.find_installed(), *(plugin for name in plugins for plugin in finder.find_requested(name))]:
-        try:
-            found = _commands_of(plugin)
-        except PluginError as error:
-            if plugin.source.requested:
-                raise
-            finder.broken.append(Broken(plugin.name, plugin.source, f"{HOOK}: {error.message}"))
-            continue
+    for plugin, found in _results("register_commands", Command | Group, finder, plugins):
         for name, command in found.items():
             if name in commands:
                 raise UserError(
@@ -69,18 +65,48 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
     return Verbs(_in_order(commands), finder.broken, finder.excluded)
 
 
-def _commands_of(plugin: Plugin) -> Mapping[str, Command | Group]:
-    """Returns the verbs of one plugin. Raises PluginError where its hook fails or returns something else."""
-    hook = vars(plugin.module).get(HOOK)
-    if hook is None or not has_hooks(plugin.module):
-        return {}
-    try:
-        found = hook()
-    except Exception as error:
-        raise PluginError(plugin.name, describe(error)) from error
-    if not (isinstance(found, Mapping) and all(isinstance(command, Command | Group) for command in found.values())):
-        raise PluginError(plugin.name, f"{HOOK}: expected a mapping of name to Command or Group, got {found!r}")
-    return found
+def find_language(without: Sequence[str] = ()) -> Language | None:
+    """Returns the language that the environment names in `TERAKOYA_LANG`, of the installed plugins except those that
+    `without` names; None for English.
+
+    Raises:
+        UserError: there is no such language.
+    """
+    chosen = os.environ.get(LANGUAGE_VARIABLE) or "en"
+    if chosen == "en":
+        return None
+    known: dict[str, Any] = {}
+    for _, found in _results("register_languages", object, Finder(without, submodules=False), ()):
+        known |= found
+    if chosen not in known:
+        family = missing_family("languages", chosen)
+        raise UserError(
+            f"{LANGUAGE_VARIABLE}: there is no language {chosen}{family or nearest(chosen, ['en', *known])}"
+        )
+    language: Language = known[chosen]()
+    return language
+
+
+def _results(
+    hook: str, kind: Any, finder: Finder, plugins: Sequence[str]
+) -> Iterator[tuple[Plugin, Mapping[str, Any]]]:
+    """Yields what `hook` of each plugin returns, a mapping to `kind`; an installed plugin that fails is `finder`'s.
+    Raises PluginError where one of `plugins` fails."""
+    for plugin in [*finder.find_installed(), *(plugin for name in plugins for plugin in finder.find_requested(name))]:
+        function = vars(plugin.module).get(hook)
+        if function is None or not has_hooks(plugin.module):
+            continue
+        try:
+            found = function()
+            if not (isinstance(found, Mapping) and all(isinstance(each, kind) for each in found.values())):
+                raise TypeError(f"expected a mapping of names to what terakoya.hookspecs says, got {found!r}")
+        except Exception as error:
+            failed = PluginError(plugin.name, f"{hook}: {describe(error)}")
+            if plugin.source.requested:
+                raise failed from error
+            finder.broken.append(Broken(plugin.name, plugin.source, failed.message))
+            continue
+        yield plugin, found
 
 
 def _in_order(commands: Mapping[str, Command | Group]) -> dict[str, Command | Group]:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import ValidationError
 
-from terakoya.commands.language.translate import chosen_translator
 from terakoya.components import Architecture, Optimizer
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya_japanese.translate import translator
 
 BERT = {
     "type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
@@ -161,8 +161,7 @@ def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expect
 def test_conflicts_are_told_in_japanese(monkeypatch: pytest.MonkeyPatch) -> None:
     """With their parts, such as what cannot be compiled, the sizes that fit and what to do."""
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
-    translated = chosen_translator()
-    assert translated is not None
+    translated = translator()
     more: list[dict[str, Any]] = [
         {"parallel": {"tp_size": 3}}, {"parallel": {"tp_size": 2}, "compile": "blocks"}, {"parallel": {"pp_size": 2}},
         {"parallel": {"tp_size": 2}, "architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}},

@@ -31,6 +31,29 @@ def register_commands():
 '''
 
 
+LOUD = """
+from terakoya import Language, hookimpl
+
+def translate_help(command, translate):
+    for each in (command, *command.commands.values()):
+        each.short_help = translate(each.short_help or "")
+
+@hookimpl
+def register_languages():
+    return {"loud": lambda: Language(str.upper, lambda text, width: [text], translate_help, lambda error: "how?")}
+"""
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, source: str) -> None:
+    """Installs a distribution that has the plugin `module`."""
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[terakoya]\n{module} = {module}\n")
+    (folder / f"{module}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.fixture
 def greet(tmp_path: Path) -> str:
     file = tmp_path / "greet.py"
@@ -64,16 +87,11 @@ def test_only_options_before_the_verb_load_plugins(greet: str, capsys: pytest.Ca
 
 
 def test_an_installed_plugin_that_fails_takes_no_other_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "breaks-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: breaks\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[terakoya]\nbreaks = breaks_verbs\n")
-    wrong = GREET.replace('{"greet": Command(', '{"greet": print(')
-    (tmp_path / "breaks_verbs.py").write_text(wrong.replace(', after="train")', ")"), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    wrong = GREET.replace('{"greet": Command(', '{"greet": print(').replace(', after="train")', ")")
+    install(tmp_path, monkeypatch, "breaks_verbs", wrong)
     found = find_verbs(register_commands())
     assert "train" in found.commands and "greet" not in found.commands
-    assert "could not be loaded and might have it: plugin breaks_verbs (breaks 1.0): register_commands: " in (
+    assert "could not be loaded and might have it: plugin breaks_verbs (breaks_verbs 1.0): register_commands: " in (
         found.might_have()
     )
 
@@ -102,6 +120,18 @@ def test_a_plugin_adds_a_verb_to_a_group(
     assert call(capsys, "--plugin", greet, "store", "greet", "Hanako") == (0, "Hanako\n", "")
     assert "  greet " in call(capsys, "--plugin", greet, "store", "-h")[1]
     assert "  greet " not in call(capsys, "--plugin", greet, "-h")[1]
+
+
+def test_an_installed_plugin_has_a_language(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, "loud_language", LOUD)
+    monkeypatch.setenv("TERAKOYA_LANG", "loud")
+    assert call(capsys, "trian")[2] == "ERROR: HOW?\n"
+    assert "GO FROM TOKENIZER TO FINISHED MODEL" in call(capsys, "-h")[1]
+    assert "there is no language loud" in call(capsys, "--without", "loud_language", "-h")[2]
+    monkeypatch.setenv("TERAKOYA_LANG", "")
+    assert "Go from tokenizer to finished model" in call(capsys, "-h")[1]
 
 
 def test_verbs_stand_behind_those_that_they_name() -> None:

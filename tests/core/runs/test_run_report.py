@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from terakoya import log
-from terakoya.commands.language.translate import chosen_translator
 from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.runs.charts import MAX_POINTS, Line, chart, thin_points, ticks
 from terakoya.runs.metrics import Point
 from terakoya.runs.report import compare_parameters, read_reports
 from terakoya.runs.report_page import live_scripts, render_page
+from terakoya_japanese.translate import translator
 
 NOW = 1_800_000_000.0
 
@@ -316,8 +316,8 @@ def test_a_chart_says_which_dashes_belong_to_which_store(tmp_path: Path) -> None
 def test_the_page_is_japanese_where_the_user_has_chosen_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run", learning_rate=0.1, restart=21)
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
-    translator = chosen_translator()
-    monkeypatch.setattr(log, "_translate", translator)
+    japanese = translator()
+    monkeypatch.setattr(log, "_translate", japanese)
     page = render_page(read_reports([tmp_path / "run"]), created="2026-01-01", live_every=5.0, language="ja")
     assert '<html lang="ja">' in page and "<title>ランのレポート: run</title>" in page
     headings = re.findall("<h2>(.*?)</h2>", page)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from terakoya.commands.language.lines import wrap
+from terakoya_japanese.lines import wrap
 
 HEADINGS = {"Arguments": "引数", "Options": "オプション", "Commands": "コマンド"}
 """What the parser writes over a list."""

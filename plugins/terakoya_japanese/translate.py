@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue
-from terakoya.errors import UserError
+from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue
 
-VARIABLE = "TERAKOYA_LANG"
-LANGUAGES = ("en", "ja")
 SYSTEM_ERRORS = {
     errno.ENOENT: "そのようなファイルやフォルダはありません",
     errno.EEXIST: "すでにあります",
@@ -57,21 +54,10 @@ LONGEST = 20_000
 """Characters above which a text is left as it is: no message is so long."""
 
 
-def chosen_translator() -> Translator | None:
-    """Returns the translator for the language that the environment names in `TERAKOYA_LANG`; None for English.
-
-    Raises:
-        UserError: there is no such language.
-    """
-    chosen = os.environ.get(VARIABLE, "") or "en"
-    if chosen not in LANGUAGES:
-        raise UserError(f'{VARIABLE}: expected "en" (English) or "ja" (Japanese), got "{chosen}"; unset it for English')
-    return None if chosen == "en" else _translator(chosen)
-
-
 @cache
-def _translator(language: str) -> Translator:
-    return Translator(read_catalogue(Path(__file__).with_name(f"{language}.po")))
+def translator() -> Translator:
+    """Returns the translator of the catalogue, read once a process."""
+    return Translator(read_catalogue(Path(__file__).with_name("ja.po")))
 
 
 @dataclass(frozen=True)

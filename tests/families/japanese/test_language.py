@@ -21,9 +21,6 @@ from tool_modules import load_tool
 from toy import make_store
 
 from terakoya import log
-from terakoya.commands.language.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
-from terakoya.commands.language.lines import wrap
-from terakoya.commands.language.translate import Translator, chosen_translator
 from terakoya.commands.main import main
 from terakoya.contract.toy import make_tokenizer
 from terakoya.estimation.devices import find_device
@@ -32,6 +29,9 @@ from terakoya.pipeline.choosing import Machine
 from terakoya.pipeline.settings import read_pipeline
 from terakoya.plugins import registry
 from terakoya.training.screen import StepTable, progress_bar, step_cells, validation_lines
+from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
+from terakoya_japanese.lines import wrap
+from terakoya_japanese.translate import Translator, translator
 
 ROOT = Path(__file__).resolve().parents[3]
 KANA = re.compile("[ぁ-んァ-ヶ一-龠]")
@@ -47,10 +47,8 @@ def english_afterwards() -> Iterator[None]:
 @pytest.fixture
 def japanese(monkeypatch: pytest.MonkeyPatch) -> Translator:
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
-    translator = chosen_translator()
-    assert translator is not None
-    log.translate_with(translator, wrap)
-    return translator
+    log.translate_with(translator(), wrap)
+    return translator()
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
@@ -340,7 +338,7 @@ def test_other_texts_stay(text: str, japanese: Translator) -> None:
 def test_every_entry_finds_itself(japanese: Translator) -> None:
     """Each pattern, filled in with single words, gives its own translation or that of a longer one that fits, too."""
     wrong = []
-    for entry in read_catalogue(ROOT / "core/terakoya/commands/language/ja.po"):
+    for entry in read_catalogue(ROOT / "plugins/terakoya_japanese/ja.po"):
         values = {name: f"v{number}" for number, name in enumerate(PLACEHOLDER.findall(entry.source))}
         if re.search(r"\}\{|\{[a-z_0-9]*\}(?=\()", entry.source):
             continue  # what directly follows a value begins with a sign
@@ -404,7 +402,7 @@ def test_another_language_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
     assert call(capsys, "parameters", "list")[1].startswith("名前 ")
     monkeypatch.setenv("TERAKOYA_LANG", "fr")
     code, _, err = call(capsys, "parameters", "list")
-    assert code == 2 and 'TERAKOYA_LANG: expected "en" (English) or "ja" (Japanese), got "fr"' in err
+    assert code == 2 and "TERAKOYA_LANG: there is no language fr; known: " in err and '"ja"' in err
     monkeypatch.setenv("TERAKOYA_LANG", "")
     monkeypatch.setenv("LANG", "ja_JP.UTF-8")
     assert call(capsys, "parameters", "list")[1].startswith("name ")
