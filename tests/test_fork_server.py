@@ -35,6 +35,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("used", [False, True])
 def test_processes_share_a_server_that_ends_with_its_parent(used: bool, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def call(*arguments: str) -> None:
     assert not stopped.value.code
 
 
+@pytest.mark.slow
 def test_it_passes_the_checks_of_a_tokenizer() -> None:
     found = contract.check_plugin(str(PLUGIN), train=False)
     assert [str(each) for each in found if each.status in ("failed", "warning")] == []

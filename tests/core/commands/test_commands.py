@@ -186,6 +186,7 @@ def test_a_plugin_that_does_not_load_stops_every_verb(tmp_path: Path, capsys: py
     assert code == 2 and "none.py" in err and "not found" in err
 
 
+@pytest.mark.slow
 def test_trace_plugins_reaches_child_processes(
     plugin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -369,6 +369,7 @@ def test_what_follows_fits_a_submitted_job(
     assert named(JobState("Completed", done=True), None, "sagemaker") == "launch sagemaker fetch 77 --out run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "following"),
     [

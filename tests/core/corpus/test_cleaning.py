@@ -101,6 +101,7 @@ def test_the_first_of_equal_documents_is_kept(
     assert run(write(tmp_path, texts), [{"type": "exact_duplicates"}]) == list(dict.fromkeys(texts))
 
 
+@pytest.mark.slow
 def test_near_duplicates_are_dropped_and_others_are_kept(tmp_path: Path) -> None:
     originals = [text(n) for n in range(30)]
     near = [each[:100] + "変" + each[101:] for each in originals[:10]]  # 5 of 196 n-grams differ
@@ -119,6 +120,7 @@ def test_candidates_of_the_index_are_checked_again(tmp_path: Path) -> None:
     assert run(write(tmp_path, texts), [{"type": "near_duplicates"}]) == texts
 
 
+@pytest.mark.slow
 def test_the_same_text_is_never_both_held_out_and_kept(tmp_path: Path) -> None:
     texts = [text(random.Random(n).randrange(100), 40) for n in range(600)]
     steps: list[dict[str, Any]] = [{"type": "hold_out", "share": 0.3}]

@@ -25,6 +25,7 @@ PRESETS = Path(__file__).parents[3] / "parameters"
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
 
 
+@pytest.mark.slow
 def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> None:
     arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", str(VOCABULARY), "--processes", "8"]
     done = CliRunner().invoke(
@@ -64,6 +65,7 @@ def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     assert "event plugins" not in plain.memory.parts
 
 
+@pytest.mark.slow
 def test_checkpoints_that_event_plugins_keep_are_counted_on_disk() -> None:
     found = estimate(
         PRESETS / "tiny_gpt2.json", device="h100", vocab_size=VOCABULARY,

@@ -277,6 +277,7 @@ def test_every_preset_has_layouts_or_is_refused_in_words(preset: str, gpus: int)
     assert 0 < found.fastest_supported.time.mfu < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

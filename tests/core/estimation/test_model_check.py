@@ -52,6 +52,7 @@ def test_what_a_model_refuses_is_named_with_values_that_work(
         check(architecture, objective)
 
 
+@pytest.mark.slow
 def test_what_is_no_matter_of_settings_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from terakoya_plugins.architectures.bert import Bert
 

@@ -331,6 +331,7 @@ def test_lines_that_are_no_documents_are_told(gpt2: Path, tmp_path: Path, caplog
         evaluate(gpt2, corpora={"t": Corpus([file])})
 
 
+@pytest.mark.slow
 def test_a_run_is_read_in_windows_as_long_as_its_rows(run: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
     """Its positions beyond them are as random as at its start."""
     settings = json.loads((run / "parameters.json").read_text())

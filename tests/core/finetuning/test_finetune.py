@@ -78,6 +78,7 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     assert folder_digests.find_changes(tmp_path / "one") == []
 
 
+@pytest.mark.slow
 def test_a_deberta_is_finetuned_in_bf16(model: Path, tmp_path: Path) -> None:
     base = tmp_path / "deberta"
     shutil.copytree(model, base)

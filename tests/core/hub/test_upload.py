@@ -278,6 +278,7 @@ def test_a_step_of_a_run_is_what_every_command_takes(
         evaluate(Path(f"{run}@3"))
 
 
+@pytest.mark.slow
 def test_the_run_of_its_best_checkpoint_is_found(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "metrics.jsonl", tmp_path)
     shutil.copytree(run / "checkpoints/step-00000004", tmp_path / "model-best")
@@ -445,6 +446,7 @@ def test_a_tokenizer_that_reads_files_of_this_machine_is_refused(
         upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
 
 
+@pytest.mark.slow
 def test_a_user_dictionary_of_mecab_is_pushed_and_loaded_back(
     tmp_path: Path, hub: hub_stand_in.Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

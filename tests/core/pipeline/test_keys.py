@@ -131,6 +131,7 @@ def test_schemas_accept_presets_and_refuse_misspelt_keys(schemas: dict[str, dict
     assert not accepts(schemas["pipeline"], {**pipeline, "parameters": {"max_step": 1}})
 
 
+@pytest.mark.slow
 def test_schemas_of_cleaning_tokenizer_and_launcher_settings(schemas: dict[str, dict[str, Any]]) -> None:
     steps = [{"type": "length", "min_characters": 10}, {"type": "hold_out", "share": 0.01}]
     assert accepts(schemas["cleaning"], steps)

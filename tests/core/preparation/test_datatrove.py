@@ -149,6 +149,7 @@ if __name__ == "__main__":
         Path("out").rename(f"done-{engine}")
 
 
+@pytest.mark.slow
 def test_parts_of_the_local_engine_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = new_job("out")
     with pytest.raises(UserError, match="--max-rejects 0"):

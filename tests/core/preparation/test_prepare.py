@@ -247,6 +247,7 @@ def test_workers_end_with_their_parent_at_once(
         assert "KeyboardInterrupt" in errors and "finished parts are kept" in errors
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
@@ -258,6 +259,7 @@ def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monk
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
 
 
+@pytest.mark.slow
 def test_a_finished_store_stays_and_another_input_is_refused(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

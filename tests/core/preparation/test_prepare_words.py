@@ -53,6 +53,7 @@ def run(*arguments: str) -> None:
     assert ended.value.code == 0
 
 
+@pytest.mark.slow
 def test_the_store_has_the_same_ids_and_tells_where_words_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, words = (TokenStore.open(home / name) for name in ("plain", "words"))
     assert not plain.facts.word_starts and words.facts.word_starts

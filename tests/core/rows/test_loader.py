@@ -49,6 +49,7 @@ def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(0, 200),
@@ -73,6 +74,7 @@ def test_a_global_batch_has_the_same_rows_for_any_split(
     assert split == whole
 
 
+@pytest.mark.slow
 def test_each_store_has_its_own_epochs(loader: Loader) -> None:
     """Rows of each store come in whole epochs, in the order of its own row source."""
     rows = 3 * G * 20

@@ -49,6 +49,7 @@ def invoke(*arguments: str, code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_status_and_report_know_all_of_it(trained: ObjectFolder, tmp_path: Path) -> None:
     (status,) = json.loads(CliRunner().invoke(build_app(), ["status", trained.address, "--json"]).stdout)
     assert (status["state"], status["step"], status["checkpoint"]["name"]) == ("finished", 2, "step-00000002")

@@ -108,6 +108,7 @@ def allow(store: TokenStore, share: float, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str((small + share * data) / 1e9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.5, 0.4])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_are_those_of_the_store_on_disk(

@@ -18,6 +18,7 @@ def uniforms(count: int, key: int = 7) -> torch.Tensor:
     return torch.from_numpy((numbers(stream, np.arange(count)) >> np.uint64(12)) * 2.0**-52)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [5, BLOCK, BLOCK + 1, 300, 32_768])
 def test_class_frequencies_are_those_of_the_weights(classes: int) -> None:
     """A chi-square test over classes, with rare classes merged: the statistic is within five deviations of its mean."""

@@ -69,6 +69,7 @@ def test_pruning_does_not_depend_on_processes(tmp_path: Path) -> None:
     assert one == two and one.error > 0
 
 
+@pytest.mark.slow
 def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": f"part{number // 1000} " + "word " * 200}) for number in range(8000)]
@@ -80,6 +81,7 @@ def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp
     assert table == count_words(corpus, by_spaces, processes=2, sample_bytes=1_000_000)
 
 
+@pytest.mark.slow
 def test_a_sample_of_parquet_has_about_the_requested_size(tmp_path: Path) -> None:
     table = pa.table({"text": [f"part{number // 1000} " + "word " * 200 for number in range(4000)]})
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
@@ -106,6 +108,7 @@ def test_progress_and_rejects(tmp_path: Path) -> None:
     assert calls[-1] == (file.stat().st_size, file.stat().st_size)
 
 
+@pytest.mark.slow
 def test_a_dead_process_is_reported(tmp_path: Path) -> None:
     corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=10)
     with pytest.raises(UserError, match="counting words: a worker process died"):

@@ -105,6 +105,7 @@ def loss_and_gradients(
     return {name: value.detach() for name, value in sums.items()}, gradients, kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "objective", "layout", "dropout"), SUBJECTS)
 def test_less_memory_is_used_and_nothing_else_changes(
     architecture: str, objective: str, layout: str | None, dropout: float, rows_of: TokenStore
@@ -121,6 +122,7 @@ def test_less_memory_is_used_and_nothing_else_changes(
     assert bytes_kept["full"] < bytes_kept["selective"] < kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(("architecture", "objective"), [("deberta", "masked_lm"), ("bert", "masked_lm"),
                                                          ("electra", "replaced_token")])  # fmt: skip

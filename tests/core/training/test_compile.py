@@ -131,6 +131,7 @@ def test_two_processes_compile_too(store: Path, tmp_path: Path, engine: str, pre
 # ---------------------------------------------------------------------------------------------- small pieces
 
 
+@pytest.mark.slow
 def test_blank_rows_change_no_count_and_no_sum(tmp_path: Path) -> None:
     for name in ("bert", "electra", "llama", "t5"):
         parameters = compiled_runs.parameters(name, tmp_path / name, without_dropout=True)
@@ -211,6 +212,7 @@ def test_selective_recomputation_is_right_where_a_block_changes_results_in_place
     assert torch.equal(gradient(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_a_block_that_is_frozen_like_all_below_it_is_compiled_without_recomputation(kind: str) -> None:
     """No backward computes it again, and torch compiles no dropout that a graph without a backward would."""

@@ -154,6 +154,7 @@ def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_pa
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
+@pytest.mark.slow
 def test_another_number_of_frozen_layers_needs_allow_change(store: Path, tmp_path: Path) -> None:
     raw = settings(store, None, frozen_layers=1, max_steps=1)
 

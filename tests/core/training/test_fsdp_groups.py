@@ -207,6 +207,7 @@ class Whole:
         return self.tensors[name][tuple(slice(at, at + length) for at, length in zip(start, size, strict=True))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "shard"), [(4, None), (4, 2), (6, 3), (6, 2)])
 def test_all_ranks_together_save_every_element_once_and_read_it_back(world: int, shard: int | None) -> None:
     parameters = parameters_of("bert", shard=shard)

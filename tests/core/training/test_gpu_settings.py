@@ -37,6 +37,7 @@ def test_the_memory_of_a_gpu_grows_in_place_unless_the_user_says_otherwise(monke
     assert gpu_allocator.os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen_before", [True, False])
 def test_steps_run_with_frozen_garbage_and_validation_collates_in_a_thread(
     frozen_before: bool, store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -175,6 +175,7 @@ def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path:
     assert {name.split(".")[0] for name in names(last, "model")} == {"generator", "discriminator"}
 
 
+@pytest.mark.slow
 def test_the_moving_average_of_adapters_is_merged(store: Path, tmp_path: Path) -> None:
     raw = make("bert", store, tmp_path / "base", max_steps=4, events={"ema": {"decay": 0.5}})
     folder = run(raw, tmp_path / "run")
@@ -196,6 +197,7 @@ def test_the_moving_average_of_adapters_is_merged(store: Path, tmp_path: Path) -
         assert (merged[weight].double() - expected).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_only_what_is_trained(store: Path, tmp_path: Path) -> None:
     raw = make("gpt2", store, tmp_path / "base", checkpoint={"save_steps": 2}, lora={"modules_to_save": ["ln_f"]})
     last = run(raw, tmp_path / "run")
@@ -229,6 +231,7 @@ def documents(batch: Mapping[str, Tensor], name: str) -> list[tuple[Tensor, Tens
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Path) -> None:
     """The same batch in peft's own model over plain Transformers, document by document."""

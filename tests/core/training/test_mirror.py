@@ -398,6 +398,7 @@ def test_a_manifest_names_no_file_outside(memory: ObjectFolder, tmp_path: Path, 
 # -------------------------------------------------------------------------------------------------- whole trainings
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_there_are_all_damaged_does_not_start_over(
     memory: ObjectFolder, store: Path, tmp_path: Path
 ) -> None:
@@ -417,6 +418,7 @@ def test_a_run_whose_checkpoints_there_are_all_damaged_does_not_start_over(
         train(settings, "memory://other", work_folder=tmp_path / "second")
 
 
+@pytest.mark.slow
 def test_a_store_that_refuses_all_ends_no_training(
     memory: ObjectFolder, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -491,6 +493,7 @@ def test_threads_of_a_mirror_are_not_left(memory: ObjectFolder, tmp_path: Path) 
 # ------------------------------------------------------------------------------------------- stores at an address
 
 
+@pytest.mark.slow
 def test_a_run_reads_its_stores_from_an_address(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     system = fsspec.filesystem("memory")

@@ -71,12 +71,14 @@ def test_a_killed_machine_is_replaced_by_a_bare_one(bucket: str, tmp_path: Path)
     kill_and_replace(settings, Path(f"{bucket}/killed"), tmp_path, environment=account)
 
 
+@pytest.mark.slow
 def test_runs_whose_names_begin_alike_are_apart(bucket: str) -> None:
     for name in ("run", "run2", "run-3"):
         ObjectFolder(f"{bucket}/alike/{name}").write("metrics.jsonl", name.encode())
     assert list(ObjectFolder(f"{bucket}/alike/run").sizes()) == ["metrics.jsonl"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_is_said_at_the_start(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 

@@ -76,6 +76,7 @@ def base_of(model: Path) -> float:
     return float(json.loads((model / "config.json").read_text())["rope_parameters"]["full_attention"]["rope_theta"])
 
 
+@pytest.mark.slow
 def test_a_longer_run_does_not_go_back_to_an_earlier_phase(store: Path, tmp_path: Path) -> None:
     """Shares are those of the length of the run, so their borders move with it."""
     out = trained(settings(store, phases=[{"share": 0.5}, LONG]), tmp_path / "run")
@@ -89,6 +90,7 @@ def test_a_longer_run_does_not_go_back_to_an_earlier_phase(store: Path, tmp_path
     assert manifest["phase"]["first_step"] == 2 and manifest["phase"]["steps"] == 6
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_go_back_to_an_earlier_phase(store: Path, tmp_path: Path) -> None:
     """It is refused before anything is written, as its start would be."""
     out = trained(settings(store, phases=[{"share": 0.5}, LONG]), tmp_path / "run")
@@ -101,6 +103,7 @@ def test_a_fork_does_not_go_back_to_an_earlier_phase(store: Path, tmp_path: Path
     fork(out, tmp_path / "new", ["max_steps=8", f"phases={json.dumps([{'share': 0.25}, LONG])}"])
 
 
+@pytest.mark.slow
 def test_the_batch_of_a_phase_without_a_table_of_its_own_changes_with_consent(store: Path, tmp_path: Path) -> None:
     phases = [{"steps": 2, "batch_size": {"-1": 4}}, LONG]
     out = trained(settings(store, phases=phases), tmp_path / "run")
@@ -167,6 +170,7 @@ def test_the_stages_of_a_pipeline_get_the_positions_of_the_phase(store: Path) ->
         assert model.config.rope_parameters["rope_theta"] == 160_000.0
 
 
+@pytest.mark.slow
 def test_adapters_of_a_later_phase_are_exported(store: Path, tmp_path: Path) -> None:
     """Their base weights have the positions of the first phase."""
     export(trained(settings(store, max_steps=1), tmp_path / "base"), tmp_path / "model")

@@ -104,6 +104,7 @@ def straight(store: Path, validation_store: Path, tmp_path_factory: pytest.TempP
     return trained(phased(store, validation_store), tmp_path_factory.mktemp("phases") / "straight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, 5, 6, 9, 11])
 def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
     step: int, straight: Path, store: Path, validation_store: Path, tmp_path: Path
@@ -119,6 +120,7 @@ def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
     assert [record["number"] for record in toy.records(out, "phase").values()] == expected
 
 
+@pytest.mark.slow
 def test_a_phase_may_have_more_rows_than_the_table_of_the_run(
     straight: Path, store: Path, validation_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +182,7 @@ def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, va
         assert abs(share - expected) < 0.03
 
 
+@pytest.mark.slow
 def test_a_schedule_in_tokens_counts_those_of_its_phase_also_after_a_resume(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(
         store, architecture=MODEL, max_steps=6, checkpoint={"save_steps": 1, "keep": 20},
@@ -194,6 +197,7 @@ def test_a_schedule_in_tokens_counts_those_of_its_phase_also_after_a_resume(stor
     assert learning_rates(trained(settings, out)) == {6: rates[6]}
 
 
+@pytest.mark.slow
 def test_exports_have_the_positions_of_their_phase(straight: Path, tmp_path: Path) -> None:
     """Both the model in a checkpoint and one that is built of its state."""
     for step, theta in ((5, 10_000.0), (6, 160_000.0)):
@@ -297,6 +301,7 @@ def test_status_report_and_card_name_the_phases(straight: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_estimate_names_the_phases_and_takes_the_memory_of_the_largest(store: Path, validation_store: Path) -> None:
     events = {"permanent_checkpoints": {"every": 2}}
     parameters = Parameters.from_dict(phased(store, validation_store, micro_batch_size=5, events=events), source="test")
@@ -335,6 +340,7 @@ def small(preset: str, store: Path) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["modernbert_base_phases", "mmbert_base", "tiny_phases"])
 def test_a_preset_with_phases_trains_at_toy_size(preset: str, store: Path, tmp_path: Path) -> None:
     settings = small(preset, store)
@@ -352,6 +358,7 @@ def test_a_preset_with_phases_trains_at_toy_size(preset: str, store: Path, tmp_p
     assert config["rope_parameters"]["sliding_attention"]["rope_theta"] == local
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_run_with_phases_takes_the_same_steps(straight: Path, tmp_path: Path) -> None:
     """And with other phases ahead, for example a decay at once, its own."""
     fork(Path(f"{straight}@6"), tmp_path / "same")

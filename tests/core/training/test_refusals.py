@@ -92,6 +92,7 @@ def test_a_port_that_another_program_uses_is_named(address: str, monkeypatch: py
             dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
 
 
+@pytest.mark.slow
 def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:
     context = toy.FORKSERVER
     ready, leave = context.Event(), context.Event()
@@ -104,6 +105,7 @@ def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:
     run(toy.parameters(store, max_steps=1), tmp_path)  # the lock of a process that has exited is free
 
 
+@pytest.mark.slow
 def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=2)
     run(settings, tmp_path)
@@ -217,6 +219,7 @@ def test_a_folder_that_cannot_be_written_fails_at_once(store: Path, tmp_path: Pa
         run(toy.parameters(store), tmp_path / "file" / "run")
 
 
+@pytest.mark.slow
 def test_a_dry_run_takes_a_step_and_writes_nothing(store: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     settings = toy.parameters(store, events={"permanent_checkpoints": {"every": 5}})

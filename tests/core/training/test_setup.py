@@ -31,6 +31,7 @@ def test_weights_are_initialised_after_seeding(store: Path) -> None:
     assert not torch.equal(build(1), build(2))
 
 
+@pytest.mark.slow
 def test_a_setting_that_did_not_exist_counts_as_unchanged(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1)
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)

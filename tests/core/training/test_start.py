@@ -142,6 +142,7 @@ def test_every_form_of_weights_is_read(form: str, store: Path, tmp_path: Path) -
         assert value.dtype == torch.float32 and torch.equal(value, expected[name]), name
 
 
+@pytest.mark.slow
 def test_an_export_of_two_models_is_one_folder_or_two(store: Path, tmp_path: Path) -> None:
     raw = electra(store, None)
     train_in_this_process(Parameters.from_dict(raw, source="test"), tmp_path / "run")
@@ -343,6 +344,7 @@ def test_another_family_is_refused(store: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_embeddings_that_are_shared_must_agree(store: Path, tmp_path: Path) -> None:
     save_electra(tmp_path / "e", alike=False)
     said = refusal(electra(store, str(tmp_path / "e")))
@@ -403,6 +405,7 @@ def test_damaged_folders_are_refused(store: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- runs and their record
 
 
+@pytest.mark.slow
 def test_a_resumed_run_and_an_export_do_not_need_the_folder(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     raw = settings(store, str(tmp_path / "m"), checkpoint={"save_steps": 1})

@@ -87,6 +87,7 @@ def bad(*steps: int, factor: float = NAN, added: float = 0.0) -> Callable[[Any],
     return lambda run: faults.spoil(run, range(steps[0], steps[-1] + 1), factor, added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "added"), [(NAN, 0.0), (INF, 0.0), (1.0, INF)])
 def test_a_bad_step_changes_no_weight_and_its_rows_stay_consumed(
     factor: float, added: float, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def test_a_bad_step_changes_no_weight_and_its_rows_stay_consumed(
     assert manifest["consumed_rows"] == 80 and manifest["step_health"]["skipped"] == 1
 
 
+@pytest.mark.slow
 def test_the_logged_loss_is_the_mean_of_the_steps_that_count(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +124,7 @@ def test_the_logged_loss_is_the_mean_of_the_steps_that_count(
     assert low <= mean <= high and each[1]["loss"] != each[3]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_too_many_in_a_row_end_the_run_a_step_later_and_say_where(
     allowed: int, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -163,6 +166,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["bert", *(pytest.param(name, marks=pytest.mark.nightly) for name in VARIANTS if name != "bert")]
 )
@@ -202,6 +206,7 @@ def test_killed_and_resumed_around_bad_steps_and_a_spike_is_bit_identical(
     assert kept[0] == kept[1] and kept[0]["skipped"] == 3
 
 
+@pytest.mark.slow
 def test_a_spike_may_be_left_out(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = toy.parameters(
         store, max_steps=26, logging_steps=13, checkpoint={"save_steps": 1, "keep": 30}, spikes={"action": "skip"}

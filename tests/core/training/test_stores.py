@@ -25,6 +25,7 @@ def settings(store: Path, data: dict[str, Any], **changes: Any) -> Parameters:
     return Parameters.from_dict({**raw, "data": {**raw["data"], **data}}, source="test")
 
 
+@pytest.mark.slow
 def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: Path, tmp_path: Path) -> None:
     parameters = settings(store, {"split": [8, 1, 1]}, max_steps=2, evaluation={"steps": 2, "batches": 2})
     stores = Stores.open(parameters.data)
@@ -96,6 +97,7 @@ def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> 
     assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "a skipped step is not saved"
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_steps_are_skipped_is_validated_at_its_end(
     store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_run_whose_last_steps_are_skipped_is_validated_at_its_end(
     assert sorted(toy.records(tmp_path / "run", "validation")) == [0, 2]
 
 
+@pytest.mark.slow
 def test_rates_leave_out_what_was_before_skipped_steps(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +119,7 @@ def test_rates_leave_out_what_was_before_skipped_steps(
     assert first["samples"] == last["samples"] == 16 and abs(last["tokens"] / first["tokens"] - 1) < 0.2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_skips_steps(store: Path, tmp_path: Path) -> None:
     changes = {"checkpoint": {"save_steps": 2, "keep": 9}}
     train_in_this_process(settings(store, {}, max_steps=4, **changes), tmp_path / "run")

@@ -40,6 +40,7 @@ def test_peaks_by_the_drivers_name_of_a_device(name: str, peak: float | None) ->
     assert peak_tflops(name) == peak
 
 
+@pytest.mark.slow
 def test_a_run_logs_its_rates(store: Path, tmp_path: Path) -> None:
     """2 layers of width 16, feed-forward 32, a vocabulary of 200: all values but the context are known."""
     settings = toy.parameters(store, max_steps=6, logging_steps=2)

@@ -472,6 +472,7 @@ def test_init_writes_its_reasons_in_japanese(
     assert read_pipeline(Path("pipeline.json")).corpus == ("corpus.txt",)
 
 
+@pytest.mark.slow
 def test_meanings_of_keys_are_japanese(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
     code, out, _ = call(capsys, "parameters", "show", "timeout_seconds")
@@ -518,6 +519,7 @@ def test_labels_of_a_store_are_japanese(
     assert all(KANA.search(label) for label in labels)
 
 
+@pytest.mark.slow
 def test_reasons_of_rejects_are_japanese(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

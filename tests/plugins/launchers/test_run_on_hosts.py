@@ -66,6 +66,7 @@ def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert run_on_hosts(remotes(tmp_path, a01="exit 76", a02="exit 2"), continue_after_failure=True) == 2
 
 
+@pytest.mark.slow
 def test_the_first_host_may_be_lost_where_they_meet_elsewhere(tmp_path: Path) -> None:
     def code(*codes: int) -> int:
         remotes = [
@@ -120,6 +121,7 @@ run_on_hosts([RemoteCommand("a01", sys.argv[1], "true")])
 """
 
 
+@pytest.mark.slow
 def test_connections_end_with_the_launcher(tmp_path: Path) -> None:
     """What runs over there finds that nobody reads its output any more."""
     with subprocess.Popen([sys.executable, "-c", HOSTS, f"echo $$ > {tmp_path}/pid; exec sleep 60"]) as launcher:

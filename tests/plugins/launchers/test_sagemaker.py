@@ -159,6 +159,7 @@ def test_a_store_that_is_in_no_channel_is_named(tmp_path: Path) -> None:
     planned(tmp_path, settings, store="/opt/ml/input/data/train/wiki")
 
 
+@pytest.mark.slow
 def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("MARK = 1\n")
@@ -176,6 +177,7 @@ def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
         plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_keys_that_may_change_are_passed_on(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
@@ -293,6 +295,7 @@ def test_an_instance_saves_on_a_stop_request_and_the_next_job_resumes(store: Pat
     assert (tmp_path / "other/model/model/config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_failure_is_written_to_sagemakers_failure_file(tmp_path: Path) -> None:
     plan = planned(tmp_path, {"channels": {"train": SHARED}, **NETWORK})
     instance = Instance(tmp_path / "ml", plan, ["algo-1", "algo-2"], "algo-1", {})

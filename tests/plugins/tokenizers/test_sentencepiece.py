@@ -101,6 +101,7 @@ def flat(rows: Sequence[Sequence[int]]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ids_equal_those_of_transformers_and_of_the_library(folders: Any, name: str) -> None:
     folder = folders(name)
@@ -124,6 +125,7 @@ def test_ids_equal_those_of_transformers_and_of_the_library(folders: Any, name: 
     assert as_text.ids.tolist() == flat([model.encode(line) for line in lines])
 
 
+@pytest.mark.slow
 def test_whole_documents_keep_their_line_ends(folders: Any, tmp_path: Path) -> None:
     folder = make(tmp_path / "x", user_defined_symbols=["\n"])
     documents = ["一行目。\n\n三行目<s>。\n", "", "\n".join(LINES)]
@@ -136,6 +138,7 @@ def test_whole_documents_keep_their_line_ends(folders: Any, tmp_path: Path) -> N
     assert words.encode(documents, whole=True).ids.tolist() == words.encode(documents).ids.tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("▁ 　龘[MASK]<s>東\0\t"), max_size=30))
@@ -244,6 +247,7 @@ def test_same_corpus_same_bytes(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert len({(folder / "tokenizer.model").read_bytes() for folder in made}) == 1
 
 
+@pytest.mark.slow
 def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> None:
     here = make(tmp_path / "here", num_threads=2, **DRAWN)
     program = (
@@ -431,6 +435,7 @@ def check_imported(file: Path, folder: Path) -> None:
     assert wrong == ["<s>始め</s>、<unk>と<pad>、<s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

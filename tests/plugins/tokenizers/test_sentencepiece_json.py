@@ -89,6 +89,7 @@ def folder_of(name: str) -> Path:
     return make(Path(tempfile.mkdtemp()) / "tokenizer", **KINDS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_ids_are_the_models_own(name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder_of(name), local_files_only=True)
@@ -140,6 +141,7 @@ def _loaded(name: str) -> Any:
     return AutoTokenizer.from_pretrained(folder_of(name))
 
 
+@pytest.mark.slow
 def test_odd_texts_are_found_and_others_are_not() -> None:
     folder = folder_of("unigram, bytes, bert")
     model = load_model(folder / "tokenizer.model")
@@ -232,6 +234,7 @@ def test_sentinels_are_tokens_in_text() -> None:
     assert first in ids and own(folder_of("sentinels")).encoder(folder_of("sentinels")).vocabulary.sentinels[0] == first
 
 
+@pytest.mark.slow
 def test_ids_of_a_model_trained_elsewhere_are_those_of_transformers(tmp_path: Path) -> None:
     """Its scores do not add up exactly: near ties, as of the runs here, may be divided otherwise."""
     (tmp_path / "made.model").write_bytes(trained(byte_fallback=True, vocab_size=1700))
