@@ -14,6 +14,7 @@ import terakoya
 from terakoya import plugins
 from terakoya.errors import UserError
 from terakoya.plugins.events import EVENTS
+from terakoya.plugins.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
@@ -40,7 +41,8 @@ def test_the_page_names_every_event_and_every_function() -> None:
     assert sorted(name for name, _ in described) == sorted(EVENTS)
     for name, arguments in described:
         plugins.registry().hook.with_functions({name: eval(f"lambda {arguments}: None")})
-    functions = set(terakoya._FUNCTIONS) - {"hookimpl"}
+    functions = {name for name, module in terakoya._FUNCTIONS.items() if module != "terakoya.hookspecs"}
+    functions |= {name for family in FAMILIES.values() for name in family.functions}
     assert set(re.findall(r"terakoya\.(\w+)\(", PAGE)) == functions
 
 
