@@ -23,27 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A run in progress, on one rank. Hooks read it; only the training loop changes it.
+    """A run in progress, on one rank, which only the training loop changes; `components.run.Run` says what hooks read.
 
     Attributes:
-        folder: the run's folder, the same on every rank.
-        module: the root module, unwrapped.
-        length: how long the run is.
-        step: optimizer steps finished.
-        consumed_rows: rows of the global order that those steps took.
-        consumed_tokens: real tokens in those rows.
         phase: the number of the phase of the last step, counted from 1.
         phase_tokens: the consumed tokens before that phase.
-        validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
-        validation_rows: a hash of the rows that a validation takes.
-        tokenizer_folder: a Transformers folder with the tokenizer of the stores.
-        holds_whole_model: whether this process holds every weight of `module`.
-        weight_shards: see `components.run`.
         run_log: where `write`, `print` and the like go.
         save_requested: whether an event on this rank has requested a checkpoint that is not begun yet.
         end_requested: why an event on this rank has requested the end of the run.
-        ended_by: why the run ends before its length; None where it does not. The same on every rank.
-        forked_at: the step at which the run has left another one; None where it is no fork.
+        ended_by: as hooks read it; the same on every rank.
         start_time: when this process began, on the clock `time.perf_counter`.
     """
 
