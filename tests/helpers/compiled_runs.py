@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy as toy_model
 from terakoya.plugins import registry
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
@@ -24,6 +23,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
+from terakoya_contract import toy as toy_model
 
 MODERNBERT = {
     "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32,

@@ -19,7 +19,7 @@ import fake_cuda
 import torch
 import toy
 
-from terakoya.contract import toy as toy_model
+from terakoya_contract import toy as toy_model
 
 TABLE = Path(__file__).parents[1] / "core" / "training" / "fake_cuda_steps.json"
 WORKER = Path(__file__).with_name("fake_cuda_worker.py")

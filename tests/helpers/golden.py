@@ -23,9 +23,9 @@ import worlds
 import terakoya
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import values
 from terakoya.plugins import registry
 from terakoya.training.stores import Stores
+from terakoya_contract.toy import values
 
 FILE = Path(__file__).resolve().parents[1] / "golden" / "numbers.json"
 LIBRARIES = ("fugashi", "sentencepiece", "tokenizers", "torch", "transformers", "unidic-lite")

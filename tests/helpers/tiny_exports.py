@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from terakoya.components.architecture import Head
-from terakoya.contract import toy
 from terakoya.corpus.corpus import Corpus
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
+from terakoya_contract import toy
 
 TEXT = "図書館で借りた本を、電車の中で読み終えた。\n\n雨が降る。二つの空白、it's 3.14 % of all the dogs.\n\n"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from terakoya import contract
+import terakoya_contract as contract
 from terakoya.commands.main import main
 from terakoya.store.token_store import TokenStore
 

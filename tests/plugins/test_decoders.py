@@ -17,8 +17,6 @@ from selection import at_night
 from terakoya.components import Architecture, Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY
-from terakoya.contract.toy import make_store as contract_store
 from terakoya.conversion.export import export
 from terakoya.plugins import registry
 from terakoya.rows.loader import Loader
@@ -26,6 +24,8 @@ from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import VOCABULARY
+from terakoya_contract.toy import make_store as contract_store
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}

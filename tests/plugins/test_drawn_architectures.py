@@ -18,7 +18,7 @@ import torch
 import toy
 from selection import at_night
 
-from terakoya import contract
+import terakoya_contract as contract
 from terakoya.commands.main import main
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters

@@ -22,8 +22,6 @@ from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.language_pretraining_json import read_language_pretraining_json
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY
-from terakoya.contract.toy import make_store as contract_store
 from terakoya.conversion.export import build_models, export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
@@ -31,6 +29,8 @@ from terakoya.rows.row_source import RowSource
 from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import VOCABULARY
+from terakoya_contract.toy import make_store as contract_store
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 ENTRIES = PRESETS / "parameter.json"

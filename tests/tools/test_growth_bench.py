@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.contract import toy
+from terakoya_contract import toy
 
 ROOT = Path(__file__).resolve().parents[2]
 

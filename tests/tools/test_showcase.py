@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from terakoya.contract import toy
+from terakoya_contract import toy
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
 

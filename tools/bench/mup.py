@@ -28,8 +28,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract import toy
 
 FACTOR = 2.0
 """The most that the best learning rates of two widths may differ by."""

@@ -38,8 +38,8 @@ import measures
 import runs
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy
 from terakoya.errors import UserError
+from terakoya_contract import toy
 
 CHECKS: Mapping[str, str] = {
     "gradients": "Gradients of one step against one process",

@@ -16,6 +16,7 @@ from terakoya.commands import (
     fork,
     import_checkpoint,
     init,
+    plugins,
     prepare,
     report,
     run,
@@ -29,9 +30,6 @@ from terakoya.commands import (
 from terakoya.commands.launching import launch, move
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import import_script, list_presets
-from terakoya.commands.plugins import app as plugins
-from terakoya.commands.plugins import check as plugins_check
-from terakoya.commands.plugins import new as plugins_new
 from terakoya.commands.store import app as store
 from terakoya.commands.store import blocks as store_blocks
 from terakoya.commands.store import import_tokens as store_import
@@ -134,8 +132,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "plugins": Group("List installed plugins, write and check your own."),
         "plugins list": Command(plugins.list_plugins, "terakoya plugins list"),
         "plugins show": Command(plugins.show_component, "terakoya plugins show bert"),
-        "plugins new": Command(plugins_new.command, "terakoya plugins new my_schedule --kind schedule"),
-        "plugins check": Command(plugins_check.command, "terakoya plugins check my_schedule.py"),
         "parameters": Group("Show and create parameter files."),
         "parameters list": Command(list_presets.command, "terakoya parameters list"),
         "parameters show": Command(

@@ -12,9 +12,9 @@ from toy import make_store, parameters
 
 from terakoya.commands.main import DEBUG_VARIABLE, main
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import make_tokenizer
 from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
 from terakoya.training import setup
+from terakoya_contract.toy import make_tokenizer
 
 
 @pytest.fixture(scope="module")

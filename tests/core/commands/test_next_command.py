@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from terakoya.commands.guidance import next_command
 from terakoya.commands.launching import jobs
 from terakoya.commands.main import build_app
-from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
@@ -33,6 +32,7 @@ from terakoya.plugins.run_record import record_plugins
 from terakoya.runs.checkpoints import FORMAT, with_hash
 from terakoya.store.subset import document_ranges
 from terakoya.store.token_store import StoreFacts
+from terakoya_contract.commands.new import TEMPLATES
 
 SMALL = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"]
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from terakoya.contract.toy import make_tokenizer
 from terakoya.conversion.average import average
 from terakoya.conversion.export import export, load_model
 from terakoya.conversion.verify import verify
@@ -18,6 +17,7 @@ from terakoya.errors import UserError
 from terakoya.hub.upload import upload
 from terakoya.inference.loading import load_model_and_tokenizer
 from terakoya.toolkit.formats import folder_digests, model_folder
+from terakoya_contract.toy import make_tokenizer
 
 
 def average_it(folder: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.contract.toy import make_tokenizer
 from terakoya.corpus.beginnings import check_beginnings, find_separator
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
@@ -18,6 +17,7 @@ from terakoya.pipeline.corpus_facts import look_at
 from terakoya.preparation.prepare import prepare
 from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
+from terakoya_contract.toy import make_tokenizer
 
 
 @pytest.mark.parametrize(

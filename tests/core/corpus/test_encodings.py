@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya.contract.toy import make_tokenizer
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.encodings import Utf8Reader, find_codec, recognise
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import BlockList
 from terakoya.preparation.prepare import prepare
+from terakoya_contract.toy import make_tokenizer
 
 TEXTS = (
     "いつもお世話になっております。山田です。\n会議の資料をお送りします。ご確認ください。",

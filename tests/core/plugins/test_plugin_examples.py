@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.components.tokenizer import load_tokenizer
-from terakoya.contract.toy import make_tokenizer
 from terakoya.errors import UserError
 from terakoya.inference.predictions import fill_mask
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.run_record import record_plugins
 from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
+from terakoya_contract.toy import make_tokenizer
 
 PAGE = ROOT / "plugins" / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from terakoya import hookspecs
-from terakoya.contract import check_plugin
 from terakoya.errors import UserError
 from terakoya.plugins import PluginError, load
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.events import call
 from terakoya.plugins.run_record import check_plugins, record_plugins
+from terakoya_contract import check_plugin
 
 pytestmark = pytest.mark.usefixtures("fresh_plugins")
 

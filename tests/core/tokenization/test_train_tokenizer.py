@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from terakoya.commands.plugins.new import TEMPLATES
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.plugins import loading as plugins
 from terakoya.tokenization.import_model import import_tokenizer
 from terakoya.tokenization.recognise import load_decoder, recognise_tokenizer
 from terakoya.tokenization.train import train_tokenizer
+from terakoya_contract.commands.new import TEMPLATES
 from terakoya_plugins.tokenizers.huggingface import HuggingFace
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 

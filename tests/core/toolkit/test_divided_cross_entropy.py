@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from terakoya.contract.partition import ThreadGroup, ThreadSum
 from terakoya.toolkit.objectives.columns import Columns, VocabularyPart, most_likely
 from terakoya.toolkit.objectives.cross_entropy import (
     summed_cross_entropy_,
     summed_cross_entropy_and_odds_,
     summed_cross_entropy_and_z_,
 )
+from terakoya_contract.partition import ThreadGroup, ThreadSum
 
 ROWS, CLASSES, FIRST = 40, 301, 151
 """The first part has more classes than the second."""

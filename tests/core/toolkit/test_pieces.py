@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from terakoya.contract import toy
 from terakoya.toolkit.initializers.pieces import Pieces, PieceText
+from terakoya_contract import toy
 
 
 def pieces_of(model: models.Model, **roles: str) -> Pieces:

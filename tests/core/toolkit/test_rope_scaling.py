@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from terakoya.config.start_from import StartFrom
-from terakoya.contract import toy
-from terakoya.contract.toy import VOCABULARY
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures.rope_scaling import RopeScaling
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.model.start_config import compare_settings
+from terakoya_contract import toy
+from terakoya_contract.toy import VOCABULARY
 
 THETA, WIDTH, BEFORE, FACTOR = 10_000.0, 32, 64, 4.0
 YARN = {"rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": BEFORE}

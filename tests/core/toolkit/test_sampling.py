@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from terakoya.contract.partition import ThreadGroup, ThreadSum
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.sampling import BLOCK, draw, triangle_sums
 from terakoya.toolkit.random_keys import numbers, streams
+from terakoya_contract.partition import ThreadGroup, ThreadSum
 
 
 def uniforms(count: int, key: int = 7) -> torch.Tensor:

@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY, make_rows, values
-from terakoya.contract.toy import make_store as contract_store
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
@@ -26,6 +24,8 @@ from terakoya.training.batches import to_device
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.model.activation_checkpointing import checkpoint_block, is_expensive
 from terakoya.training.model.build import build_module_for_training
+from terakoya_contract.toy import VOCABULARY, make_rows, values
+from terakoya_contract.toy import make_store as contract_store
 
 KINDS = ("full", "selective")
 SUBJECTS = [

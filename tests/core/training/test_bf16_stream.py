@@ -30,8 +30,6 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY, make_rows, values
-from terakoya.contract.toy import make_store as contract_store
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
@@ -45,6 +43,8 @@ from terakoya.training.model.bf16_functions import Rows, embedding_gradient, sma
 from terakoya.training.model.bf16_stream import WeightCopies, uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import VOCABULARY, make_rows, values
+from terakoya_contract.toy import make_store as contract_store
 
 OBJECTIVES = {
     **dict.fromkeys(("bert", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert"), "masked_lm"),

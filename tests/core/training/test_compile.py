@@ -21,7 +21,6 @@ from torch._dynamo.utils import counters
 from terakoya.components.progress import Length
 from terakoya.components.rows import Layout
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy as toy_model
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
@@ -37,6 +36,7 @@ from terakoya.training.model.compilation import Choice
 from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
+from terakoya_contract import toy as toy_model
 
 PROBE = Path(toy.__file__).with_name("compile_probe.py")
 CPU = torch.device("cpu")

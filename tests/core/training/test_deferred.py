@@ -12,7 +12,6 @@ import toy
 from torch import Tensor, nn
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY, settings
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
@@ -20,6 +19,7 @@ from terakoya.training.model.build import build_initial, build_module
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
 from terakoya.training.model.module_parts import named_values
 from terakoya.training.stores import Stores
+from terakoya_contract.toy import VOCABULARY, settings
 
 FAMILIES = (
     "bert", "deberta", "deberta_v2", "electra", "eurobert", "gemma3_text", "gpt2", "gptj", "llama", "mistral",

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy as toy_model
 from terakoya.plugins import registry
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import collate_rows, to_device
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model.build import build_module_for_training
+from terakoya_contract import toy as toy_model
 
 CPU = torch.device("cpu")
 CASES: dict[tuple[str, str], dict[str, Any]] = {

@@ -12,7 +12,6 @@ import torch
 import toy
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
@@ -20,6 +19,7 @@ from terakoya.training.engines import fp8 as distributed_fp8
 from terakoya.training.engines import parallel
 from terakoya.training.engines.build import build
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import VOCABULARY
 
 GPU = torch.device("cuda", 0)
 

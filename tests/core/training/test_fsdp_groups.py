@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY, values
 from terakoya.errors import UserError
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.plugins import registry
@@ -34,6 +33,7 @@ from terakoya.training.engines.fsdp_groups import float32_weights
 from terakoya.training.engines.parallel import ParallelEngine
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
+from terakoya_contract.toy import VOCABULARY, values
 
 CPU = torch.device("cpu")
 OBJECTIVES: Mapping[str, Mapping[str, Any]] = {

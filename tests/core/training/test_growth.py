@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom
-from terakoya.contract import toy
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import LoadedWeights, load_start_weights
+from terakoya_contract import toy
 
 OBJECTIVES = {"masked": "masked_lm", "causal": "causal_lm", "seq2seq": "span_corruption"}
 LOADERS = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}

@@ -35,7 +35,6 @@ from transformers import (
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy as small
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.evaluation.objective import RunObjective
@@ -46,6 +45,7 @@ from terakoya.training.checkpoint.restoring import restore_module
 from terakoya.training.model import lora
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import StartOptions, train_in_this_process
+from terakoya_contract import toy as small
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(

@@ -19,8 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from terakoya.components import Architecture, Objective
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY
-from terakoya.contract.toy import settings as toy_settings
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
@@ -28,6 +26,8 @@ from terakoya.store.token_store import TokenStore
 from terakoya.training.engines.learning_rates import build_optimizer, set_learning_rate
 from terakoya.training.model import mup
 from terakoya.training.model.build import build_module
+from terakoya_contract.toy import VOCABULARY
+from terakoya_contract.toy import settings as toy_settings
 
 TIMES = 4
 BERT = {

@@ -15,7 +15,6 @@ from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
@@ -24,6 +23,7 @@ from terakoya.toolkit.formats import transformers_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.new_vocabulary import plan_rows, vocabulary_weights
 from terakoya.training.model.start_from import LoadedWeights, load_start_weights
+from terakoya_contract import toy
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from selection import at_night, wanted
 from transformers import AutoModelForCausalLM
 
-from terakoya.contract.toy import make_store, values
 from terakoya.plugins import registry
+from terakoya_contract.toy import make_store, values
 
 pytestmark = pytest.mark.timeout(600)  # most of it is for the runs that all tests share
 

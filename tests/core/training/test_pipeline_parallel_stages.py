@@ -10,7 +10,6 @@ from torch import nn
 
 from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import SEQUENCE_LENGTH, VOCABULARY, make_rows, make_store, values
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
@@ -20,6 +19,7 @@ from terakoya.training.engines.pipeline import schedulable_count
 from terakoya.training.engines.pipeline_stage import MicroBatch, Stage
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import top_level_models
+from terakoya_contract.toy import SEQUENCE_LENGTH, VOCABULARY, make_rows, make_store, values
 
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ import toy
 from dropouts import DROPOUTS
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import values
 from terakoya.plugins import registry
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import values
 
 ENCODERS = ("bert", "roberta", "deberta", "deberta_v2", "modernbert")
 DECODERS = ("gpt2", "gptj", "llama", "qwen3")

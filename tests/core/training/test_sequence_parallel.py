@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy as small
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
 from terakoya.training.stores import Stores
+from terakoya_contract import toy as small
 
 LENGTH = 48
 """Two or three documents of the store below."""

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract import toy
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
@@ -20,6 +19,7 @@ from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.model.start_config import compare_settings
 from terakoya.training.model.start_from import load_start_weights
+from terakoya_contract import toy
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},

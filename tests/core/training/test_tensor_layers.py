@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
-from terakoya.contract.toy import VOCABULARY
 from terakoya.estimation.layouts.measured_model import LonelyGroup
 from terakoya.plugins import registry
 from terakoya.training.engines.tensor_division import divide_models
@@ -21,6 +20,7 @@ from terakoya.training.engines.tensor_layers import (
     partition_blocks,
 )
 from terakoya.training.engines.tensor_shards import TensorPart
+from terakoya_contract.toy import VOCABULARY
 
 
 def group(index: int, size: int = 2, *, sequence_parallel: bool = False) -> TensorParallelGroup:

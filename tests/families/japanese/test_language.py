@@ -22,13 +22,13 @@ from toy import make_store
 
 from terakoya import log
 from terakoya.commands.main import main
-from terakoya.contract.toy import make_tokenizer
 from terakoya.estimation.devices import find_device
 from terakoya.pipeline import choosing
 from terakoya.pipeline.choosing import Machine
 from terakoya.pipeline.settings import read_pipeline
 from terakoya.plugins import registry
 from terakoya.training.screen import StepTable, progress_bar, step_cells, validation_lines
+from terakoya_contract.toy import make_tokenizer
 from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue
 from terakoya_japanese.lines import wrap
 from terakoya_japanese.translate import Translator, translator

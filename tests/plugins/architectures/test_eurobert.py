@@ -9,11 +9,11 @@ import toy
 from transformers import AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import VOCABULARY
-from terakoya.contract.toy import make_store as contract_store
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import VOCABULARY
+from terakoya_contract.toy import make_store as contract_store
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -22,11 +22,11 @@ from tiny_exports import TEXT, make_model, train_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from terakoya.contract import toy
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.preparation.chat_template import find_template
 from terakoya.toolkit.formats import other_programs
+from terakoya_contract import toy
 from terakoya_plugins.formats.gguf import families, vocabulary, weights
 from terakoya_plugins.formats.gguf.exporter import GgufExporter
 from terakoya_plugins.formats.onnx import OnnxExporter

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
 
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.contract.toy import make_tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.plugins import registry
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.formats import model_folder
+from terakoya_contract.toy import make_tokenizer
 from terakoya_plugins.formats.huggingface import HuggingFace
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ga", "##ra", "su"]

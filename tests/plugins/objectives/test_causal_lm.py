@@ -13,10 +13,10 @@ from packed_rows import tensors
 from pydantic import ValidationError
 
 from terakoya.components.rows import Rows
-from terakoya.contract.toy import VOCABULARY, make_store
 from terakoya.errors import UserError
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
+from terakoya_contract.toy import VOCABULARY, make_store
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.objectives.causal_lm import CausalLM

@@ -10,8 +10,8 @@ import pytest
 from test_masked_lm import VOCABULARY, rows
 
 from terakoya.components.rows import Rows
-from terakoya.contract.objective import select_rows
 from terakoya.toolkit.changing_rates import ChangingRate
+from terakoya_contract.objective import select_rows
 from terakoya_plugins.objectives.masked_lm import MaskedLM
 from terakoya_plugins.objectives.replaced_token import ReplacedToken
 

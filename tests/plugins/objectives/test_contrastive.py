@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import BertModel
 
 from terakoya.config.parameters import Parameters
-from terakoya.contract.objective import select_rows
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya.training.engines.compared_examples import compare_examples, sums_of_examples
+from terakoya_contract.objective import select_rows
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.objectives.contrastive import Contrastive
 

@@ -16,7 +16,6 @@ from packed_rows import tensors
 from terakoya.commands.main import main
 from terakoya.components import Architecture, Batch
 from terakoya.config.parameters import Parameters
-from terakoya.contract.toy import make_store as make_toy_store
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json
 from terakoya.preparation.prepare import prepare
@@ -24,6 +23,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import train_in_this_process
+from terakoya_contract.toy import make_store as make_toy_store
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.architectures.llama import Llama

@@ -12,12 +12,12 @@ import torch
 
 from terakoya.components import Architecture, Objective
 from terakoya.components.rows import Rows
-from terakoya.contract import toy
 from terakoya.plugins import registry
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
 from terakoya.toolkit.architectures import attention
+from terakoya_contract import toy
 
 LENGTH = 32
 ARCHITECTURES = {"causal_lm": "gpt2", "instruction": "gpt2", "replaced_token": "electra", "span_corruption": "t5"}

@@ -1,1 +1,0 @@
-"""`terakoya plugins` and its subcommands."""

@@ -1,0 +1,1 @@
+"""`terakoya plugins new` and `terakoya plugins check`."""
