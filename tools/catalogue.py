@@ -26,7 +26,10 @@ from terakoya.pipeline.keys import all_groups  # noqa: E402
 from terakoya.plugins import load  # noqa: E402
 from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
 
-SOURCES = ("core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins", "plugins/terakoya_japanese")
+SOURCES = (
+    "core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins", "plugins/terakoya_contract",
+    "plugins/terakoya_japanese",
+)  # fmt: skip
 CATALOGUE = HERE / "plugins/terakoya_japanese/ja.po"
 SHOWN = (
     "UserError", "FileError", "DamagedError", "Stopped", "TemporaryFailure", "Diverged", "RankLostError", "ValueError",

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import terakoya
-import terakoya_plugins
 from terakoya.version import find_commit
 
-CORE, PLUGINS = Path(terakoya.__file__).parent, Path(terakoya_plugins.__file__).parent
+CORE = Path(terakoya.__file__).parent
+PLUGINS = CORE.parents[1] / "plugins"
+PACKAGES = [each.parent for each in PLUGINS.glob("terakoya_*/__init__.py")]
+"""The bundled plugins and the families."""
 
 
 @pytest.mark.parametrize("name", ["train_tokenizer", "prepare", "train", "export", "fill_mask", "find_replaced"])
@@ -63,7 +65,7 @@ def test_every_folder_of_the_core_is_small_enough_to_read() -> None:
 
 
 def test_every_bundled_architecture_fits_on_a_screen() -> None:
-    families = (PLUGINS / "architectures").glob("[a-z]*.py")
+    families = (PLUGINS / "terakoya_plugins" / "architectures").glob("[a-z]*.py")
     sizes = {each.stem: len(each.read_text(encoding="utf-8").splitlines()) for each in families}
     assert len(sizes) > 10 and {name: size for name, size in sizes.items() if size > 75} == {}
 
@@ -100,8 +102,9 @@ def test_functions_are_named_by_verbs() -> None:
 
 
 def test_its_types_are_for_others_too() -> None:
-    for package in (terakoya, terakoya_plugins):
-        assert Path(package.__file__).with_name("py.typed").is_file()
+    assert len(PACKAGES) > 1
+    for folder in (CORE, *PACKAGES):
+        assert (folder / "py.typed").is_file()
 
 
 PAGES = [CORE.parent / "README.md", *sorted((CORE.parents[1] / "docs" / "design").glob("*.md"))]
@@ -111,7 +114,7 @@ PAGES = [CORE.parent / "README.md", *sorted((CORE.parents[1] / "docs" / "design"
 def test_every_file_and_page_that_the_design_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     files = set(re.findall(r"(?<![\w/.-])((?:[a-z_]+/)+[a-z_]+\.py)\b", text))
-    homes = (CORE, CORE.parents[1], CORE.parents[1] / "plugins" / "terakoya_plugins")
+    homes = (CORE, CORE.parents[1], PLUGINS, *PACKAGES)
     missing = {name for name in files if not any((home / name).exists() for home in homes)}
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert not missing | {link for link in links if not (page.parent / link).exists()}

@@ -28,16 +28,36 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
-class InOrder(TyperGroup):
+class Answering(TyperGroup):
+    """Says of a verb that does not exist which family or which plugins might have it.
+
+    Attributes:
+        verbs: all verbs, and the plugins that might have more.
+        group: what stands before the verbs of this group, with a space behind it.
+    """
+
+    verbs: Verbs
+    group = ""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns the command that `args` begin with. Raises UserError for one that something else might have."""
+        if args[0] not in {*self.commands, *unknown_options.COMMANDS}:
+            name = f"{self.group}{args[0]}"
+            family, plugins = missing_family("verbs", name), self.verbs.might_have()
+            if family or plugins:
+                known = family or nearest(args[0], self.commands)
+                raise UserError(f"terakoya {name}: no such command{known}{plugins}")
+        return super().resolve_command(ctx, args)
+
+
+class InOrder(Answering):
     """Lists the commands in the order of use.
 
     Attributes:
         explain_usage: what the parser's own errors are in the user's language; None in English.
-        verbs: all verbs, and the plugins that might have more.
     """
 
     explain_usage: Callable[[Any], str | None] | None = None
-    verbs: Verbs
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the commands in the order of use."""
@@ -47,15 +67,6 @@ class InOrder(TyperGroup):
         """Keeps the arguments, which the advice for an unknown option quotes."""
         ctx.meta["arguments"] = list(args)
         return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Returns the command that `args` begin with; for one that does not exist says which plugins might have it."""
-        if args[0] not in {*self.commands, *unknown_options.COMMANDS}:
-            family, plugins = missing_family("verbs", args[0]), self.verbs.might_have()
-            if family or plugins:
-                known = family or nearest(args[0], self.commands)
-                raise UserError(f"terakoya {args[0]}: no such command{known}{plugins}")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command; an unknown option is answered with what to give instead."""
@@ -123,7 +134,8 @@ def build_app(plugins: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> t
         if group and group not in groups:
             whole = found.commands[group]
             assert isinstance(whole, Group)
-            groups[group] = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=whole.help)
+            answering = type("Group", (Answering,), {"verbs": found, "group": f"{group} "})
+            groups[group] = typer.Typer(cls=answering, no_args_is_help=True, rich_markup_mode=None, help=whole.help)
             app.add_typer(groups[group], name=group, epilog=example_text(command.example))  # that of its first verb
         kind, epilog = ComponentCommand if command.passes_options else None, example_text(command.example)
         groups.get(group, app).command(verb, cls=kind, epilog=epilog)(command.function)

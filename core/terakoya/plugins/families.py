@@ -13,7 +13,7 @@ class Family:
     """A package beside the core that adds to it through hooks alone. `--without NAME` leaves it out.
 
     Attributes:
-        verbs: of the command line: "finetune".
+        verbs: of the command line: "finetune", "plugins new".
         functions: name in `terakoya` -> the module that has it.
         components: kinds and names: "importers megatron".
         keys: key paths of settings files.
@@ -27,7 +27,10 @@ class Family:
     languages: Sequence[str] = ()
 
 
-FAMILIES: dict[str, Family] = {"japanese": Family(languages=("ja",))}
+FAMILIES: dict[str, Family] = {
+    "contract": Family(verbs=("plugins new", "plugins check")),
+    "japanese": Family(languages=("ja",)),
+}
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 
 

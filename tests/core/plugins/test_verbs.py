@@ -150,12 +150,17 @@ def test_what_a_missing_family_has_is_answered_with_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     brings = Family(
-        verbs=("sing",), functions={"sing": "terakoya_songs.sing"}, components=("schedules sung",), keys=("tune",)
+        verbs=("sing", "store sing"),
+        functions={"sing": "terakoya_songs.sing"},
+        components=("schedules sung",),
+        keys=("tune",),
     )
     monkeypatch.setitem(families.FAMILIES, "songs", brings)
     code, _, err = call(capsys, "sing")
     belongs = "it belongs to the family songs, which is not installed or excluded"
     assert code == 2 and err == f"error: terakoya sing: no such command; {belongs}\n"
+    code, _, err = call(capsys, "store", "sing")
+    assert code == 2 and err == f"error: terakoya store sing: no such command; {belongs}\n"
     with pytest.raises(AttributeError, match=belongs):
         terakoya.sing  # noqa: B018 (looked up)
     with pytest.raises(AttributeError, match=r"terakoya has no attribute 'song'$"):
