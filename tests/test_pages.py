@@ -47,6 +47,7 @@ READERS = [
 
 FOLLOWED_ELSEWHERE = {
     "plugins/README.md": "tests/core/plugins/test_plugin_examples.py",
+    "docs/reference/plugins.md": "tests/core/plugins/test_plugin_examples.py",
     "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md": "tests/plugins/launchers/test_sagemaker.py",
 }
 

@@ -123,7 +123,7 @@ def _load(folder: Path, auto: str, own: str | None) -> PreTrainedModel:
     except (ValueError, OSError, AttributeError, ImportError) as error:
         raise CheckFailed(
             f"{own or auto} does not load it: {' '.join(str(error).split())[:300]}. A model that Transformers does not "
-            "have is exported with its code: see the last page of plugins/README.md"
+            "have is exported with its code: see the end of docs/reference/plugins.md"
         ) from error
     mismatched = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
     if mismatched:
