@@ -25,8 +25,8 @@ from terakoya.hub import card_evaluation, model_card
 from terakoya.hub.published_files import Published, choose_files, refuse_local_paths
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
+from terakoya.tokenization.languages import guess_languages
 from terakoya.toolkit.formats import folder_digests
-from terakoya.toolkit.tokenizers.languages import guess_languages
 from terakoya.toolkit.tokenizers.word_splitters import user_dictionaries
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble_store, write
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT, UNKNOWN, WORDS_INPUT
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
 from terakoya.store.writer import PartsContent
-from terakoya.toolkit.tokenizers.languages import warn_of_lost_dakuten
+from terakoya.tokenization.languages import warn_of_lost_dakuten
 from terakoya.toolkit.tokenizers.unread_text import warn_of_unread
 
 logger = logging.getLogger("terakoya")

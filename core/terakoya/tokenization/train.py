@@ -60,7 +60,7 @@ def train_tokenizer(
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
-    from terakoya.toolkit.tokenizers.languages import warn_of_lost_dakuten
+    from terakoya.tokenization.languages import warn_of_lost_dakuten
 
     tokenizer = make_tokenizer(settings)
     if not isinstance(corpus, Corpus):

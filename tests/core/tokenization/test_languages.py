@@ -10,8 +10,8 @@ import pytest
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
+from terakoya.tokenization.languages import guess_languages, warn_of_lost_dakuten
 from terakoya.tokenization.recognise import recognise_tokenizer
-from terakoya.toolkit.tokenizers.languages import guess_languages, warn_of_lost_dakuten
 
 LATIN = [f"w{number}" for number in range(90)]
 
