@@ -194,6 +194,12 @@ def test_a_missing_c_compiler_is_a_warning() -> None:
     assert missing.status == "warning" and "CC" in missing.remedy
 
 
+def test_the_library_of_bpe_is_named() -> None:
+    assert "is read by it" in only(diagnose.check_fastokens(True)).message
+    missing = only(diagnose.check_fastokens(False))
+    assert missing.status == "ok" and missing.remedy == 'pip install "terakoya[fastokens]"'
+
+
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warning", 0), ("error", 2)])
 def test_the_command_exits_with_2_if_there_is_an_error(
     status: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
+from terakoya.toolkit.tokenizers.fast_bpe import fast_bpe
 from terakoya.toolkit.tokenizers.token_spans import ByteSpans, library_spans
 from terakoya.toolkit.tokenizers.unread_text import find_unread
 
@@ -55,6 +56,7 @@ class LineEncoder:
         self.gives_spans = bool(tokenizer.is_fast)
         is_bytes = self._backend is not None and ByteSpans.is_for(self._backend)
         self._bytes = ByteSpans(self._backend) if is_bytes else None
+        self._fast = None if self._backend is None else fast_bpe(self._backend, split=self._split)
 
     def encode(self, documents: Sequence[str], *, whole: bool = False, spans: bool = False) -> EncodedDocuments:
         """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
@@ -73,7 +75,7 @@ class LineEncoder:
             encoded = replace(encoded, unread={number: parts for number, parts in enumerate(every) if parts})
         return encoded if self._knows_words or spans else replace(encoded, word_starts=None)
 
-    def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
+    def _rows(self, lines: list[str]) -> tuple[Sequence[Row], list[list[int | None]]]:
         """Returns the ids of each line, and the word number of each token where words are known. Raises UserError with
         the first line that the tokenizer's library cannot encode."""
         return encode_texts(self._call, lines)
@@ -100,7 +102,9 @@ class LineEncoder:
     def _offsets(self, line: str) -> np.ndarray:
         return library_spans(self._backend.encode_batch([line], add_special_tokens=False))[1]
 
-    def _call(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
+    def _call(self, lines: list[str]) -> tuple[Sequence[Row], list[list[int | None]]]:
+        if self._fast is not None and (rows := self._fast.encode(lines)) is not None:
+            return rows, []
         if self._backend is not None:
             self._backend.encode_special_tokens = self._split
             if not self._knows_words:  # the fast method returns neither offsets nor words

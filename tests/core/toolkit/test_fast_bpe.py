@@ -1,0 +1,141 @@
+"""BPE by fastokens: only where its ids are those of `tokenizers`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers import fast_bpe
+from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
+
+fastokens = pytest.importorskip("fastokens")
+
+TEXTS = [
+    "川べりの道を歩くと、風が麦の匂いを運んできた。川べりの道。",
+    "They've said it's all right; I'LL say we'd 12345 times.\n  two  spaces \n\n end",
+    "か\u3099𠮷👨‍👩‍👧\0後ろ \u2028 e\u0301 <think>道</think><|end|><|end|> x",
+]
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def trained(kind: str = "gpt2") -> Backend:
+    backend = Backend(models.BPE())
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "gpt2")
+    backend.pre_tokenizer = level
+    if kind == "qwen":
+        backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN), "isolated"), level])
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        TEXTS * 2, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
+    )
+    backend.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    backend.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
+    return backend
+
+
+def encoder_of(backend: Backend, *, parse: bool = True) -> LineEncoder:
+    return LineEncoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>"), parse=parse)
+
+
+BACKENDS = {kind: trained(kind).to_str() for kind in ("gpt2", "qwen")}
+ENCODERS = {
+    (kind, parse): encoder_of(Backend.from_str(BACKENDS[kind]), parse=parse)
+    for kind, parse in itertools.product(BACKENDS, (True, False))
+}
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(sorted(ENCODERS)),
+    st.lists(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TEXTS + [" ", "<|end|>", "は"])).map("".join))),
+)
+def test_ids_are_those_of_tokenizers(key: tuple[str, bool], texts: list[str]) -> None:
+    assert ENCODERS[key]._fast is not None
+    encoded = ENCODERS[key].encode([*texts, *TEXTS], whole=True)
+    backend = Backend.from_str(BACKENDS[key[0]])
+    backend.encode_special_tokens = not key[1]
+    rows = [each.ids for each in backend.encode_batch([*texts, *TEXTS], add_special_tokens=False)]
+    assert encoded.ids.tolist() == [*itertools.chain.from_iterable(rows)]
+    assert encoded.document_lines.tolist() == [bool(row) for row in rows]
+
+
+def test_without_fastokens_tokenizers_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ENCODERS["gpt2", True].encode(TEXTS)
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
+    assert encoder._fast is None
+    np.testing.assert_array_equal(encoder.encode(TEXTS).ids, expected.ids)
+
+
+class OtherIds:
+    """fastokens with one more id for a text with the letter 習."""
+
+    def __init__(self, fast: Any) -> None:
+        self._fast = fast
+
+    def encode_batch_flat(self, texts: list[str], **options: Any) -> tuple[bytes, bytes]:
+        return self._fast.encode_batch_flat([text.replace("習", "習a") for text in texts], **options)
+
+
+@pytest.fixture
+def other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tokenizer:
+        @staticmethod
+        def from_json_str(json: str, read: Any = fastokens.Tokenizer.from_json_str) -> OtherIds:
+            return OtherIds(read(json))
+
+    monkeypatch.setattr(fastokens, "Tokenizer", Tokenizer)
+
+
+def test_other_ids_in_the_sample_are_noticed(other_ids: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
+    assert encoder._fast is None
+    assert "fastokens has other ids for the text '寺子屋で" in caplog.text
+
+
+def test_other_ids_later_are_an_error(other_ids: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_bpe, "_ODD", ())
+    encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
+    assert encoder._fast is not None
+    encoder.encode(["川べりの道"])
+    with pytest.raises(UserError, match="fastokens and tokenizers give other ids for the text '手習い'"):
+        encoder.encode(["手習い"])
+
+
+def test_added_tokens_that_take_their_neighbours_are_left_to_tokenizers() -> None:
+    backend = Backend.from_str(BACKENDS["gpt2"])
+    backend.add_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    assert fast_bpe.fast_bpe(backend, split=False) is None
+
+
+def test_a_model_that_it_cannot_read_is_left_to_tokenizers() -> None:
+    backend = Backend.from_str(BACKENDS["gpt2"])
+    backend.normalizer = normalizers.NFKC()
+    assert fast_bpe.fast_bpe(backend, split=False) is None
+    assert fast_bpe.fast_bpe(Backend(models.Unigram([("<unk>", 0.0)], 0)), split=False) is None
+
+
+def test_tokenizers_says_why_a_text_cannot_be_encoded() -> None:
+    with pytest.raises(TypeError, match="TextEncodeInput"):
+        ENCODERS["gpt2", True].encode(["a", "\ud800b"])
+
+
+def test_the_environment_is_as_it_was() -> None:
+    before = dict(os.environ)
+    fast_bpe.fast_bpe(Backend.from_str(BACKENDS["gpt2"]), split=False)
+    assert dict(os.environ) == before
