@@ -61,7 +61,7 @@ ENCODERS = {
 @settings(deadline=None)
 @given(
     st.sampled_from(sorted(ENCODERS)),
-    st.lists(st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TEXTS + [" ", "<|end|>", "は"])).map("".join))),
+    st.lists(st.one_of(st.text(max_size=40), st.lists(st.sampled_from([*TEXTS, " ", "<|end|>", "は"])).map("".join))),
 )
 def test_ids_are_those_of_tokenizers(key: tuple[str, bool], texts: list[str]) -> None:
     assert ENCODERS[key]._fast is not None
