@@ -39,8 +39,8 @@ class SentencePieceEncoder:
         self._differs: Divergence | None = None
         if parse and folder.has_json:
             self._differs = Divergence(folder.processor, lambda: self._load().backend_tokenizer)
-        named_runs = parse and not folder.has_json
-        self._silent = _any_of(filter(None, map(folder.processor.id_to_piece, folder.silent)) if named_runs else ())
+        names = [*filter(None, map(folder.processor.id_to_piece, folder.silent))]
+        self._silent = _any_of(names) if names and parse and not folder.has_json else None
 
     def encode(self, documents: Sequence[str], *, whole: bool = False, spans: bool = False) -> EncodedDocuments:
         """Implements `Encoder.encode` and `Tokenizer.keeps_line_ends`. MeCab, if it is used, reads single lines."""
@@ -119,6 +119,8 @@ class SentencePieceEncoder:
             rows: list[np.ndarray] = self._processor.EncodeAsNumpy(texts, num_threads=1)
         else:
             rows = [np.array(row, np.int32) for row in self._processor.encode(texts, out_type=int, num_threads=1)]
+        if self._silent is None:
+            return rows
         for number, text in enumerate(texts):
             if self._silent.search(text):
                 pieces = self._processor.encode(text, out_type=str)

@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,8 @@ _PLAIN = "0-9A-Za-zぁ-んァ-ヶ一-龥、。「」"
 _BYTE = r"<0x[0-9A-F]{2}>"
 _LAST = 0x1FFFF
 """No character beyond joins the one before it."""
+_BEGINS, _SUSPECT = 1, 2
+"""Marks of characters: one becomes the first of a literal; with one, `tokenizers` may normalise otherwise."""
 
 
 class NotConvertibleError(ValueError):
@@ -120,36 +122,46 @@ class Divergence:
         literals = _literals(proto, symbols=True) if self._unigram else {}
         patterns = [f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in literals.items()]
         self._literal = re.compile("|".join(patterns) or "(?!)")
-        self._begins = _table(_becoming(tuple(sorted(literals))) if literals else ())
-        self._suspects = _table(_suspects() if rules.precompiled_charsmap else ())
+        self._marks = np.zeros(sys.maxunicode + 1, np.uint8)
+        for mark, characters in (
+            (_BEGINS, _becoming(tuple(sorted(literals))) if literals else []),
+            (_SUSPECT, _suspects() if rules.precompiled_charsmap else []),
+        ):
+            self._marks[[*map(ord, characters)]] |= mark
         lowest = min((piece.score for piece in proto.pieces if piece.type == piece.NORMAL), default=0.0)
         scores = [piece.score if piece.type == piece.NORMAL else lowest - UNKNOWN_PENALTY for piece in proto.pieces]
         self._costs = -np.array(scores)
         self._longest = int((EXACT - SLACK) / (UNKNOWN_PENALTY - lowest))
         pieces_end_at_spaces = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
+        self._spaces = [one for one in " \n" if processor.normalize(f"木{one}木") == processor.normalize("木 木")]
         self._divides = (
             self._exact
             and self._unigram
             and pieces_end_at_spaces
             and rules.add_dummy_prefix
             and rules.remove_extra_whitespaces
+            and bool(self._spaces)
         )
-        spaces = "".join(one for one in " \n" if processor.normalize(f"木{one}木") == processor.normalize("木 木"))
-        self._space = re.compile(f"(?<=[{_PLAIN}])[{spaces}](?=[{_PLAIN}])")
+        self._space = re.compile(f"(?<=[{_PLAIN}])[{''.join(self._spaces) or ' '}](?=[{_PLAIN}])")
 
     def divide(self, text: str) -> list[str]:
-        """Returns parts of `text` whose ids, one after the other, are its ids by the tokenizer.json; the text itself if
-        it is short enough, or has too few spaces. No piece has a space within, so the best path passes each of them,
-        and a part begins with the space that the model puts before it."""
+        """Returns parts of `text` whose ids, one after the other, are its ids by the tokenizer.json; as short as its
+        spaces allow where it is long. No piece has a space within, so the best path passes each of them, and a part
+        begins with the space that the model puts before it."""
         parts, start = [], 0
         while self._divides and len(text) - start >= self._longest:
-            found = None
-            for found in self._space.finditer(text, start, start + self._longest):  # noqa: B007 (the last one)
-                pass
-            if found is None:
-                return [text]
-            parts.append(text[start : found.start()])
-            start = found.end()
+            stop = start + self._longest
+            while (at := max(text.rfind(one, start, stop) for one in self._spaces)) >= 0:
+                if self._space.match(text, at):
+                    break
+                stop = at
+            else:
+                found = self._space.search(text, start + self._longest)
+                if found is None:
+                    break
+                at = found.start()
+            parts.append(text[start:at])
+            start = at + 1
         return [*parts, text[start:]]
 
     def find(self, texts: Sequence[str], rows: Sequence[np.ndarray]) -> list[int]:
@@ -159,9 +171,11 @@ class Divergence:
         if self._exact:
             codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
             ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+            marks = self._marks.take(codes)
+            places = np.flatnonzero(marks)
             begins, suspect = (
-                {*np.searchsorted(ends, np.flatnonzero(table[codes]), "right").tolist()}
-                for table in (self._begins, self._suspects)
+                {*np.searchsorted(ends, places[marks[places] & mark > 0], "right").tolist()}
+                for mark in (_BEGINS, _SUSPECT)
             )
             suspect.update(n for n in begins if self._literal.search(self._normalize(texts[n])))
             # A text of which nothing is left is one space where SentencePiece keeps spaces, and nothing to the library.
@@ -328,10 +342,3 @@ def _becoming(targets: tuple[str, ...]) -> list[str]:
     """Returns the characters that NFKC makes one of `targets`."""
     characters = (chr(code) for code in range(_LAST + 1) if not 0xD800 <= code < 0xE000)
     return [one for one in characters if not set(targets).isdisjoint(unicodedata.normalize("NFKC", one))]
-
-
-def _table(characters: Iterable[str]) -> np.ndarray:
-    """Returns for each code point whether it is one of `characters`."""
-    table = np.zeros(sys.maxunicode + 1, bool)
-    table[[*map(ord, characters)]] = True
-    return table
