@@ -71,7 +71,7 @@ class FastBpe:
 
 def fast_bpe(backend: Any, *, split: bool) -> FastBpe | None:
     """Returns an encoder for `backend`, a tokenizer of `tokenizers`; None where fastokens is not installed, cannot read
-    it, or has other ids for one of some thousand texts, of which it warns."""
+    it, or has other ids for one of some thousand texts, which it says."""
     try:
         import fastokens
     except ImportError:
@@ -83,21 +83,25 @@ def fast_bpe(backend: Any, *, split: bool) -> FastBpe | None:
     with _one_thread():
         try:
             encoder = FastBpe(backend, fastokens.Tokenizer.from_json_str(backend.to_str()), split=split)
-            differing = encoder.differing(_sample(backend, [token.content for token in added]))
+            differing = encoder.differing(sample_texts(backend))
         except ValueError as error:
             logger.debug("%s does not read the tokenizer: %s", PACKAGE, error)
             return None
     if differing is None:
         return encoder
-    logger.warning("%s has other ids for the text %r, so tokenizers is used, which is slower", PACKAGE, differing)
+    logger.info("%s is left out, because it has other ids for the text %r", PACKAGE, differing)
     return None
 
 
-def _sample(backend: Any, added: Sequence[str]) -> list[str]:
+def sample_texts(backend: Any) -> list[str]:
     """Returns texts of all kinds of characters, and of random pieces and added tokens of `backend`."""
+    added = [token.content for token in backend.get_added_tokens_decoder().values()]
     generator = random.Random(0)
-    size = backend.get_vocab_size(with_added_tokens=False)
-    rows = [generator.choices(range(size), k=_LENGTH) for _ in range(_ROWS)]
+    ids = [*range(backend.get_vocab_size(with_added_tokens=False))]
+    rows: list[list[int]] = []
+    while ids and len(rows) < _ROWS:  # every piece is in some text
+        generator.shuffle(ids)
+        rows += [ids[start : start + _LENGTH] for start in range(0, len(ids), _LENGTH)]
     texts = [*_ODD, *backend.decode_batch(rows, skip_special_tokens=False)]
     return [*texts, *(text[:9] + token + text[9:] for token, text in zip(added, texts, strict=False))]
 

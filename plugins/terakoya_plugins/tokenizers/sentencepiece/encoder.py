@@ -13,10 +13,11 @@ import numpy as np
 
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.toolkit.tokenizers.fast_bpe import FastBpe, fast_bpe
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
 from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
-from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import Divergence
+from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import Divergence, bare_backend
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds, word_start_flags
 
 
@@ -37,8 +38,11 @@ class SentencePieceEncoder:
         self._special = _any_of(folder.special)
         self._literal = re.compile(f"({self._special.pattern})")
         self._differs: Divergence | None = None
+        self._fast: FastBpe | None = None
         if parse and folder.has_json:
             self._differs = Divergence(folder.processor, lambda: self._load().backend_tokenizer)
+            if not self._differs.unigram:
+                self._fast = fast_bpe(bare_backend(folder.model.parent / "tokenizer.json"), split=False)
         names = [*filter(None, map(folder.processor.id_to_piece, folder.silent))]
         self._silent = _any_of(names) if names and parse and not folder.has_json else None
 
@@ -115,6 +119,8 @@ class SentencePieceEncoder:
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text. If special tokens are parsed, looks ids up by the pieces' names as Transformers
         does: a run of unknown characters may spell the name of a special token."""
+        if self._fast is not None and (known := self._fast.encode(self._processor.normalize(texts))) is not None:
+            return known
         if hasattr(self._processor, "EncodeAsNumpy"):  # since 0.2.2; saves a fifth of the time, spent on Python ints
             rows: list[np.ndarray] = self._processor.EncodeAsNumpy(texts, num_threads=1)
         else:

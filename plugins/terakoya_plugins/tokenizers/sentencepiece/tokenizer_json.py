@@ -8,6 +8,7 @@ separate voiced mark stay apart, and its unigram model reads a literal <s> that 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import sys
 import unicodedata
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer, normalizers
 
@@ -108,8 +111,21 @@ def build_backend(model: bytes, roles: Mapping[str, str], *, cls_sep: bool) -> T
     return tokenizer
 
 
+def bare_backend(file: Path) -> Tokenizer:
+    """Returns the tokenizer in the tokenizer.json `file` for texts that are normalised already, without special
+    tokens."""
+    from tokenizers import Tokenizer
+
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return Tokenizer.from_str(json.dumps(content | {"normalizer": None, "post_processor": None, "added_tokens": []}))
+
+
 class Divergence:
-    """Which texts a tokenizer.json divides otherwise than the model; most are equal by their characters."""
+    """Which texts a tokenizer.json divides otherwise than the model; most are equal by their characters.
+
+    Attributes:
+        unigram: whether the model is one.
+    """
 
     def __init__(self, processor: SentencePieceProcessor, backend: Callable[[], Tokenizer]) -> None:
         """`backend` loads the tokenizer.json, when a text is suspect."""
@@ -117,9 +133,9 @@ class Divergence:
         rules = proto.normalizer_spec
         self._normalize: Callable[[str], str] = processor.normalize
         self._backend = functools.cache(backend)
-        self._unigram = proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
-        self._exact = not self._unigram or _adds_up(proto)
-        literals = _literals(proto, symbols=True) if self._unigram else {}
+        self.unigram = proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
+        self._exact = not self.unigram or _adds_up(proto)
+        literals = _literals(proto, symbols=True) if self.unigram else {}
         patterns = [f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in literals.items()]
         self._literal = re.compile("|".join(patterns) or "(?!)")
         self._marks = np.zeros(sys.maxunicode + 1, np.uint8)
@@ -136,7 +152,7 @@ class Divergence:
         self._spaces = [one for one in " \n" if processor.normalize(f"木{one}木") == processor.normalize("木 木")]
         self._divides = (
             self._exact
-            and self._unigram
+            and self.unigram
             and pieces_end_at_spaces
             and rules.add_dummy_prefix
             and rules.remove_extra_whitespaces
@@ -187,7 +203,7 @@ class Divergence:
 
     def _rounds(self, text: str, ids: np.ndarray) -> bool:
         """Returns whether a sum of scores of `text` may be too large to be exact in float32."""
-        if len(text) < self._longest or not self._unigram:
+        if len(text) < self._longest or not self.unigram:
             return False
         unknown = len(text) * self._costs.max() * bool((self._costs[ids] == self._costs.max()).any())
         return bool(self._costs[ids].sum() + unknown + SLACK > EXACT)
