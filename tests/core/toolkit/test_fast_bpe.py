@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,18 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from terakoya.errors import UserError
-from terakoya.toolkit.tokenizers import fast_bpe
+from terakoya.toolkit.tokenizers import fast_bpe, line_encoder
 from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
 fastokens = pytest.importorskip("fastokens")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_batch_is_long() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_encoder, "MANY_CHARACTERS", 0)
+        yield
+
 
 TEXTS = [
     "川べりの道を歩くと、風が麦の匂いを運んできた。川べりの道。",
@@ -103,8 +112,7 @@ def other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_ids_in_the_sample_are_noticed(other_ids: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
-    assert encoder._fast is None
+        assert encoder_of(Backend.from_str(BACKENDS["gpt2"]))._fast is None
     assert "fastokens is left out, because it has other ids for the text '寺子屋で" in caplog.text
 
 
@@ -133,6 +141,15 @@ def test_a_model_that_it_cannot_read_is_left_to_tokenizers() -> None:
 def test_tokenizers_says_why_a_text_cannot_be_encoded() -> None:
     with pytest.raises(TypeError, match="TextEncodeInput"):
         ENCODERS["gpt2", True].encode(["a", "\ud800b"])
+
+
+def test_a_short_text_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_encoder, "MANY_CHARACTERS", 10)
+    encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
+    short = encoder.encode(["川べりの道"])
+    assert "_fast" not in vars(encoder)
+    np.testing.assert_array_equal(encoder.encode(["川べりの道", "川べりの道"]).ids, [*short.ids, *short.ids])
+    assert "_fast" in vars(encoder)
 
 
 def test_the_environment_is_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import Counter
@@ -14,7 +15,7 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
-from terakoya.toolkit.tokenizers.fast_bpe import fast_bpe
+from terakoya.toolkit.tokenizers.fast_bpe import FastBpe, fast_bpe
 from terakoya.toolkit.tokenizers.token_spans import ByteSpans, library_spans
 from terakoya.toolkit.tokenizers.unread_text import find_unread
 
@@ -28,6 +29,8 @@ Rows = tuple[Sequence[Row], np.ndarray]
 
 BATCH_CHARACTERS = 1 << 19
 BATCH_LINES = 8192
+MANY_CHARACTERS = 1 << 16
+"""From so many characters in a batch on, it is worth the second that a faster library takes to read the vocabulary."""
 _NAMES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
 
@@ -56,7 +59,6 @@ class LineEncoder:
         self.gives_spans = bool(tokenizer.is_fast)
         is_bytes = self._backend is not None and ByteSpans.is_for(self._backend)
         self._bytes = ByteSpans(self._backend) if is_bytes else None
-        self._fast = None if self._backend is None else fast_bpe(self._backend, split=self._split)
 
     def encode(self, documents: Sequence[str], *, whole: bool = False, spans: bool = False) -> EncodedDocuments:
         """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
@@ -102,8 +104,13 @@ class LineEncoder:
     def _offsets(self, line: str) -> np.ndarray:
         return library_spans(self._backend.encode_batch([line], add_special_tokens=False))[1]
 
+    @functools.cached_property
+    def _fast(self) -> FastBpe | None:
+        return None if self._backend is None else fast_bpe(self._backend, split=self._split)
+
     def _call(self, lines: list[str]) -> tuple[Sequence[Row], list[list[int | None]]]:
-        if self._fast is not None and (rows := self._fast.encode(lines)) is not None:
+        is_long = sum(map(len, lines)) >= MANY_CHARACTERS
+        if is_long and self._fast is not None and (rows := self._fast.encode(lines)) is not None:
             return rows, []
         if self._backend is not None:
             self._backend.encode_special_tokens = self._split
