@@ -30,7 +30,7 @@ def command(
     from terakoya.launch.here import imports
     from terakoya.log import announce, console
 
-    announce(f"terakoya fork: reads {run}, loads PyTorch and Transformers ...")
+    announce(f"terakoya fork: reads {run} ...")
     with imports():
         from terakoya.training.resuming.fork import fork
 

@@ -86,6 +86,7 @@ def command(
         if not end_with_launcher():
             raise Stopped("the launcher of this process is gone")
         from terakoya.training.distributed.topology import LaunchInfo
+        from terakoya.training.resuming.before_torch import check_start
         from terakoya.training.stores import check_places
 
         folder, address = resolve_out(out, work_folder)
@@ -98,6 +99,8 @@ def command(
                 whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
             )  # fmt: skip
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
+                if address is None:
+                    check_start(folder, loaded, frozenset(allow_change or ()))
                 check_places(loaded)
         if launched.launcher is None:
             count = processes or _visible_gpus()

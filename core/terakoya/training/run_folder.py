@@ -12,12 +12,15 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from terakoya.atomic_files import check_writable, take_lock
 from terakoya.errors import FileError, UserError
 from terakoya.folder_kinds import kind_of, refuse_address
 from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
-from terakoya.training.distributed.context import DistributedContext
+
+if TYPE_CHECKING:
+    from terakoya.training.distributed.context import DistributedContext
 
 HOLDER = re.compile(r"pid (\d+) on (\S+?)(?:, started by pid (\d+))?")
 """What a process writes into the lock that it holds."""

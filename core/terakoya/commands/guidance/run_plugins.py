@@ -35,7 +35,7 @@ def naming_missing(run: Path) -> Iterator[None]:
 
         manifest = _manifest(run)
         missing = check_plugins(registry(), manifest.get("plugins", ()), manifest.get("parameters", {})).missing
-        if not missing:
+        if not missing or missing[0] in str(error):
             raise
         raise UserError("\n".join([str(error), *(f"{run}: {each}" for each in missing)])) from error
 

@@ -4,7 +4,7 @@ user's consent, and what its tensors are of not at all."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, whole_sections
 from terakoya.errors import UserError
 from terakoya.json_settings import short_json, value_at
-from terakoya.training.model import lora
-from terakoya.training.run_log import RunLog
+from terakoya.runs.checkpoints import MANIFEST, file_facts
+from terakoya.runs.forks import Fork, read_fork
 
 EVALUATION = ("evaluation.steps", "evaluation.batches")
 """Keys of which the losses depend that a schedule follows."""
 
+MODEL_TYPE = "architecture.type"
 OPTIMIZER_STATE = ("optimizer.type", "optimizer.bias_correction")
 """Keys that decide what the optimizer's state holds, or means."""
 
@@ -27,10 +28,10 @@ def refuse_changes(
     manifest: Mapping[str, Any],
     parameters: Parameters,
     fingerprints: Mapping[str, str],
-    run_log: RunLog,
     allow_change: frozenset[str],
-) -> None:
-    """Prints every parameter that has changed since the checkpoint.
+    say: Callable[[str], None],
+) -> list[str]:
+    """Says every parameter that has changed since the checkpoint; returns warnings of what the run takes.
 
     Args:
         fingerprints: folder of each store -> its fingerprint.
@@ -39,9 +40,15 @@ def refuse_changes(
         UserError: parameters or stores have changed that must not, or that `allow_change` does not name.
     """
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
+    old, new = (short_json(value_at(each, MODEL_TYPE)) for each in (before, now))
+    if old != new and allow_change.isdisjoint({MODEL_TYPE, "architecture"}):
+        raise UserError(
+            f"{run}: holds a run of another model: {MODEL_TYPE} was {old}, is {new}; choose another --out, or continue "
+            f"with --allow-change {MODEL_TYPE}"
+        )
     for key in whole_sections(changed_keys(before, now), before, now):
         old, new = (short_json(value_at(each, key)) for each in (before, now))
-        run_log.print(f"parameter {key}: was {old}, is {new}")
+        say(f"parameter {key}: was {old}, is {new}")
     refused = needed_consent(manifest, parameters, fingerprints, allow_change)
     if "data" in refused:
         others = [key for key in refused if key != "data"]
@@ -58,9 +65,28 @@ def refuse_changes(
         )
     previous = manifest["stores"]
     validated = {previous[name] for name in previous.keys() - _training_stores(before)}
-    for name in sorted(fingerprints.keys() - _training_stores(now)):
-        if fingerprints[name] not in validated:
-            run_log.warn(f"{name}: the run has not validated on this store before; its losses start a new curve")
+    return [
+        f"{name}: the run has not validated on this store before; its losses start a new curve"
+        for name in sorted(fingerprints.keys() - _training_stores(now))
+        if fingerprints[name] not in validated
+    ]
+
+
+def consent_of_fork(run: Path, folder: Path) -> Fork | None:
+    """Returns what the run in `run` knows of its parent where it continues from the very checkpoint `folder` at which
+    it has left that: the changes that `terakoya fork` took there count as allowed."""
+    fork = read_fork(run)
+    return fork if fork is not None and file_facts(folder / MANIFEST)["sha256"] == fork.manifest else None
+
+
+def check_global_batch(folder: Path, manifest: Mapping[str, Any], parameters: Parameters) -> None:
+    """Raises UserError if a run without phases has another global batch than at its checkpoint `folder`."""
+    before, now = sum(manifest["parameters"]["batch_size"].values()), sum(parameters.batch_size.values())
+    if not parameters.phases and before != now:
+        raise UserError(
+            f"{folder}: {manifest['consumed_rows']:,} rows were used in {manifest['step']:,} steps of {before}, but "
+            f"batch_size is now {now}: keep the global batch, which --allow-change cannot change either"
+        )
 
 
 def needed_consent(
@@ -86,7 +112,7 @@ def needed_consent(
     if any(each.schedule.needs_validation for each in parameters.of_phases):
         refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
     fixed = [key for key in OPTIMIZER_STATE if key in changed][:1]  # another type has other keys
-    fixed += [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
+    fixed += [key for key in changed if key.partition(".")[0] == "lora" and key not in lora_settings.CHANGEABLE]
     if fixed:
         raise UserError(
             f"the run was started with other values of {', '.join(fixed)}, which determine what its checkpoints hold: "

@@ -20,8 +20,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import batch_table
@@ -34,10 +32,7 @@ from terakoya.runs.checkpoints import MANIFEST, file_facts, find_problems, folde
 from terakoya.runs.finding import PERMANENT, find_checkpoint
 from terakoya.runs.forks import Fork, write_fork
 from terakoya.toolkit.checkpoint_copies import link_file
-from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.distributed.topology import ProcessInfo, Topology
-from terakoya.training.model.build import build_module
-from terakoya.training.model.module_parts import saved_values
 from terakoya.training.resuming.changes import needed_consent
 from terakoya.training.run_plan import make_plan
 from terakoya.training.stores import Stores
@@ -171,6 +166,12 @@ def _check_phases(manifest: Mapping[str, Any], parameters: Parameters) -> None:
 
 def _check_tensors(folder: Path, parameters: Parameters, vocabulary: Vocabulary) -> None:
     """Raises UserError if the model of `parameters` has other tensors than the checkpoint `folder`."""
+    import torch  # here: most forks need no model
+
+    from terakoya.training.checkpoint import state as checkpoint_state
+    from terakoya.training.model.build import build_module
+    from terakoya.training.model.module_parts import saved_values
+
     with torch.device("meta"):
         module = build_module(parameters, vocabulary)
     shapes = {name: tuple(value.shape) for name, value in saved_values(module)}

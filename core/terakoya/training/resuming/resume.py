@@ -15,14 +15,13 @@ from terakoya.errors import UserError
 from terakoya.json_settings import value_at
 from terakoya.log import translated
 from terakoya.plugins.run_record import check_plugins
-from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest, reading
-from terakoya.runs.forks import read_fork
+from terakoya.runs.checkpoints import read_manifest, reading
 from terakoya.training.checkpoint import event_tensors
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.resuming.changes import other_rounding, refuse_changes
+from terakoya.training.resuming.changes import check_global_batch, consent_of_fork, other_rounding, refuse_changes
 from terakoya.training.rollback import Rollback
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
@@ -59,15 +58,16 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     """
     run, run_log = trainer.run, trainer.run_log
     manifest = read_manifest(folder)
-    fork = read_fork(run.folder)
-    if fork is not None and file_facts(folder / MANIFEST)["sha256"] == fork.manifest:
+    fork = consent_of_fork(run.folder, folder)
+    if fork is not None:
         allow_change |= frozenset(fork.changed)
         forked_from: Mapping[str, Any] | None = fork.model_dump(mode="json")
     else:
         forked_from = manifest.get("forked_from")
     stores = trainer.facts["stores"]  # which may lie elsewhere on another rank, and hold the same
-    check = partial(refuse_changes, run.folder, manifest, run.parameters, stores, run_log, allow_change)
-    run.context.decide_on_main(check)
+    check = partial(refuse_changes, run.folder, manifest, run.parameters, stores, allow_change, run_log.print)
+    for message in run.context.decide_on_main(check):
+        run_log.warn(message)
     plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
     if plugins.missing:
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))
@@ -167,17 +167,12 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
         UserError: the size of the global batch has changed, or phases that the run has taken.
     """
     run, global_rows = trainer.run, trainer.plan.validation_batch.global_rows
-    previous_rows = sum(manifest["parameters"]["batch_size"].values())
     if trainer.plan.has_phases:
         trainer.plan.check_borders(manifest)
         trainer.batches.start_at(run.step, run.consumed_rows)
         _restore_phase(trainer, manifest.get("phase"))
         return
-    if previous_rows != global_rows:
-        raise UserError(
-            f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps of {previous_rows}, but batch_size "
-            f"is now {global_rows}: keep the global batch, which --allow-change cannot change either"
-        )
+    check_global_batch(folder, manifest, run.parameters)
     trainer.batches.start_at(run.step, run.consumed_rows)
     run.length = run.length.after_resuming(step=run.step, consumed_rows=run.consumed_rows, global_rows=global_rows)
     trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
