@@ -161,9 +161,16 @@ def _near(path: Path) -> str:
     """Returns the names next to the missing `path` that are nearly its own, or says that its folder is missing."""
     if not path.parent.is_dir():
         return f"; there is no folder {path.parent}"
+    near = nearest_paths(path)
+    return " (did you mean " + " or ".join(near) + "?)" if near else ""
+
+
+def nearest_paths(path: Path) -> list[str]:
+    """Returns at most two paths next to the missing `path` that are nearly its own, the nearest first."""
+    if is_address(path) or path.exists() or not path.parent.is_dir():
+        return []
     names = [each.name for each in path.parent.iterdir()]
-    near = difflib.get_close_matches(path.name, names, n=2, cutoff=0.7)
-    return " (did you mean " + " or ".join(str(path.parent / name) for name in near) + "?)" if near else ""
+    return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=2, cutoff=0.7)]
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from terakoya.errors import nearest
+from terakoya.folder_kinds import nearest_paths
 from terakoya.json_settings.short_json import short_json
 
 
@@ -51,7 +53,7 @@ def explain(
             expected = re.sub(r", unable to parse string as an? \w+$", "", expected)
             text = f"{expected}, got {short_json(got)}"
             if expected == "expected a list" and isinstance(got, str):
-                instead = f"write {short_json([got])}"
+                instead = f"write {short_json(nearest_paths(Path(got))[:1] or [got])}"
                 text += f"; {instead}"
         line = f"{path}: {text}" if path else text
         if line not in lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -51,6 +52,8 @@ def train_tokenizer(
         UserError: wrong settings, or `out` exists and is not empty; and as `Corpus` and `clean_corpus`.
     """
     out, processes = Path(out), processes or available_cores()
+    tokenizer = make_tokenizer(settings)
+    _refuse_trained(out, settings["type"], tokenizer)
     check_new_folder(out)
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
@@ -62,7 +65,6 @@ def train_tokenizer(
     from terakoya.corpus.files import find_files
     from terakoya.tokenization.languages import warn_of_lost_dakuten
 
-    tokenizer = make_tokenizer(settings)
     if not isinstance(corpus, Corpus):
         corpus = Corpus(find_files(corpus), **reading)
         check_beginnings(corpus)
@@ -75,6 +77,27 @@ def train_tokenizer(
         record_kind(folder, settings["type"], tokenizer)
     warn_of_lost_dakuten(tokenizer.encoder(out), tokenizer, out)
     return facts
+
+
+def _refuse_trained(out: Path, kind: str, tokenizer: Tokenizer) -> None:
+    """Raises UserError if `out` is a trained tokenizer, with the settings in which the new one differs."""
+    from terakoya.json_settings import read_json, short_json
+
+    if not (out / RECORD).is_file():
+        return
+    record, now = read_json(out / RECORD), {"type": kind, **tokenizer.model_dump(mode="json")}
+    before = {"type": record.get("type"), **(record.get("settings") or {})}
+    changed = [
+        f"{key} {short_json(before[key])} -> {short_json(now[key])}"
+        for key in before.keys() & now.keys()
+        if before[key] != now[key]
+    ]
+    found = f"other settings ({', '.join(sorted(changed))})" if changed else "these settings"
+    raise UserError(
+        f"{out}: already exists and is not empty: expected a new or empty folder, got a tokenizer that was trained "
+        f"with {found}; use it (terakoya prepare CORPUS --tokenizer {shlex.quote(str(out))} --out STORE), choose "
+        "another --out, or remove it to train it again"
+    )
 
 
 def record_kind(folder: Path, kind: str, tokenizer: Tokenizer) -> None:

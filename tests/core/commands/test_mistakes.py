@@ -56,6 +56,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tokenizer(folder / "hf")
     (folder / "tok").mkdir()
     write("tok/tokenizer_config.json", {})
+    (folder / "words").mkdir()
+    write("words/terakoya.json", {"type": "byte_bpe", "settings": {"vocab_size": 300}})
     (folder / "korean.txt").write_bytes("한국어 문장입니다.\n".encode("euc-kr"))
     return folder
 
@@ -127,6 +129,9 @@ MISTAKES = [
     (f"{TRAIN} --set architecture.type=gpt2 --set architecture.n_embd=8", 'that is "architecture.hidden_size" here'),
     (f"{TRAIN} --set max_steps=hundred", '--set: max_steps: expected an integer, got "hundred"'),
     (f"{TRAIN} --set trackers=[\"wandb\"]", 'write {"type": "wandb"}'),
+    (f"{TRAIN} --set data.train=data/stroe", 'expected a list, got "data/stroe"; write ["data/store"]'),
+    (f"{TRAIN} --set data.validation=data/stor", 'expected a list, got "data/stor"; write ["data/store"]'),
+    (f"{TRAIN} --set trackers=tensorboard", 'expected a list, got "tensorboard"; write ["tensorboard"]'),
     (f"{TRAIN} --set data.train=data/store", 'data.train: expected a list, got "data/store"; write ["data/store"]'),
     # options
     ("train p.json", "terakoya train: expected --out: The run's folder"),
@@ -172,6 +177,11 @@ MISTAKES = [
     (f"prepare data/store {PREPARE}", "data/store: expected a corpus, got a token store"),
     ("prepare tok --tokenizer tok --out s", "a tokenizer; it is named after the text: terakoya prepare CORPUS --tok"),
     ("tokenizer train empty.jsonl --type mecab_wordpiece --out t", "got an empty corpus; give files that hold text"),
+    ("tokenizer train other.jsonl --type byte_bpe --vocab-size 300 --out words", "with these settings; use it"),
+    (
+        "tokenizer train other.jsonl --type mecab_wordpiece --vocab-size 400 --out words",
+        'with other settings (type "byte_bpe" -> "mecab_wordpiece", vocab_size 300 -> 400); use it',
+    ),
     ("tokenizer train korean.txt --type mecab_wordpiece --out t", "got 1 of 1 documents (1 bad encoding)", "iconv"),
     ("tokenizer train pretty.jsonl --type byte_bpe --out t", "got 3 of 3 documents (3 bad JSON)", "jq -c . FILE"),
     ("tokenizer train other.jsonl --type byte_bpe --out t", "(1 missing field)", "--field"),
@@ -222,6 +232,7 @@ RUN_MISTAKES = [
     ("export gone --out m", "gone: expected a run with a whole checkpoint", "no checkpoint in it; train it first"),
     ("try r/checkpoints/step-00000009 x", "got no such folder (did you mean r/checkpoints/step-00000004"),
     # other files of a run in the place of what is expected
+    ("train tiny_gpt2 --out r", 'r: holds a run of another model: architecture.type was "bert", is "gpt2"'),
     ("train r --out z", "r: expected a file, got a run; did you mean r/parameters.json?"),
     ("train r/metrics.jsonl --out z", "holds a JSON value in each line", "did you mean r/parameters.json?"),
     ("train c.jsonl --out z", "c.jsonl: expected a parameter file, got a corpus; make a token store of it: terakoya"),

@@ -30,6 +30,11 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_command_of_other_programs_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
     told = error(capsys, "merge", "a", "b", "--out", "c")
     assert "merge: no such command; `terakoya average`" in told.replace("\n", " ") and "store merge" in told
+    for script, verb in {
+        "train_tokenizer.py": "tokenizer train", "create_datasets.py": "prepare", "run_pretraining.py": "train",
+        "extract_electra_model.py": "export", "./run_mlm.py": "train", "tools/merge_datasets.py": "store merge",
+    }.items():  # fmt: skip
+        assert f"`terakoya {verb}" in error(capsys, script, "--input_file", "a.txt")
 
 
 @pytest.mark.parametrize(

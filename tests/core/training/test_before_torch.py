@@ -81,7 +81,7 @@ def test_what_an_earlier_checkpoint_takes_is_left_to_the_start(
     out, settings = tmp_path / "run", started[1]
     shutil.copytree(started[0], out)
     check(out, settings)
-    with pytest.raises(UserError, match="other values of optimizer.learning_rate"):
+    with pytest.raises(UserError, match=r"other values of optimizer\.learning_rate"):
         check(out, {**settings, **FASTER})
     check(out, {**settings, **FASTER}, "optimizer.learning_rate")
     manifest = out / STEP(1) / MANIFEST
@@ -90,7 +90,7 @@ def test_what_an_earlier_checkpoint_takes_is_left_to_the_start(
     manifest.write_text(json.dumps(with_hash(facts)))
     check(out, {**settings, **FASTER})  # the start looks whether step 2 is damaged
     manifest.write_text("{")
-    with pytest.raises(UserError, match="other values of optimizer.learning_rate"):
+    with pytest.raises(UserError, match=r"other values of optimizer\.learning_rate"):
         check(out, {**settings, **FASTER})
     (out / STEP(2) / MANIFEST).write_text("{")
     check(out, {**settings, **FASTER})  # none is whole, of which the start says more

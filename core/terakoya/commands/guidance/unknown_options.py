@@ -6,6 +6,7 @@ import difflib
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from typer import BadParameter, TyperException
@@ -81,8 +82,18 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
 
 
 _MERGE = "`terakoya average` takes the mean of the weights of models, `terakoya store merge` joins token stores"
-COMMANDS: Mapping[str, str] = _words({"merge soup": _MERGE})
-"""Command of another program -> what there is here."""
+_TRAIN = (
+    "`terakoya prepare` makes a token store of the text, and `terakoya train PARAMETERS.json --out RUN` trains on it"
+)
+COMMANDS: Mapping[str, str] = _words({
+    "merge soup merge_datasets": _MERGE,
+    "train_tokenizer train_tok spm_train": "`terakoya tokenizer train CORPUS --type KIND --out FOLDER` makes one",
+    "create_datasets preprocess_data tokenize": "`terakoya prepare CORPUS --tokenizer FOLDER --out STORE` encodes text",
+    "run_pretraining run_mlm run_clm run_language_modeling pretrain pretrain_bert pretrain_gpt": _TRAIN,
+    "extract_electra_model convert": "`terakoya export RUN --out MODEL` writes a Transformers folder",
+    "run_glue": "`terakoya finetune MODEL --task classification` trains on labelled examples",
+})  # fmt: skip
+"""Command or script of another program -> what there is here."""
 
 
 def answer(verb: str, option: str, value: str | None, options: Iterable[str] = ()) -> str | None:
@@ -110,7 +121,8 @@ def explain(error: TyperException, arguments: Sequence[str]) -> Exception:
     if context is None:
         return error
     path = context.command_path
-    if arguments and path == "terakoya" and (advice := COMMANDS.get(arguments[0])) is not None:
+    known = Path(arguments[0]).stem.replace("-", "_") if arguments and path == "terakoya" else ""
+    if (advice := COMMANDS.get(known)) is not None:
         return UserError(f"{path} {arguments[0]}: no such command; {advice}")
     if isinstance(error, BadParameter) and error.param is not None and not error.message:
         missing = error.param
