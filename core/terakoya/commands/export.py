@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.components import Exporter
+    from terakoya.conversion.export import ExportResult
 
 
 def command(
@@ -41,18 +46,32 @@ def command(
     Other formats have settings, such as --tp and --pp of megatron, or --pooling of sentence_transformers; `terakoya
     plugins show NAME` lists them.
     """
-    from rich.text import Text
-
+    from terakoya.conversion.elsewhere import elsewhere
     from terakoya.conversion.export import export
-    from terakoya.log import console
     from terakoya.plugins import registry
 
-    rest, flags = take_flags(arguments, registry().component("exporters", format).model_fields, verb="export")
+    exporter: type[Exporter] = registry().component("exporters", format)
+    rest, flags = take_flags(arguments, exporter.model_fields, verb="export")
     if len(rest) != 1:
         raise UserError(f"expected one run, checkpoint or folder, got {' '.join(rest) or 'none'}")
-    done = export(
-        Path(rest[0]), out, format=format, only=only, weights=weights, settings=gather({}, overrides or [], flags)
-    )
+    settings = gather({}, overrides or [], flags)
+    with elsewhere() if exporter.for_transformers else nullcontext() as process:
+        done = export(Path(rest[0]), out, format=format, only=only, weights=weights, settings=settings)
+        _report(done)
+        if process is not None:
+            trusted = [done.out / name for name in done.custom_code]
+            process.check({done.out / name: model for name, model in done.models.items()}, trusted=trusted)
+    if done.models:
+        next_command.after_model(done.out)
+
+
+def _report(done: ExportResult) -> None:
+    """Says what was written, and how Transformers loads it."""
+    from rich.text import Text
+
+    from terakoya.components.tokenizer import mecab_arguments
+    from terakoya.log import console
+
     step = "" if done.step is None else f" (step {done.step:,})"
     console().print(f"exported {done.checkpoint}{step} to {done.out}", soft_wrap=True)
     for sentence in done.compared:
@@ -60,13 +79,18 @@ def command(
     for name, model in done.models.items():
         folder = done.out / name
         trust = ", trust_remote_code=True" if name in done.custom_code else ""
+        words = "".join(f", {key}={value}" for key, value in mecab_arguments(folder.resolve()).items())
         for line in (
             f"from transformers import AutoTokenizer, {model}",
             f'model = {model}.from_pretrained("{folder}"{trust})',
-            f'tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust})',
+            f'tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust}{words})',
         ):
             console().print(Text(f"  {line}"), soft_wrap=True)
+        if words:
+            console().print(
+                f"{folder}: Transformers looks for MeCab's user dictionary in the working directory; with mecab_kwargs "
+                "it finds it from anywhere",
+                soft_wrap=True,
+            )
     if not done.models and (readme := done.out / "README.md").is_file():
         console().print(f"how to use it: {readme}", soft_wrap=True)
-    if done.models:
-        next_command.after_model(done.out)

@@ -64,30 +64,33 @@ def command(
 
     The token is read from HF_TOKEN in the environment or from `hf auth login`; HF_ENDPOINT names another server.
     """
+    from terakoya.conversion.elsewhere import elsewhere
     from terakoya.hub.upload import upload
     from terakoya.log import new_console
 
     console = new_console()
-    done = upload(
-        source,
-        name,
-        prompt=prompt,
-        public=public,
-        also=also or (),
-        only=only,
-        run=run,
-        evaluations=evaluation or (),
-        license=license,
-        datasets=dataset or (),
-        dataset_license=dataset_license,
-        languages=language,
-        authors=author or (),
-        citation=citation,
-        trust_remote_code=trust_remote_code,
-        dry_run=dry_run,
-        try_model=lambda folder, prompt: _try(folder, prompt, trust_remote_code=trust_remote_code),
-        report=lambda text: console.print(text, markup=False, soft_wrap=True),
-    )
+    with elsewhere() as process:
+        done = upload(
+            source,
+            name,
+            prompt=prompt,
+            public=public,
+            also=also or (),
+            only=only,
+            run=run,
+            evaluations=evaluation or (),
+            license=license,
+            datasets=dataset or (),
+            dataset_license=dataset_license,
+            languages=language,
+            authors=author or (),
+            citation=citation,
+            trust_remote_code=trust_remote_code,
+            dry_run=dry_run,
+            try_model=lambda folder, prompt: _try(folder, prompt, trust_remote_code=trust_remote_code),
+            report=lambda text: console.print(text, markup=False, soft_wrap=True),
+            process=process,
+        )
     if done.folder is not None:
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
         given: dict[str, object] = {

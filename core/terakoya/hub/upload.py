@@ -27,10 +27,13 @@ from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.tokenization.languages import guess_languages
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.formats.tokenizer_needs import hub_arguments
 from terakoya.toolkit.tokenizers.word_splitters import user_dictionaries
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+    from terakoya.conversion.elsewhere import Elsewhere
 
 PROBE = "これは日本の文章です。This is a text."
 """Default text for comparing the pushed model with the one that is loaded back."""
@@ -78,6 +81,7 @@ def upload(
     dry_run: Path | None = None,
     try_model: Callable[[Path, str], str] | None = None,
     report: Callable[[str], None] = lambda text: None,
+    process: Elsewhere | None = None,
 ) -> UploadResult:
     """Pushes the models of `source` to the repository `name` (ORGANISATION/NAME) and loads them back from there.
 
@@ -140,6 +144,7 @@ def upload(
         custom_code = any("auto_map" in _read_config(folder / sub) for sub in models)
         if custom_code and not trust_remote_code:
             raise UserError(f"{source}: the model contains its own code; --trust-remote-code allows running it")
+        settings = json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8"))
         outputs = {sub: _outputs(folder / sub, prompt or PROBE, trust=custom_code) for sub in models}
         sample = None
         if prompt is not None and try_model is not None:
@@ -165,7 +170,7 @@ def upload(
             card = model_card.write(
                 name, models, facts=facts, license=license, sample=sample,
                 languages=guess_languages(load_tokenizer(first)) if languages is None else languages,
-                tokenizer=json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8")),
+                tokenizer=settings,
                 datasets=datasets, dataset_license=dataset_license, evaluations=measured,
                 authors=authors, citation=entry, trust_remote_code=custom_code, weights=_weights(folder, models),
             )  # fmt: skip
@@ -174,17 +179,25 @@ def upload(
                 (folder / model_card.CHART).unlink(missing_ok=True)  # a link to that of another card
                 (folder / model_card.CHART).write_text(chart, encoding="utf-8")
         _report_files(folder, published, report)
+        sub = next(iter(models))
+        if words := hub_arguments(settings, repr(name), sub):
+            code = f"from huggingface_hub import hf_hub_download; AutoTokenizer.from_pretrained({name!r}, {words})"
+            report(f"Transformers finds MeCab's user dictionary outside of the working directory with: {code}")
         if dry_run is not None:
             with new_folder(dry_run) as draft:
                 copy_folder(folder, draft)
+        if process is not None:
+            loaded = {(dry_run or folder) / sub: kind for sub, kind in models.items()}
+            process.check(loaded, trusted=loaded if custom_code else ())
+        if dry_run is not None:
             return UploadResult("", None, dry_run, models)
         address, commit = _push(folder, name, private=not public)
         report(f"pushed {commit[:12]}")
         for sub in models:
-            settings = json.loads((folder / sub / "tokenizer_config.json").read_text(encoding="utf-8"))
+            of_sub = json.loads((folder / sub / "tokenizer_config.json").read_text(encoding="utf-8"))
             back = _outputs(
                 name, prompt or PROBE, subfolder=sub, revision=commit, trust=custom_code,
-                beside=user_dictionaries(settings),
+                beside=user_dictionaries(of_sub),
             )  # fmt: skip
             if back != outputs[sub]:
                 raise UserError(

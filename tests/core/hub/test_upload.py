@@ -20,10 +20,11 @@ import pytest
 import torch
 import toy
 import unidic_lite
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard, constants, hf_hub_download
 from safetensors.torch import load_file
 from small_store import rewrite_store_json
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -452,11 +453,48 @@ def test_a_user_dictionary_of_mecab_is_pushed_and_loaded_back(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = japanese_bert(tmp_path / "model")
-    upload(folder, "school/tiny")
+    said: list[str] = []
+    upload(folder, "school/tiny", report=said.append)
+    (recipe,) = (each.partition(" with: ")[2] for each in said if "user dictionary" in each)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    load, _, code = recipe.partition("; ")
+    tokenizer = eval(code, {"hf_hub_download": hf_hub_download, "AutoTokenizer": AutoTokenizer})
+    assert load == "from huggingface_hub import hf_hub_download"
+    assert "山川海" in tokenizer.word_tokenizer.tokenize("山川海が")
     files = hub.files["school/tiny"]
     assert files["user.dic"] == (folder / "user.dic").read_bytes()
     assert b"`user.dic` of this repository in the working directory" in files["README.md"]
     assert not any(str(tmp_path).encode() in content for content in files.values())
+
+
+class Refuses:
+    """In place of the process that loads what was written."""
+
+    def check(self, models: dict[Path, str], *, trusted: object) -> None:
+        assert not trusted
+        loads = {folder: kind for folder, kind in models.items() if (folder / "config.json").is_file()}
+        raise UserError(f"refused {loads}")
+
+
+def test_what_loads_nowhere_else_is_not_pushed(tmp_path: Path, hub: hub_stand_in.Hub) -> None:
+    folder = export_bert(tmp_path / "model")
+    with pytest.raises(UserError, match=r"refused \{.*/model'\): 'BertForMaskedLM'\}"):
+        upload(folder, "school/tiny", process=Refuses())  # type: ignore[arg-type]
+    assert "school/tiny" not in hub.files
+    with pytest.raises(UserError, match=r"refused \{.*/dry'\): 'BertForMaskedLM'\}"):
+        upload(folder, "school/tiny", dry_run=tmp_path / "dry", process=Refuses())  # type: ignore[arg-type]
+    assert (tmp_path / "dry/README.md").is_file()
+
+
+def test_upload_on_the_command_line_loads_elsewhere_what_it_would_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("terakoya.conversion.elsewhere.PROGRAM", "raise SystemExit('nothing loads here')")
+    folder = export_bert(tmp_path / "model")
+    with pytest.raises(SystemExit) as ended:
+        main(["upload", str(folder), "--name", "school/tiny", "--dry-run", str(tmp_path / "dry")])
+    assert ended.value.code == 2 and "python: exit code 1: nothing loads here" in capsys.readouterr().err
+    assert (tmp_path / "dry/README.md").is_file()
 
 
 def japanese_bert(folder: Path) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from terakoya.toolkit.tokenizers.mecab import user_dictionaries
+from terakoya_tokenizer.mecab import change_user_dictionaries
 
 
 def describe_tokenizer(settings: Mapping[str, Any]) -> str:
@@ -34,6 +36,20 @@ def describe_tokenizer(settings: Mapping[str, Any]) -> str:
     return f"The tokenizer is a {kind}.{needs}"
 
 
+def hub_arguments(settings: Mapping[str, Any], name: str = "NAME", folder: str = "") -> str:
+    """Returns the arguments, as Python, with which `AutoTokenizer` finds the user dictionaries of MeCab in the `folder`
+    of a repository, whose `name` is an expression; empty where the tokenizer has none."""
+    arguments = dict(settings.get("mecab_kwargs") or {})
+    option = (arguments.pop("mecab_option", None) or "").replace("{", "{{").replace("}", "}}")
+    files = user_dictionaries(option)
+    option = change_user_dictionaries(option, lambda file: f"@ {files.index(file)}@")
+    for number, file in enumerate(files):  # the blank makes shlex quote the word, as a fetched file's path may need
+        option = option.replace(f"@ {number}@", f"{{hf_hub_download({name}, {str(PurePosixPath(folder, file))!r})}}")
+    pairs = [*(f'"{key}": {value!r}' for key, value in arguments.items()), f'"mecab_option": f"{option}"']
+    beside = f'subfolder="{folder}", ' if folder else ""
+    return f"{beside}mecab_kwargs={{{', '.join(pairs)}}}" if files else ""
+
+
 def _needs_of_words(words: str, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     """Returns the packages of the word splitter `words`, and what it needs beside them, as the end of a sentence."""
     if words == "sudachi":
@@ -50,7 +66,6 @@ def _needs_of_words(words: str, settings: Mapping[str, Any]) -> tuple[tuple[str,
         named = " and ".join(f"`{file}`" for file in files)
         further += (
             f", and {named} of this repository in the working directory, where MeCab looks for user dictionaries (or "
-            '`AutoTokenizer.from_pretrained(..., mecab_kwargs={"mecab_dic": "' + dictionary + '", "mecab_option": "-u '
-            'FILE"})`)'
+            f"`AutoTokenizer.from_pretrained(NAME, {hub_arguments(settings)})`)"
         )
     return ("fugashi", dictionary.replace("_", "-")), further
