@@ -20,6 +20,7 @@ from terakoya.config.presets import preset_names
 from terakoya.corpus.cleaning_steps import load_steps
 from terakoya.json_settings import without_notes
 from terakoya.pipeline.run import Pipeline
+from terakoya.runs import metrics
 
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 TRANSLATIONS = ["README.ja.md", *(page for page in DOCS if page.endswith(".ja.md"))]
@@ -80,6 +81,10 @@ def test_a_reader_follows(pages: list[str], tmp_path: Path, warm_python: Path) -
     if "how-to/publish" in pages:
         card = (reader.folder / "work" / "measured" / "README.md").read_text(encoding="utf-8")
         assert card.count("held_out.jsonl.gz") > 1
+    if "tutorials/electra" in pages:
+        records = metrics.read(reader.folder / "work/electra").records
+        learned = [each["discriminator_auc"] for each in records if "discriminator_auc" in each]
+        assert learned[0] < 0.6 < 0.7 < learned[-1]
 
 
 def test_every_page_with_something_to_do_has_a_reader() -> None:
