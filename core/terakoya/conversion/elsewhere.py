@@ -94,6 +94,7 @@ class Elsewhere:
              "words": mecab_arguments(folder.resolve())}
             for folder, name in models.items()
         ]  # fmt: skip
+        errors = ""
         try:
             said, errors = self.process.communicate("".join(json.dumps(each) + "\n" for each in works), timeout=SECONDS)
             failed = json.loads(said.splitlines()[-1])
