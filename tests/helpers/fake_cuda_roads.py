@@ -28,7 +28,7 @@ import terakoya
 from terakoya.commands.try_model import try_texts
 from terakoya.corpus.corpus import Corpus
 from terakoya.doctor.diagnose import diagnose
-from terakoya.finetuning.settings import TuningSettings
+from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya.training.checkpoint.state import StoredTensors
 from terakoya_contract import toy as toy_model
 
@@ -129,7 +129,7 @@ def stand_ins() -> Iterator[None]:
         "terakoya.training.saving.ThreadPoolExecutor": CallsNow,
         "terakoya.training.checkpoint.state.save_file": write_zeros,
         "terakoya.toolkit.formats.model_folder.write": write_model,
-        "terakoya.finetuning.finetune.write_model": lambda *_: None,
+        "terakoya_quality.finetuning.finetune.write_model": lambda *_: None,
     }
     with contextlib.ExitStack() as stack:
         for place, stand_in in places.items():

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from terakoya.errors import UserError
-from terakoya.evaluation.evaluate import Evaluation
+from terakoya_quality.evaluation.evaluate import Evaluation
 from terakoya.hub import card_evaluation, card_training, card_use, model_card
 from terakoya.runs.metrics import Metrics
 

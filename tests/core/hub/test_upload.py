@@ -39,7 +39,7 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.finetuning.model import finished_model
+from terakoya_quality.finetuning.model import finished_model
 from terakoya.hub import card_training, model_card
 from terakoya.hub import upload as upload_module
 from terakoya.hub.upload import _outputs, upload

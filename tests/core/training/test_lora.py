@@ -37,7 +37,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.evaluation.objective import RunObjective
+from terakoya_quality.evaluation.objective import RunObjective
 from terakoya.plugins import registry
 from terakoya.runs import checkpoints
 from terakoya.training.batches import to_device

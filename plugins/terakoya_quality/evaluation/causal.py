@@ -1,0 +1,71 @@
+"""Perplexity of causal models over whole documents; documents too long for the model are read in overlapping windows.
+
+As in Transformers' guide "Perplexity of fixed-length models", each window begins `stride` tokens after the previous
+one, and only tokens that no earlier window contained are scored. So a token is predicted from at least
+`length - stride` earlier tokens, or from all earlier tokens of its document if there are fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+
+from terakoya_quality.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
+from terakoya_quality.evaluation.data import Text
+from terakoya_quality.evaluation.numbers import summarise_totals
+
+
+def windows(ids: np.ndarray, *, length: int, stride: int) -> Iterator[ScoredSequence]:
+    """Yields windows over `ids` (n,) in which every token but the first is scored once; `stride` < `length`."""
+    assert 0 < stride < length
+    seen = 1
+    for begin in range(0, len(ids) - 1, stride):
+        end = min(begin + length, len(ids))
+        targets = np.arange(seen, end)
+        yield ScoredSequence(ids[begin:end], targets - 1 - begin, ids[targets])
+        seen = end
+        if end == len(ids):
+            return
+
+
+def evaluate(
+    model: torch.nn.Module,
+    texts: Iterable[Text],
+    *,
+    start: int | None,
+    pad: int,
+    length: int,
+    stride: int,
+    batch_tokens: int,
+    device: torch.device,
+) -> Mapping[str, float]:
+    """Returns loss and perplexity of `model` over `texts`; each text is scored separately.
+
+    Args:
+        start: id of a token that is put before each text and is not scored; None: the text's first token is not scored.
+        length, stride: of the windows, in tokens.
+        batch_tokens: largest number of positions in a batch, with padding.
+
+    Returns:
+        `loss` (nats per token), `perplexity`, `tokens` (scored), `documents`, and for texts of known size
+        `bits_per_character`, `bits_per_byte`, `characters` and `bytes`.
+    """
+    totals = {"documents": 0, "tokens": 0, "characters": 0, "bytes": 0}
+
+    def all_windows() -> Iterator[ScoredSequence]:
+        for text in texts:
+            ids = text.ids if start is None else np.concatenate([[start], text.ids])
+            if len(ids) < 2:
+                continue
+            totals["documents"] += 1
+            totals["tokens"] += len(ids) - 1
+            totals["characters"] += text.characters
+            totals["bytes"] += text.bytes
+            yield from windows(ids, length=length, stride=stride)
+
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for batch in batch_by_length(all_windows(), tokens=batch_tokens):
+        total += negative_log_likelihood(model, batch, pad=pad, device=device, use_cache=False)
+    return summarise_totals(float(total), totals)

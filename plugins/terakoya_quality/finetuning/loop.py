@@ -1,0 +1,143 @@
+"""Trains a model with a head, and computes its logits: the same seed gives the same numbers to the bit on a CPU.
+
+AdamW, a linear warm-up and a linear way down to 0, gradients clipped to 1, as in the scripts of BERT and GLUE.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+
+from terakoya.errors import UserError
+from terakoya_quality.finetuning.settings import TuningSettings
+from terakoya_quality.finetuning.task import Feature, Inputs, Task
+from terakoya.training.batches import copy_to_device
+
+LARGEST_GRADIENT = 1.0
+READ_TOGETHER = 50
+"""Steps whose losses and gradients are checked at once: reading them waits for the device."""
+
+
+def pad_inputs(rows: Sequence[Inputs], model: PreTrainedModel, pad: int) -> dict[str, Tensor]:
+    """Returns those of the inputs that `model` takes, as tensors (rows, T) on its device, padded to the longest."""
+    accepted = {*inspect.signature(model.forward).parameters, "input_ids", "attention_mask"}
+    if getattr(model.config, "type_vocab_size", 2) < 2:
+        accepted.discard("token_type_ids")
+    length = max(len(row["input_ids"]) for row in rows)
+    tensors: dict[str, Tensor] = {}
+    for name in accepted & rows[0].keys():
+        padded = np.full((len(rows), length), pad if name == "input_ids" else 0, np.int64)
+        for number, row in enumerate(rows):
+            padded[number, : len(row[name])] = row[name]
+        tensors[name] = copy_to_device(torch.from_numpy(padded), model.device)
+    return tensors
+
+
+class Batches:
+    """A model with a head, and the id `pad` that fills up short inputs, which the attention mask hides."""
+
+    def __init__(self, model: PreTrainedModel, task: Task[Any], *, pad: int, precision: str) -> None:
+        self.model, self.task, self.pad, self.precision = model, task, pad, precision
+        self.with_choices = type(model).__name__.endswith("ForMultipleChoice")
+
+    def logits(self, features: Sequence[Feature]) -> Tensor:
+        """Returns the model's logits (B, ...) of `features`, padded to the longest."""
+        choices = len(features[0].inputs)
+        tensors = pad_inputs([row for feature in features for row in feature.inputs], self.model, self.pad)
+        if self.with_choices:
+            tensors = {name: each.view(len(features), choices, -1) for name, each in tensors.items()}
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            return self.task.logits(self.model(**tensors), choices)
+
+
+def train(
+    batches: Batches,
+    features: Sequence[Feature],
+    settings: TuningSettings,
+    *,
+    learning_rate: float,
+    epochs: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> bool:
+    """Trains the model of `batches` on `features`; returns False if a loss or a gradient was not finite, soon after
+    which it stops.
+
+    Args:
+        seed: decides the order of the features and dropout.
+        progress: receives the steps done and the steps in all.
+
+    Raises:
+        UserError: the loss or the gradient was not finite before the first step, where no learning rate is to blame.
+    """
+    model, task = batches.model, batches.task
+    size = settings.batch_size
+    total = epochs * math.ceil(len(features) / size)
+    optimizer = torch.optim.AdamW(_groups(model, settings.weight_decay), lr=learning_rate, eps=1e-8)
+    schedule = get_linear_schedule_with_warmup(optimizer, math.ceil(total * settings.warmup_ratio), total)
+    order = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model.train()
+    done, checked = 0, list[Tensor]()
+    for _ in range(epochs):
+        shuffled = torch.randperm(len(features), generator=order).tolist()
+        for first in range(0, len(features), size):
+            chosen = [features[number] for number in shuffled[first : first + size]]
+            loss = task.loss(batches.logits(chosen), copy_to_device(task.stack_targets(chosen), model.device))
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), LARGEST_GRADIENT)
+            checked.append(torch.stack([loss.detach().float(), norm.float()]))
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            done += 1
+            if len(checked) == READ_TOGETHER or done == total:
+                if not bool(torch.stack(checked).isfinite().all()):
+                    if done <= READ_TOGETHER:
+                        _check_untrained(checked[0], batches)
+                    return False
+                checked.clear()
+            progress(done, total)
+    return True
+
+
+def _check_untrained(first: Tensor, batches: Batches) -> None:
+    """Raises UserError if one of `first` (2,), loss and norm of the gradient of the first step, is not finite."""
+    loss, norm = first.tolist()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise UserError(
+            f"before anything was trained, the loss is {loss:g} and its gradient's norm {norm:g} ({batches.precision}, "
+            f"{batches.model.device.type}): that is no matter of the learning rate. `terakoya verify MODEL` tells "
+            "whether its weights are finite; another --precision or --device, whether a kernel is to blame"
+        )
+
+
+def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
+    """Returns the parameters in two groups: matrices decay, biases and the scales of norms do not."""
+    weights = list(model.parameters())
+    return [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},
+        {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+@torch.no_grad()
+def predict(batches: Batches, features: Sequence[Feature], *, batch_size: int) -> list[np.ndarray]:
+    """Returns the logits of each of `features`, without padding, in their order; longest ones are computed first."""
+    batches.model.eval()
+    lengths = [max(len(row["input_ids"]) for row in feature.inputs) for feature in features]
+    order = sorted(range(len(features)), key=lambda number: -lengths[number])
+    found: dict[int, np.ndarray] = {}
+    for first in range(0, len(order), batch_size):
+        numbers = order[first : first + batch_size]
+        logits = batches.logits([features[number] for number in numbers]).float().cpu().numpy()
+        for number, each in zip(numbers, logits, strict=True):
+            found[number] = each[: lengths[number]] if features[number].spans else each
+    return [found[number] for number in range(len(features))]

@@ -1,0 +1,246 @@
+"""Fine-tunes a model with several settings and seeds, and scores each: the machinery of `finetune` and of suites."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from terakoya.errors import UserError
+from terakoya_quality.finetuning import loop
+from terakoya_quality.finetuning.metrics import mean_and_interval
+from terakoya_quality.finetuning.model import load_fast_tokenizer, load_with_head, longest_input, pad_id
+from terakoya_quality.finetuning.rows import Row
+from terakoya_quality.finetuning.settings import LONGEST, TuningSettings
+from terakoya_quality.finetuning.task import Feature, Task, TextEncoder
+
+Scores = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrainedOnce:
+    """The scores of one training.
+
+    Attributes:
+        scores: set ("eval", "test") -> name -> score; empty if the loss was not finite.
+        seconds: the time that training and scoring took.
+    """
+
+    learning_rate: float
+    epochs: int
+    seed: int
+    scores: Mapping[str, Scores]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A score over seeds: the mean, half the width of its 95 % interval (None of one seed), and the values."""
+
+    mean: float
+    interval: float | None
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All trainings of a task, and the scores of the chosen settings.
+
+    Attributes:
+        task: the task, with its labels.
+        settings: as they were given, with the length of an input that was used.
+        chosen: learning rate and epochs.
+        scores: set -> name of a score -> its summary over the seeds.
+        trainings: in the order in which they were made.
+        examples: set -> number of examples.
+        cut: set -> number of texts that were longer than an input.
+        pad: the id that fills up short inputs.
+        best_weights: of the training with the best first score among the chosen ones, on the CPU.
+    """
+
+    task: Task[Any]
+    settings: TuningSettings
+    chosen: tuple[float, int]
+    scores: Mapping[str, Mapping[str, Summary]]
+    trainings: Sequence[TrainedOnce]
+    examples: Mapping[str, int]
+    cut: Mapping[str, int]
+    pad: int
+    best_weights: Mapping[str, Tensor] = field(repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the result as a JSON object; NaN, which JSON does not have, becomes null."""
+        return {
+            "task": self.task.name,
+            "settings": {
+                **self.settings.model_dump(mode="json", exclude={"learning_rates", "epochs"}),
+                "learning_rate": self.chosen[0],
+                "epochs": self.chosen[1],
+            },
+            "scores": _as_json(self.scores),
+            "examples": dict(self.examples),
+            "cut": dict(self.cut),
+            "trainings": [
+                {
+                    "learning_rate": each.learning_rate,
+                    "epochs": each.epochs,
+                    "seed": each.seed,
+                    "scores": {
+                        name: {score: _or_null(value) for score, value in scores.items()}
+                        for name, scores in each.scores.items()
+                    },
+                    "seconds": round(each.seconds, 1),
+                }
+                for each in self.trainings
+            ],
+        }
+
+
+def summaries_as_json(trainings: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
+    """Returns the summaries of the scores of several trainings, set -> name -> score, as a JSON object."""
+    return _as_json(summarise(trainings))
+
+
+def _as_json(scores: Mapping[str, Mapping[str, Summary]]) -> dict[str, Any]:
+    return {
+        name: {
+            score: {
+                "mean": _or_null(each.mean),
+                "interval": None if each.interval is None else _or_null(each.interval),
+                "values": [_or_null(value) for value in each.values],
+            }
+            for score, each in summaries.items()
+        }
+        for name, summaries in scores.items()
+    }
+
+
+def _or_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def search(
+    folder: Path,
+    kind: type[Task[Any]],
+    sets: Mapping[str, Sequence[Row]],
+    settings: TuningSettings,
+    *,
+    device: torch.device,
+    precision: str = "fp32",
+    trust: bool = False,
+    shorten: bool = False,
+    report: Callable[[TrainedOnce], None] = lambda trained: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> SearchResult:
+    """Fine-tunes the model in `folder` and returns the scores.
+
+    Args:
+        sets: "train", "eval" and, if there is one, "test" -> rows. Nothing is chosen by "test".
+        precision: fp32, or bf16 for the matrix products.
+        trust: whether to run Python code that the folder contains.
+        shorten: whether a model that takes less than `settings.max_length` tokens gets what it takes, and no error.
+        report: receives each training when it is done.
+        progress: receives the steps done and the steps of a training.
+
+    Raises:
+        UserError: rows are no examples of the task, or without a token; the model has no head for it, or every training
+            diverged.
+    """
+    task = kind(sets["train"])
+    examples = {name: task.read(rows) for name, rows in sets.items()}
+    tokenizer = load_fast_tokenizer(folder, trust=trust, needs_offsets=task.needs_offsets)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        model = load_with_head(folder, task, seed=1, trust=trust)
+        settings = settings.model_copy(
+            update={"max_length": longest_input(model, settings.max_length, default=LONGEST, shorten=shorten)}
+        )
+        pad = pad_id(tokenizer, model, folder)
+        encoders = {
+            name: TextEncoder(tokenizer, max_length=settings.max_length or LONGEST, stride=settings.stride)
+            for name in sets
+        }
+        features = {name: task.features(each, encoders[name]) for name, each in examples.items()}
+        for name, rows in sets.items():
+            _refuse_empty(features[name], rows)
+
+        def train_once(learning_rate: float, epochs: int, seed: int) -> tuple[TrainedOnce, dict[str, Tensor]]:
+            start = time.monotonic()
+            model = load_with_head(folder, task, seed=seed, trust=trust, pad=pad)
+            model.to(device)
+            batches = loop.Batches(model, task, pad=pad, precision=precision)
+            finite = loop.train(
+                batches, features["train"], settings, learning_rate=learning_rate, epochs=epochs, seed=seed,
+                progress=progress,
+            )  # fmt: skip
+            scores = {
+                name: _score(batches, task, each, features[name], settings.batch_size)
+                for name, each in examples.items()
+                if name != "train" and finite
+            }
+            trained = TrainedOnce(learning_rate, epochs, seed, scores, time.monotonic() - start)
+            report(trained)
+            return trained, {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
+
+        grid = [(rate, epochs) for rate in settings.learning_rates for epochs in settings.epochs]
+        trainings: list[TrainedOnce] = []
+        best: tuple[TrainedOnce, dict[str, Tensor]] | None = None
+        for rate, epochs in grid:
+            trained, weights = train_once(rate, epochs, 1)
+            trainings.append(trained)
+            if best is None or _first(task, trained) > _first(task, best[0]):
+                best = (trained, weights)
+        assert best is not None
+        chosen = (best[0].learning_rate, best[0].epochs)
+        of_chosen = [best[0]]
+        for seed in range(2, settings.seeds + 1):
+            trained, weights = train_once(*chosen, seed)
+            trainings.append(trained)
+            of_chosen.append(trained)
+            if _first(task, trained) > _first(task, best[0]):
+                best = (trained, weights)
+    if not all(each.scores for each in of_chosen):
+        raise UserError(
+            f"{folder}: the loss is not finite with learning rate {chosen[0]:g}; try smaller ones, such as "
+            f"{chosen[0] / 5:g}"
+        )
+    counts = {name: len(each) for name, each in examples.items()}
+    return SearchResult(
+        task, settings, chosen, summarise([each.scores for each in of_chosen]), trainings, counts,
+        {name: each.cut for name, each in encoders.items() if each.cut}, pad, best[1],
+    )  # fmt: skip
+
+
+def _refuse_empty(features: Sequence[Feature], rows: Sequence[Row]) -> None:
+    """Raises UserError with the place of a row of which a model would read nothing."""
+    for feature in features:
+        if not all(inputs["input_ids"] for inputs in feature.inputs):
+            rows[feature.example].refuse(
+                "its text has no tokens, and this model's tokenizer adds none; leave the example out"
+            )
+
+
+def _score(
+    batches: loop.Batches, task: Task[Any], examples: Sequence[Any], features: Sequence[Feature], batch_size: int
+) -> Scores:
+    return task.scores(examples, features, loop.predict(batches, features, batch_size=batch_size))
+
+
+def _first(task: Task[Any], trained: TrainedOnce) -> float:
+    """Returns the score that chooses; less than any other if the training diverged or the score is undefined."""
+    value = trained.scores["eval"][task.metrics[0]] if trained.scores else math.nan
+    return value if math.isfinite(value) else -math.inf
+
+
+def summarise(trainings: Sequence[Mapping[str, Scores]]) -> dict[str, dict[str, Summary]]:
+    """Returns set -> name of a score -> its summary over `trainings`, which have the same sets and scores."""
+    found: dict[str, dict[str, Summary]] = {}
+    for name, scores in trainings[0].items():
+        values = {score: [each[name][score] for each in trainings] for score in scores}
+        found[name] = {score: Summary(*mean_and_interval(each), each) for score, each in values.items()}
+    return found
