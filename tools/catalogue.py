@@ -27,8 +27,8 @@ from terakoya.plugins import load  # noqa: E402
 from terakoya_japanese.catalogue import PLACEHOLDER, Entry, read_catalogue, write_catalogue  # noqa: E402
 
 SOURCES = (
-    "core/terakoya", "core/terakoya_tokenizer", "plugins/terakoya_plugins", "plugins/terakoya_contract",
-    "plugins/terakoya_japanese",
+    "core/terakoya", "core/terakoya_tokenizer",
+    *(str(each.parent.relative_to(HERE)) for each in sorted((HERE / "plugins").glob("terakoya_*/__init__.py"))),
 )  # fmt: skip
 CATALOGUE = HERE / "plugins/terakoya_japanese/ja.po"
 SHOWN = (

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
-from terakoya import hookimpl
 from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run, StepReport
 from terakoya.errors import UserError
@@ -200,9 +199,3 @@ def _environment() -> Iterator[tuple[str, str]]:
         if not name.startswith(OF_THE_RUN):
             yield name, value
     yield from {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}.items()
-
-
-@hookimpl
-def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `task_scores`."""
-    return {"task_scores": TaskScores}

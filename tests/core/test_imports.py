@@ -12,6 +12,7 @@ import pytest
 
 import terakoya
 import terakoya.commands
+from terakoya.plugins.families import FAMILIES
 
 MODULES = [
     "terakoya.hookspecs",
@@ -29,6 +30,10 @@ MODULES = [
     "terakoya.rows.loader",
 ]
 PLUGINS = [each.parent.name for each in (Path(terakoya.__file__).parents[2] / "plugins").glob("terakoya_*/__init__.py")]
+FUNCTIONS = {
+    *terakoya._FUNCTIONS,
+    *(name for family in FAMILIES.values() for name, at in family.functions.items() if at.partition(".")[0] in PLUGINS),
+}
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed"}
 
 
@@ -52,7 +57,7 @@ def test_commands_and_contracts_import_nothing_heavy() -> None:
 @pytest.mark.slow
 def test_functions_of_the_package_do_not_import_the_command_line() -> None:
     program = (
-        f"import sys, terakoya\nfor name in {sorted(terakoya._FUNCTIONS)!r}:\n    getattr(terakoya, name)\n"
+        f"import sys, terakoya\nfor name in {sorted(FUNCTIONS)!r}:\n    getattr(terakoya, name)\n"
         "    loaded = [module for module in ('typer', 'terakoya.commands') if module in sys.modules]\n"
         "    assert not loaded, f'{name} imports {loaded}'\n"
     )

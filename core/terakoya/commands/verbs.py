@@ -10,9 +10,7 @@ from terakoya.commands import (
     demo,
     doctor,
     estimate,
-    evaluate,
     export,
-    finetune,
     fork,
     import_checkpoint,
     init,
@@ -114,7 +112,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "save": Command(save.command, "terakoya save work/run"),
         "report": Command(report.command, "terakoya report work/run --out report.html"),
         "verify": Command(verify.command, "terakoya verify work/run"),
-        "evaluate": Command(evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz"),
         "export": Command(export.command, "terakoya export work/run --out work/model", passes_options=True),
         "average": Command(average.command, "terakoya average work/run --last 5 --out work/averaged"),
         "import": Command(
@@ -123,11 +120,6 @@ def register_commands() -> Mapping[str, Command | Group]:
             passes_options=True,
         ),
         "try": Command(try_model.command, 'terakoya try work/model "東京は日本の[MASK]です。"'),
-        "finetune": Command(
-            finetune.command,
-            "terakoya finetune work/model --train train.jsonl --eval eval.jsonl --task classification "
-            "--out work/classifier",
-        ),
         "upload": Command(upload.command, "terakoya upload work/model --name my-lab/my-bert --license apache-2.0"),
         "plugins": Group("List installed plugins, write and check your own."),
         "plugins list": Command(plugins.list_plugins, "terakoya plugins list"),

@@ -30,6 +30,14 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "contract": Family(verbs=("plugins new", "plugins check")),
     "japanese": Family(languages=("ja",)),
+    "quality": Family(
+        verbs=("evaluate", "finetune"),
+        functions={
+            "evaluate": "terakoya_quality.evaluation.evaluate",
+            "finetune": "terakoya_quality.finetuning.finetune",
+        },
+        components=("events task_scores",),
+    ),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 

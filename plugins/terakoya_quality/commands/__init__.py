@@ -1,0 +1,1 @@
+"""The verbs `evaluate` and `finetune`, and what both print of trainings."""
