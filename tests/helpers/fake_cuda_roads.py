@@ -28,9 +28,9 @@ import terakoya
 from terakoya.commands.try_model import try_texts
 from terakoya.corpus.corpus import Corpus
 from terakoya.doctor.diagnose import diagnose
-from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya.training.checkpoint.state import StoredTensors
 from terakoya_contract import toy as toy_model
+from terakoya_quality.finetuning.settings import TuningSettings
 
 T = TypeVar("T")
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32, "hidden_size": 16}

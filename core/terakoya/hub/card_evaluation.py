@@ -18,12 +18,10 @@ from terakoya.json_settings import read_json
 from terakoya.log import plural
 from terakoya.runs import metrics
 from terakoya.runs.metrics import Metrics
+from terakoya.toolkit.formats.model_files import SCORES
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
-
-SCORES = "terakoya_scores.json"
-"""The file of a model's folder with scores of `finetune` or `evaluate --tasks`."""
 
 TASK_NAMES = {
     "fill-mask": "Masked language modelling",

@@ -15,10 +15,10 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import list_models
-from terakoya.hub.card_evaluation import SCORES
 from terakoya.hub.model_card import CARD, CHART
 from terakoya.json_settings import leaves, looks_secret
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.formats.model_files import SCORES
 from terakoya.toolkit.tokenizers import mecab
 
 READ_BY_TRANSFORMERS = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -111,13 +112,13 @@ def command(
     from rich.text import Text
 
     from terakoya.atomic_files import check_writable, write_text
-    from terakoya_quality.commands.training_scores import TuningProgress, show_benchmark, show_embedding
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.errors import UserError
-    from terakoya_quality.evaluation.evaluate import evaluate
     from terakoya.folder_kinds import kind_of
     from terakoya.log import console, error_console, translated
+    from terakoya_quality.commands.training_scores import TuningProgress, show_benchmark, show_embedding
+    from terakoya_quality.evaluation.evaluate import evaluate
 
     if out is not None:
         if out.is_dir():
@@ -155,19 +156,20 @@ def command(
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
     if kind_of(source) == "Transformers model":
-        options = () if out is None or (evaluation.finetuned and _are_kept(source, out)) else ("--evaluation", out)
+        is_kept = bool(evaluation.finetuned) and _are_kept(source, json.loads(text)["finetuned"])
+        options = () if out is None or is_kept else ("--evaluation", out)
         next_command.show(*next_command.upload_words(source, *options))
     else:
         next_command.show(*next_command.export_words(source))
 
 
-def _are_kept(source: Path, out: Path) -> bool:
-    """Returns whether all results in the file `out` are also in the folder of the model, where `upload` finds them."""
-    from terakoya.hub.card_evaluation import read_evaluation, read_kept
+def _are_kept(source: Path, finetuned: Mapping[str, Any]) -> bool:
+    """Returns whether all results are also in the folder of the model, where `upload` finds them."""
     from terakoya.inference.loading import find_model
+    from terakoya_quality.finetuning.scores import read_scores
 
-    kept = read_kept(find_model(source)[0])
-    return all(each in kept for each in read_evaluation(out))
+    kept = read_scores(find_model(source)[0])
+    return all(kept.get(name) == each for name, each in finetuned.items())
 
 
 def table(evaluation: Evaluation) -> Table:

@@ -73,11 +73,11 @@ def command(
     from pydantic import ValidationError
     from rich.text import Text
 
+    from terakoya.json_settings import explain
+    from terakoya.log import console
     from terakoya_quality.commands.training_scores import TuningProgress, score_table
     from terakoya_quality.finetuning.finetune import finetune
     from terakoya_quality.finetuning.settings import TuningSettings
-    from terakoya.json_settings import explain
-    from terakoya.log import console
 
     try:
         settings = TuningSettings(

@@ -114,12 +114,12 @@ def evaluate(
     """
     import torch
 
+    from terakoya.inference.loading import find_device
+    from terakoya.inference.padded_attention import use_safe_attention
     from terakoya_quality.evaluation.embedding import is_embedding_task, measure_embedding
     from terakoya_quality.evaluation.suites import measure_suites
     from terakoya_quality.finetuning.settings import SHORTEST
     from terakoya_quality.finetuning.suites import is_suite_task
-    from terakoya.inference.loading import find_device
-    from terakoya.inference.padded_attention import use_safe_attention
 
     use_safe_attention()  # also for the models of checkpoints and of lm-eval, which no loader here loads
     corpora = corpora or {}
@@ -239,8 +239,8 @@ def _evaluate_objective(
     precision: Precision | None,
     device: torch.device,
 ) -> Evaluation:
-    from terakoya_quality.evaluation.objective import RunObjective
     from terakoya.store.remote_store import open_store
+    from terakoya_quality.evaluation.objective import RunObjective
 
     manifest = read_manifest(folder)
     objective = RunObjective(folder, manifest, device=device, precision=precision)
@@ -263,9 +263,9 @@ def _data_sets(model: EvaluatedModel, stores: Sequence[Path], corpora: Mapping[s
     """Opens the data sets, stores first, in the order in which they were named. Raises UserError for a corpus without
     a document, and for a store that does not fit the model."""
     from terakoya.components.tokenizer import encode_texts, load_tokenizer
-    from terakoya_quality.evaluation.data import CorpusTexts, StoreTexts, open_store
     from terakoya.store.tokenizer_identity import describe_different_ids
     from terakoya.tokenization.train import check_has_documents
+    from terakoya_quality.evaluation.data import CorpusTexts, StoreTexts, open_store
 
     def encode(text: str) -> list[int]:
         encoded = encode_texts(lambda texts: model.tokenizer(texts[0], add_special_tokens=False, verbose=False), [text])

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import kind_of
+from terakoya.inference.loading import find_model
 from terakoya_quality.finetuning.benchmark import BenchmarkResult, Watch, benchmark
 from terakoya_quality.finetuning.scores import versions, write_scores
 from terakoya_quality.finetuning.suites import is_suite_task, suggest_suites
-from terakoya.folder_kinds import kind_of
-from terakoya.inference.loading import find_model
 
 if TYPE_CHECKING:
     import torch

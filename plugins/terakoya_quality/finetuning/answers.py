@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from terakoya.json_settings import short_json
 from terakoya_quality.finetuning import metrics
 from terakoya_quality.finetuning.positions import Part, in_characters
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.task import Feature, Task, TextEncoder
-from terakoya.json_settings import short_json
 
 LONGEST_ANSWER = 30
 """The largest number of tokens in an answer, as in SQuAD's scripts."""

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 
 from terakoya.errors import UserError
+from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 from terakoya_quality.finetuning.kinds import KINDS
 from terakoya_quality.finetuning.model import finished_model
 from terakoya_quality.finetuning.search import TrainedOnce, search, summaries_as_json
 from terakoya_quality.finetuning.similarity import TextVectors, similarity_scores
 from terakoya_quality.finetuning.suites import SIMILARITY, ChosenTask, FoundFiles, find_files, find_tasks
-from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 
 logger = logging.getLogger("terakoya")
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from terakoya.json_settings import short_json
 from terakoya_quality.finetuning import metrics
 from terakoya_quality.finetuning.metrics import Entity
 from terakoya_quality.finetuning.positions import Part, in_characters
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.task import IGNORED, Feature, Task, TextEncoder, check_labels, label_ids
-from terakoya.json_settings import short_json
 
 OUTSIDE = "O"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from terakoya.atomic_files import check_new_folder, new_folder
+from terakoya.inference.loading import find_device
 from terakoya_quality.finetuning.kinds import find_kind
 from terakoya_quality.finetuning.model import finished_model, load_with_head, write_model
 from terakoya_quality.finetuning.rows import read_rows
 from terakoya_quality.finetuning.scores import write_scores
 from terakoya_quality.finetuning.search import SearchResult, TrainedOnce, search
 from terakoya_quality.finetuning.settings import TuningSettings
-from terakoya.inference.loading import find_device
 
 
 def finetune(

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from terakoya.errors import UserError
+from terakoya.training.batches import copy_to_device
 from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya_quality.finetuning.task import Feature, Inputs, Task
-from terakoya.training.batches import copy_to_device
 
 LARGEST_GRADIENT = 1.0
 READ_TOGETHER = 50

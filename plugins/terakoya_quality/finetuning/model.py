@@ -17,11 +17,11 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.conversion.import_checkpoint import copy_tokenizer
 from terakoya.errors import UserError
-from terakoya_quality.finetuning.task import Task
 from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer, max_length
 from terakoya.runs.finding import names_checkpoint
 from terakoya.toolkit.formats import folder_digests, transformers_folder
 from terakoya.training.model.start_config import silence_transformers
+from terakoya_quality.finetuning.task import Task
 
 FAMILIES = {
     "AutoModelForSequenceClassification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from terakoya_quality.finetuning.rows import Row
 from terakoya.json_settings import short_json
+from terakoya_quality.finetuning.rows import Row
 
 logger = logging.getLogger("terakoya")
 

@@ -12,8 +12,8 @@ import transformers
 
 from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
-from terakoya.hub.card_evaluation import SCORES
 from terakoya.json_settings import read_json
+from terakoya.toolkit.formats.model_files import SCORES
 
 
 def write_scores(folder: Path, source: Path, finetuned: Mapping[str, Any], *, settings: Mapping[str, Any]) -> None:
@@ -23,22 +23,26 @@ def write_scores(folder: Path, source: Path, finetuned: Mapping[str, Any], *, se
     Args:
         finetuned: the name of a task or of a file -> its result as JSON.
     """
-    file = folder / SCORES
-    before: Mapping[str, Any] = {}
-    if file.is_file():
-        try:
-            before = read_json(file)["finetuned"]
-        except (UserError, KeyError) as error:
-            raise UserError(f"{file}: expected scores that terakoya wrote: {error}; remove it") from None
     content = {
         "model": source.resolve().name,
         "measure": "fine-tuning",
         "settings": {**settings, **versions()},
         "results": [],
         "tasks": {},
-        "finetuned": {**before, **finetuned},
+        "finetuned": {**read_scores(folder), **finetuned},
     }
-    write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / SCORES, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_scores(folder: Path) -> Mapping[str, Any]:
+    """Returns the results of tasks that the folder of a model has, by name; none where it has no such file. Raises
+    UserError for a file of another form."""
+    file = folder / SCORES
+    try:
+        found: Mapping[str, Any] = read_json(file)["finetuned"] if file.is_file() else {}
+    except (UserError, KeyError) as error:
+        raise UserError(f"{file}: expected scores that terakoya wrote: {error}; remove it") from None
+    return found
 
 
 def versions() -> dict[str, str]:

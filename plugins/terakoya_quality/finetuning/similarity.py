@@ -10,14 +10,14 @@ import torch
 from transformers import AutoModel
 
 from terakoya.errors import UserError
+from terakoya.inference.loading import load_model_and_tokenizer
+from terakoya.training.model.start_config import silence_transformers
 from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning.model import is_of_head, load_fast_tokenizer, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import LONGEST
 from terakoya_quality.finetuning.task import Inputs, TextEncoder
 from terakoya_quality.finetuning.texts import Regression
-from terakoya.inference.loading import load_model_and_tokenizer
-from terakoya.training.model.start_config import silence_transformers
 
 
 class TextVectors:

@@ -11,10 +11,10 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from terakoya.errors import UserError, nearest
+from terakoya.json_settings import explain, read_settings
 from terakoya_quality.finetuning.kinds import KINDS
 from terakoya_quality.finetuning.rows import Row, divide_rows, read_rows
 from terakoya_quality.finetuning.settings import TuningSettings
-from terakoya.json_settings import explain, read_settings
 
 BUNDLED = Path(__file__).with_name("suites")
 ENDINGS = (".yaml", ".yml", ".json")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from terakoya.json_settings import short_json
 from terakoya_quality.finetuning import metrics
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.task import Feature, Task, TextEncoder, check_labels, label_ids, sorted_labels
-from terakoya.json_settings import short_json
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya_quality.finetuning.model import finished_model
 from terakoya.hub import card_training, model_card
 from terakoya.hub import upload as upload_module
 from terakoya.hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
 from terakoya.training.setup import train_in_this_process
+from terakoya_quality.finetuning.model import finished_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 BIAS = "cls.predictions.bias"

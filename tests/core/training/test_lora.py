@@ -37,7 +37,6 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya_quality.evaluation.objective import RunObjective
 from terakoya.plugins import registry
 from terakoya.runs import checkpoints
 from terakoya.training.batches import to_device
@@ -46,6 +45,7 @@ from terakoya.training.model import lora
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya_contract import toy as small
+from terakoya_quality.evaluation.objective import RunObjective
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(

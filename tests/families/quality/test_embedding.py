@@ -20,14 +20,14 @@ from labelled_examples import WORDS, make_model
 from transformers import AutoModel, AutoTokenizer
 
 from terakoya import evaluate
-from terakoya_quality.commands.training_scores import show_embedding
 from terakoya.commands.main import main
 from terakoya.errors import UserError
+from terakoya.hub import card_evaluation
+from terakoya_quality.commands.training_scores import show_embedding
 from terakoya_quality.evaluation.embedding import is_embedding_task, mean_of_tasks
 from terakoya_quality.evaluation.embedding_data import _with_own_languages
 from terakoya_quality.finetuning.metrics import spearman
 from terakoya_quality.finetuning.scores import write_scores
-from terakoya.hub import card_evaluation
 
 JSTS = ("mteb/JSTS", "5bac629e25799df4c9c80a6a5db983d6cba9e77d")
 REVIEWS = ("mteb/AmazonReviewsClassification", "6b5d328eaae8ef408dd7d775040245cf86f92e9d")

@@ -46,13 +46,13 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.plugins import registry
+from terakoya.runs.checkpoints import read_manifest
+from terakoya.store.token_store import TokenStore
 from terakoya_quality.evaluation.batches import ScoredSequence, negative_log_likelihood
 from terakoya_quality.evaluation.data import CorpusTexts
 from terakoya_quality.evaluation.models import _trained_length
 from terakoya_quality.evaluation.objective import RunObjective
-from terakoya.plugins import registry
-from terakoya.runs.checkpoints import read_manifest
-from terakoya.store.token_store import TokenStore
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
 

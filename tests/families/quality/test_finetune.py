@@ -20,9 +20,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from terakoya import finetune
-from terakoya_quality.commands.finetune import PIPELINES
 from terakoya.errors import UserError
+from terakoya.hub import card_evaluation
+from terakoya.toolkit.formats import folder_digests
+from terakoya_quality.commands.finetune import PIPELINES
 from terakoya_quality.finetuning import loop, metrics
+from terakoya_quality.finetuning import model as head
 from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
 from terakoya_quality.finetuning.model import load_fast_tokenizer, load_with_head, pad_id, write_model
@@ -31,8 +34,6 @@ from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya_quality.finetuning.similarity import TextVectors
 from terakoya_quality.finetuning.task import IGNORED, TextEncoder, sorted_labels
 from terakoya_quality.finetuning.texts import Classification
-from terakoya.hub import card_evaluation
-from terakoya.toolkit.formats import folder_digests
 
 FAST = TuningSettings(learning_rates=(1e-2,), epochs=(4,), batch_size=8)
 
@@ -250,9 +251,7 @@ def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
 def test_choices_are_learnt(model: Path, tmp_path: Path, own_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The right choice is the word of the question; also as texts with one number each, without a class of its own."""
     if not own_class:
-        monkeypatch.setitem(
-            __import__("terakoya_quality.finetuning.model", fromlist=["FAMILIES"]).FAMILIES, "AutoModelForMultipleChoice", {}
-        )
+        monkeypatch.setitem(head.FAMILIES, "AutoModelForMultipleChoice", {})
     draw = random.Random(6)
     rows = []
     for _ in range(200):

@@ -16,15 +16,15 @@ from labelled_examples import WORDS, classified, write
 from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya import evaluate
-from terakoya_quality.commands.training_scores import show_benchmark
 from terakoya.commands.main import main
 from terakoya.errors import UserError
+from terakoya.hub import card_evaluation
+from terakoya.hub.upload import upload
+from terakoya_quality.commands.training_scores import show_benchmark
 from terakoya_quality.evaluation.evaluate import Precision
 from terakoya_quality.finetuning import benchmark
 from terakoya_quality.finetuning.entities import NamedEntities
 from terakoya_quality.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
-from terakoya.hub import card_evaluation
-from terakoya.hub.upload import upload
 
 SUITE = """
 name: Toys

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+SCORES = "terakoya_scores.json"
+"""The file of a model's folder with what was measured of it: of a task its scores, which `upload` puts on the card."""
 WEIGHTS = (
     "*.safetensors", "*pytorch_model*.bin", "adapter_model.bin", "tf_model*", "flax_model*", "*.ckpt", "*.pt", "*.pth",
     "*.h5", "*.msgpack", "*.onnx", "*.onnx.data", "*.gguf", "*.index.json",
 )  # fmt: skip
 """Patterns of files with weights. Other files that end in .bin may be parts of a MeCab dictionary."""
 ABOUT_ONE_MODEL = (
-    "README.md", "training.svg", "terakoya_scores.json", "terakoya_files.json", "average.json",
+    "README.md", "training.svg", SCORES, "terakoya_files.json", "average.json",
     "training_args.bin", "trainer_state.json", "*_results.json",
 )  # fmt: skip
 """Patterns of files that say what one model is, is made of and can do: its card, scores and digests. The last three are
