@@ -73,7 +73,12 @@ ONE_KERNEL = ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward")
 """Operations that a GPU has a kernel for, and that a torch without CUDA would compute step by step."""
 WITHOUT_A_FAKE = frozenset({"_fused_adamw_.tensor_lr"})
 """Operations that return nothing and that torch cannot run on tensors without data."""
-HOMES = tuple(f"{Path(str(package.__file__)).parent}/" for package in (terakoya, terakoya_plugins))
+HOMES = tuple(
+    f"{folder}/"
+    for folder in (
+        Path(str(terakoya.__file__)).parent, *Path(str(terakoya_plugins.__file__)).parents[1].glob("terakoya_*")
+    )
+)  # fmt: skip
 """The folders of our own code."""
 PARTS = (*HOMES, "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
 """What a path has in whose lines a question is of interest."""

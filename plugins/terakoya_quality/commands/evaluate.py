@@ -17,7 +17,7 @@ from terakoya.commands.guidance import next_command
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from terakoya_quality.evaluation.evaluate import Evaluation
+    from terakoya_quality.evaluation.result import Evaluation
 
 COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters")
 """Names of the numbers that are counts; they are shown last."""
@@ -109,16 +109,15 @@ def command(
     Causal models: loss and perplexity of documents; long documents are read in overlapping windows. Masked models:
     pseudo-perplexity; tokens are masked one at a time. A run or checkpoint on stores: the losses of its objective.
     """
-    from rich.text import Text
-
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.errors import UserError
     from terakoya.folder_kinds import kind_of
-    from terakoya.log import console, error_console, translated
-    from terakoya_quality.commands.training_scores import TuningProgress, show_benchmark, show_embedding
-    from terakoya_quality.evaluation.evaluate import evaluate
+    from terakoya.log import error_console, translated
+    from terakoya_quality.commands.training_scores import TuningProgress
+    from terakoya_quality.evaluation.evaluate import evaluate_model
+    from terakoya_quality.evaluation.options import EvaluateOptions
 
     if out is not None:
         if out.is_dir():
@@ -126,20 +125,36 @@ def command(
         check_writable(out.parent)
     corpora = {file: Corpus(find_files([file]), **shared.reading(documents, field, encoding)) for file in corpus or ()}
     given = {"seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size}
-    tuning = {name: value for name, value in given.items() if value is not None}
+    options = EvaluateOptions(
+        source=source, stores=data or (), corpora=corpora, measure=measure, limit=limit, length=length, stride=stride,
+        start_token=start_token, batch_tokens=batch_tokens, precision=precision, device=device,
+        tasks=[task.strip() for task in (tasks or "").split(",") if task.strip()], trust_remote_code=trust_remote_code,
+        tuning={name: value for name, value in given.items() if value is not None}, watch=TuningProgress,
+    )  # fmt: skip
     with error_console().status(translated("evaluating"), spinner="dots") if tasks is None else nullcontext():
-        evaluation = evaluate(
-            source, stores=data or (), corpora=corpora, measure=measure, limit=limit, length=length, stride=stride,
-            start_token=start_token, batch_tokens=batch_tokens, precision=precision, device=device,
-            tasks=[task.strip() for task in (tasks or "").split(",") if task.strip()],
-            trust_remote_code=trust_remote_code, tuning=tuning, watch=TuningProgress,
-        )  # fmt: skip
+        evaluation = evaluate_model(options)
     text = json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False)
     if out is not None:
         write_text(out, f"{text}\n")
     if as_json:
         typer.echo(text)
         return
+    _show(evaluation)
+    if kind_of(source) == "Transformers model":
+        is_kept = bool(evaluation.finetuned) and _are_kept(source, json.loads(text)["finetuned"])
+        carried = () if out is None or is_kept else ("--evaluation", out)
+        next_command.show(*next_command.upload_words(source, *carried))
+    else:
+        next_command.show(*next_command.export_words(source))
+
+
+def _show(evaluation: Evaluation) -> None:
+    """Prints the settings and the numbers of an evaluation."""
+    from rich.text import Text
+
+    from terakoya.log import console, translated
+    from terakoya_quality.commands.training_scores import show_benchmark, show_embedding
+
     shown = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
     settings = ", ".join(f"{translated(name)} {value}" for name, value in shown.items())
     measured = f": {translated(evaluation.measure)}" if evaluation.measure else ""
@@ -155,12 +170,6 @@ def command(
             show_benchmark(result)
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
-    if kind_of(source) == "Transformers model":
-        is_kept = bool(evaluation.finetuned) and _are_kept(source, json.loads(text)["finetuned"])
-        options = () if out is None or is_kept else ("--evaluation", out)
-        next_command.show(*next_command.upload_words(source, *options))
-    else:
-        next_command.show(*next_command.export_words(source))
 
 
 def _are_kept(source: Path, finetuned: Mapping[str, Any]) -> bool:

@@ -76,7 +76,8 @@ def command(
     from terakoya.json_settings import explain
     from terakoya.log import console
     from terakoya_quality.commands.training_scores import TuningProgress, score_table
-    from terakoya_quality.finetuning.finetune import finetune
+    from terakoya_quality.finetuning.finetune import finetune_model
+    from terakoya_quality.finetuning.options import FinetuneOptions
     from terakoya_quality.finetuning.settings import TuningSettings
 
     try:
@@ -88,11 +89,12 @@ def command(
     except ValidationError as error:
         raise UserError(explain(error, TuningSettings)[0]) from None  # what follows from it comes after it
     with TuningProgress(task) as shown:
-        result = finetune(
-            source, out, task=task, train=train, eval=evaluation, test=test, columns=read_columns(column or ()),
-            settings=settings, limit=limit, device=device, precision=precision, trust_remote_code=trust_remote_code,
-            report=shown.report, progress=shown.progress,
+        options = FinetuneOptions(
+            source=source, out=out, task=task, train=train, eval=evaluation, test=test,
+            columns=read_columns(column or ()), settings=settings, limit=limit, device=device, precision=precision,
+            trust_remote_code=trust_remote_code, report=shown.report, progress=shown.progress,
         )  # fmt: skip
+        result = finetune_model(options)
     if as_json:
         typer.echo(json.dumps(result.as_json(), indent=2, ensure_ascii=False))
         return

@@ -7,14 +7,41 @@ one, and only tokens that no earlier window contained are scored. So a token is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
+from terakoya.errors import UserError
 from terakoya_quality.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
-from terakoya_quality.evaluation.data import Text
+from terakoya_quality.evaluation.data import DataSet, Text
+from terakoya_quality.evaluation.models import EvaluatedModel
 from terakoya_quality.evaluation.numbers import summarise_totals
+from terakoya_quality.evaluation.options import EvaluateOptions
+from terakoya_quality.evaluation.result import Numbers
+
+
+def measure(
+    model: EvaluatedModel, data: Sequence[DataSet], options: EvaluateOptions
+) -> tuple[Mapping[str, Numbers], Mapping[str, Any]]:
+    """Returns what `evaluate` finds on each of `data`, and the settings that decide it. Raises UserError for a length
+    or a stride that does not fit."""
+    window = model.window(options.length)
+    step = max(1, window // 2) if options.stride is None else options.stride
+    if not 0 < step < window:
+        raise UserError(f"--stride {step}: expected 1 to {window - 1}: windows of {window} must overlap by a token")
+    start = model.special_token_id("bos", "eos") if options.start_token else None
+    results = {
+        data_set.name: evaluate(
+            model.model, data_set.texts("document", options.limit), start=start, pad=model.special_token_id("pad") or 0,
+            length=window, stride=step, batch_tokens=options.batch_tokens,
+        )
+        for data_set in data
+    }  # fmt: skip
+    token = None if start is None else model.tokenizer.convert_ids_to_tokens(start)
+    return results, {"length": window, "stride": step, "start_token": token, "limit": options.limit}
 
 
 def windows(ids: np.ndarray, *, length: int, stride: int) -> Iterator[ScoredSequence]:
@@ -31,7 +58,7 @@ def windows(ids: np.ndarray, *, length: int, stride: int) -> Iterator[ScoredSequ
 
 
 def evaluate(
-    model: torch.nn.Module,
+    model: PreTrainedModel,
     texts: Iterable[Text],
     *,
     start: int | None,
@@ -39,8 +66,7 @@ def evaluate(
     length: int,
     stride: int,
     batch_tokens: int,
-    device: torch.device,
-) -> Mapping[str, float]:
+) -> Numbers:
     """Returns loss and perplexity of `model` over `texts`; each text is scored separately.
 
     Args:
@@ -65,7 +91,7 @@ def evaluate(
             totals["bytes"] += text.bytes
             yield from windows(ids, length=length, stride=stride)
 
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
     for batch in batch_by_length(all_windows(), tokens=batch_tokens):
-        total += negative_log_likelihood(model, batch, pad=pad, device=device, use_cache=False)
+        total += negative_log_likelihood(model, batch, pad=pad, device=model.device, use_cache=False)
     return summarise_totals(float(total), totals)

@@ -10,24 +10,22 @@ import importlib.metadata
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from terakoya.errors import UserError, nearest
 from terakoya_quality.evaluation.embedding_data import fetch_command, find_data, load_data, offline
+from terakoya_quality.evaluation.options import EvaluateOptions
+from terakoya_quality.evaluation.result import Evaluation
 from terakoya_quality.evaluation.suites import keep_scores
-from terakoya_quality.finetuning.benchmark import BenchmarkResult, Unwatched, Watch
-from terakoya_quality.finetuning.model import finished_model
+from terakoya_quality.finetuning.benchmark import unwatched
+from terakoya_quality.finetuning.model import ModelUse, finished_model
 from terakoya_quality.finetuning.scores import versions
-from terakoya_quality.finetuning.search import summaries_as_json
+from terakoya_quality.finetuning.search import Watch, summaries_as_json
 from terakoya_quality.finetuning.similarity import TextVectors
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("terakoya")
 
@@ -43,31 +41,21 @@ def is_embedding_task(name: str) -> bool:
     return name.partition(":")[0] in BENCHMARKS
 
 
-def measure_embedding(
-    source: Path,
-    names: Sequence[str],
-    *,
-    not_for_it: Mapping[str, Any],
-    length: int | None,
-    batch_size: int | None,
-    device: torch.device,
-    precision: str,
-    trust: bool,
-    watch: Callable[[str], AbstractContextManager[Watch]] | None,
-) -> tuple[BenchmarkResult, Mapping[str, Any]]:
-    """Returns the scores of the model in `source` and the settings that decide them. The scores are written into the
-    folder of a Transformers model, after each task.
-
-    Args:
-        names: benchmarks and tasks, see `BENCHMARKS`.
-        not_for_it: option -> its value, for options that these tasks do not take.
-        length: the largest number of tokens of a text; by default 512, or the model's limit if that is less.
+def measure_embedding(options: EvaluateOptions, device: torch.device) -> Evaluation:
+    """Returns the scores of the options' model on their benchmarks and tasks, see `BENCHMARKS`, of texts of at most
+    `length` tokens, by default 512, or the model's limit if that is less. The scores are written into the folder of a
+    Transformers model, after each task.
 
     Raises:
         UserError: there is no such task, mteb or the data of all tasks are missing, or an option does not fit.
     """
+    source, names = options.source, options.tasks
     if others := [name for name in names if not is_embedding_task(name)]:
         raise UserError(f"--tasks {','.join(others)}: not together with jmteb; give it in a second command")
+    not_for_it = options.tuned
+    batch_size = not_for_it.pop("--batch-size", BATCH_SIZE)
+    not_for_it |= {"--data": options.stores, "--corpus": options.corpora, "--limit": options.limit}
+    not_for_it["--stride"] = options.stride
     if given := [option for option, value in not_for_it.items() if value]:
         raise UserError(
             f"{given[0]}: not for tasks of jmteb, which train nothing and read all of their own data; leave it out"
@@ -86,19 +74,20 @@ def measure_embedding(
         if len(skipped) == len(tasks):
             raise UserError(text)
         logger.warning("%s", f"skipped: {text}")
-    settings = {"precision": precision, **versions()}
+    settings = {"precision": options.model_precision, **versions()}
+    use = ModelUse(device=device, precision=options.model_precision, trust=options.trust_remote_code)
     finetuned: dict[str, Any] = {}
     with finished_model(source) as folder, offline() as temporary:
-        vectors = TextVectors(folder, max_length=length, device=device, trust=trust, precision=precision)
+        vectors = TextVectors(folder, max_length=options.length, use=use)
         for name, snapshot in folders.items():
             if snapshot is None:
                 continue
             task, suite = tasks[name], BENCHMARKS[name.partition(":")[0]]
             title = f"{suite}: {task.metadata.name}"
-            with watch(title) if watch else nullcontext(Unwatched()) as watched:
+            with (options.watch or unwatched)(title) as watched:
                 try:
                     load_data(task, snapshot, temporary / name.replace(":", "-"))
-                    found = _measure(task, vectors, batch_size or BATCH_SIZE, watched)
+                    found = _measure(task, vectors, batch_size, watched)
                 except UserError as error:
                     skipped[name] = f"{name}: {error}"
                     logger.warning("%s", f"skipped: {skipped[name]}")
@@ -111,7 +100,7 @@ def measure_embedding(
         if suite in names and not any(name.startswith(f"{suite}:") for name in skipped):
             finetuned[suite] = mean_of_tasks(suite, finetuned)
             keep_scores(source, finetuned, settings)
-    return BenchmarkResult(finetuned, skipped), settings
+    return Evaluation(source, "embedding", settings, finetuned=finetuned, skipped=skipped)
 
 
 def mean_of_tasks(suite: str, results: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,11 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from terakoya.errors import UserError
+from terakoya_quality.evaluation.options import EvaluateOptions
+from terakoya_quality.evaluation.result import Numbers
 from terakoya_quality.finetuning.suites import suggest_suites
 
 
@@ -23,32 +27,33 @@ def check_installed(tasks: Sequence[str]) -> None:
         )
 
 
-def evaluate(
-    model: Path,
-    tokenizer: Path,
-    tasks: Sequence[str],
-    *,
-    limit: int | None,
-    device: str,
-    dtype: str,
-    trust_remote_code: bool,
-) -> Mapping[str, Mapping[str, float]]:
-    """Returns the harness's numbers for the causal model in the folder `model`, by task and metric.
+def measure_tasks(options: EvaluateOptions, checkpoint: Path | None, device: torch.device) -> Mapping[str, Numbers]:
+    """Returns the harness's numbers for the causal model in `checkpoint`, or else in the options' Transformers folder,
+    by task and metric.
 
     The harness downloads the tasks' data sets, or reads them from its cache.
 
     Raises:
-        UserError: the harness is not installed, or does not have a task.
+        UserError: the harness is not installed, does not have a task, or the folder holds no Transformers model.
     """
-    check_installed(tasks)
+    check_installed(options.tasks)
+    folder = tokenizer = options.source
+    if checkpoint is not None:
+        folder, tokenizer = checkpoint / "model", checkpoint / "tokenizer"
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no Transformers folder for lm-eval; write one with `terakoya export`")
     import lm_eval
 
     arguments = {
-        "pretrained": str(model), "tokenizer": str(tokenizer), "dtype": dtype, "trust_remote_code": trust_remote_code
-    }  # fmt: skip
+        "pretrained": str(folder),
+        "tokenizer": str(tokenizer if (tokenizer / "tokenizer_config.json").is_file() else folder),
+        "dtype": "bfloat16" if options.precision == "bf16" else "float32",
+        "trust_remote_code": options.trust_remote_code,
+    }
+    tasks = list(options.tasks)
     try:
         output = lm_eval.simple_evaluate(
-            model="hf", model_args=arguments, tasks=list(tasks), limit=limit, device=device, log_samples=False
+            model="hf", model_args=arguments, tasks=tasks, limit=options.limit, device=str(device), log_samples=False
         )
     except (KeyError, ValueError) as error:
         raise UserError(f"--tasks {','.join(tasks)}: lm-eval refuses: {error}{suggest_suites(tasks)}") from error

@@ -14,6 +14,8 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
+from terakoya.runs.checkpoints import read_manifest, while_kept
+from terakoya.store.remote_store import open_store
 from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.toolkit.architectures import attention
@@ -23,8 +25,43 @@ from terakoya.training.checkpoint.restoring import restore_module, saved_paramet
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, to_bits, total_counts
 from terakoya.training.stores import open_validation, validation_rows
+from terakoya_quality.evaluation.options import EvaluateOptions
+from terakoya_quality.evaluation.result import Evaluation, Numbers
 
 log = logging.getLogger("terakoya")
+
+
+def measure_objective(options: EvaluateOptions, checkpoint: Path | None, device: torch.device) -> Evaluation:
+    """Returns the losses of the run's objective at `checkpoint` on the options' stores, or on its validation stores.
+
+    Raises:
+        UserError: there is no checkpoint, no store, or an option does not fit.
+    """
+    if checkpoint is None:
+        raise UserError(f"{options.source}: a Transformers folder has no objective; name a run or a checkpoint")
+    if options.corpora or options.tasks:
+        raise UserError("--measure objective: needs token stores; prepare the corpus, or leave out --measure")
+    for option in options.windows:
+        raise UserError(f"{option}: the objective uses the run's row length; this option is for perplexity")
+    with while_kept(checkpoint):
+        manifest = read_manifest(checkpoint)
+        objective = RunObjective(checkpoint, manifest, device=device, precision=options.precision)
+        stores = {str(path): open_store(path) for path in options.stores} or objective.validation_stores()
+        if not stores:
+            raise UserError(f"{checkpoint}: its run has no validation store; name a store: --data STORE")
+        results = {
+            name: objective.evaluate(store, rows=options.limit, batch_tokens=options.batch_tokens)
+            for name, store in stores.items()
+        }
+    parameters = manifest["parameters"]
+    settings = {
+        "objective": parameters["objective"]["type"],
+        "length": parameters["data"]["sequence_length"],
+        "limit": options.limit,
+        "step": manifest["step"],
+        "precision": objective.precision,
+    }
+    return Evaluation(checkpoint, "objective", settings, results)
 
 
 class RunObjective:
@@ -75,7 +112,7 @@ class RunObjective:
         """
         return open_validation(self.parameters.data, [phase.data for phase in self.parameters.of_phases])
 
-    def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Mapping[str, float]:
+    def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Numbers:
         """Evaluates the objective on the rows of `store`.
 
         A validation store of the run gets the same rows and masks as in the run's validation.

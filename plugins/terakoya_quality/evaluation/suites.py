@@ -3,77 +3,67 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
-from terakoya_quality.finetuning.benchmark import BenchmarkResult, Watch, benchmark
+from terakoya_quality.evaluation.options import EvaluateOptions
+from terakoya_quality.evaluation.result import Evaluation
+from terakoya_quality.finetuning.benchmark import benchmark, unwatched
+from terakoya_quality.finetuning.model import ModelUse
 from terakoya_quality.finetuning.scores import versions, write_scores
+from terakoya_quality.finetuning.settings import SHORTEST
 from terakoya_quality.finetuning.suites import is_suite_task, suggest_suites
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger("terakoya")
 
 
-def measure_suites(
-    source: Path,
-    tasks: Sequence[str],
-    data: Sequence[Path],
-    *,
-    corpora: Mapping[str, Any],
-    tuning: Mapping[str, Any],
-    limit: int | None,
-    device: torch.device,
-    precision: str,
-    trust: bool,
-    watch: Callable[[str], AbstractContextManager[Watch]] | None,
-) -> tuple[BenchmarkResult, Mapping[str, Any]]:
-    """Returns the scores of the model in `source` on `tasks`, and the settings that decide them. Those of a
-    Transformers folder are written into it, too, after each task, except with a `limit`.
-
-    Args:
-        data: one folder with the tasks' files.
+def measure_suites(options: EvaluateOptions, device: torch.device) -> Evaluation:
+    """Returns the scores of the options' model on their tasks. Those of a Transformers folder are written into it, too,
+    after each task, except with a `limit`.
 
     Raises:
-        UserError: other data or tasks of lm-eval were named as well, or what `benchmark` raises.
+        UserError: other data or tasks of lm-eval were named as well, an option does not fit, or what `benchmark`
+            raises.
     """
+    tasks, data = options.tasks, options.stores
+    if options.stride is not None:
+        raise UserError("--stride: is for perplexity; suites say themselves how long texts are cut")
+    if options.length is not None and options.length < SHORTEST:
+        raise UserError(f"--length {options.length}: expected {SHORTEST} or more for tasks of suites")
     others = [task for task in tasks if not is_suite_task(task)]
     if others:
         raise UserError(
             f"--tasks {','.join(others)}: not together with suites; give tasks of lm-eval in a second command"
             f"{suggest_suites(others)}"
         )
-    if corpora or len(data) != 1:
+    if options.corpora or len(data) != 1:
         raise UserError(
             f"--tasks {','.join(tasks)}: expected one --data FOLDER, with the tasks' files as they are published, and "
             "no --corpus"
         )
-    watching = {} if watch is None else {"watch": watch}
-    settings = {"limit": limit, "precision": precision, **versions()}
+    settings = {"limit": options.limit, "precision": options.model_precision, **versions()}
 
     def keep(finetuned: Mapping[str, Any]) -> None:
-        if limit is None:
-            keep_scores(source, finetuned, settings)
+        if options.limit is None:
+            keep_scores(options.source, finetuned, settings)
 
     result = benchmark(
-        source,
+        options.source,
         tasks,
         data[0],
-        settings=tuning,
-        limit=limit,
-        device=device,
-        precision=precision,
-        trust=trust,
+        settings={**(options.tuning or {}), **({} if options.length is None else {"max_length": options.length})},
+        limit=options.limit,
+        use=ModelUse(device=device, precision=options.model_precision, trust=options.trust_remote_code),
+        watch=options.watch or unwatched,
         keep=keep,
-        **watching,
     )
-    return result, settings
+    return Evaluation(options.source, "fine-tuning", settings, finetuned=result.finetuned, skipped=result.skipped)
 
 
 def keep_scores(source: Path, finetuned: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

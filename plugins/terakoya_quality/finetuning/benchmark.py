@@ -7,39 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 from terakoya_quality.finetuning.kinds import KINDS
-from terakoya_quality.finetuning.model import finished_model
-from terakoya_quality.finetuning.search import TrainedOnce, search, summaries_as_json
+from terakoya_quality.finetuning.model import ModelUse, finished_model
+from terakoya_quality.finetuning.search import Callbacks, Watch, search, summaries_as_json
 from terakoya_quality.finetuning.similarity import TextVectors, similarity_scores
 from terakoya_quality.finetuning.suites import SIMILARITY, ChosenTask, FoundFiles, find_files, find_tasks
 
 logger = logging.getLogger("terakoya")
-
-
-class Watch(Protocol):
-    """Who follows a task."""
-
-    def report(self, trained: TrainedOnce) -> None:
-        """Receives each training when it is done."""
-
-    def progress(self, done: int, total: int) -> None:
-        """Receives the steps done and the steps of a training."""
-
-
-class Unwatched:
-    """Follows nothing."""
-
-    def report(self, trained: TrainedOnce) -> None:
-        """Implements `Watch.report`."""
-
-    def progress(self, done: int, total: int) -> None:
-        """Implements `Watch.progress`."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +33,11 @@ class BenchmarkResult:
     skipped: Mapping[str, str]
 
 
+def unwatched(title: str) -> AbstractContextManager[Watch]:
+    """Lets nobody follow the trainings of the task `title`."""
+    return nullcontext(Callbacks())
+
+
 def benchmark(
     source: Path,
     names: Sequence[str],
@@ -62,10 +45,8 @@ def benchmark(
     *,
     settings: Mapping[str, Any] | None = None,
     limit: int | None = None,
-    device: torch.device,
-    precision: str = "fp32",
-    trust: bool = False,
-    watch: Callable[[str], AbstractContextManager[Watch]] = lambda title: nullcontext(Unwatched()),
+    use: ModelUse,
+    watch: Callable[[str], AbstractContextManager[Watch]] = unwatched,
     keep: Callable[[Mapping[str, Any]], None] = lambda finetuned: None,
 ) -> BenchmarkResult:
     """Fine-tunes the model in `source` on each of the tasks, and scores it. A task whose files are missing, or that the
@@ -105,15 +86,11 @@ def benchmark(
                 try:
                     read = files[each.name].read(limit)
                     if each.task.task == SIMILARITY:
-                        vectors = TextVectors(
-                            folder, max_length=tuning.max_length, device=device, trust=trust, precision=precision
-                        )
+                        vectors = TextVectors(folder, max_length=tuning.max_length, use=use)
                         found = _without_training(each, vectors, read, batch_size=tuning.batch_size)
                     else:
-                        found = search(
-                            folder, KINDS[each.task.task], read, tuning, device=device, precision=precision,
-                            trust=trust, shorten=True, report=watched.report, progress=watched.progress,
-                        ).as_json()  # fmt: skip
+                        kind = KINDS[each.task.task]
+                        found = search(folder, kind, read, tuning, use=use, shorten=True, watch=watched).as_json()
                 except UserError as error:
                     skipped[each.name] = f"{each.task.title}: {error}"
                     if len(files) > 1:  # a single one is the error

@@ -2,70 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.inference.loading import find_device
 from terakoya_quality.finetuning.kinds import find_kind
-from terakoya_quality.finetuning.model import finished_model, load_with_head, write_model
+from terakoya_quality.finetuning.model import ModelUse, finished_model, load_with_head, write_model
+from terakoya_quality.finetuning.options import FinetuneOptions
 from terakoya_quality.finetuning.rows import read_rows
 from terakoya_quality.finetuning.scores import write_scores
-from terakoya_quality.finetuning.search import SearchResult, TrainedOnce, search
+from terakoya_quality.finetuning.search import Callbacks, SearchResult, search
 from terakoya_quality.finetuning.settings import TuningSettings
 
 
-def finetune(
-    source: Path,
-    out: Path,
-    *,
-    task: str,
-    train: Path,
-    eval: Path,
-    test: Path | None = None,
-    columns: Mapping[str, str] | None = None,
-    settings: TuningSettings | None = None,
-    limit: int | None = None,
-    device: str | None = None,
-    precision: str = "fp32",
-    trust_remote_code: bool = False,
-    report: Callable[[TrainedOnce], None] = lambda trained: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> SearchResult:
+def finetune(source: Path, out: Path, **options: Any) -> SearchResult:
     """Fine-tunes the model in `source`, a Transformers folder, a checkpoint or a run, and writes the folder `out`.
 
     `out` has the model of the best seed with its head, the tokenizer, and the scores in `terakoya_scores.json`,
-    with the `limit`.
-
-    Args:
-        task: classification, regression, choice, ner or qa.
-        train, eval, test: files of examples; `eval` chooses between settings, `test` chooses nothing.
-        columns: the name that a task has for a column -> the files' own.
-        settings: what is tried, and how.
-        limit: the largest number of examples of each file.
-        device: by default the first GPU, or the CPU.
-        precision: fp32 or bf16.
-        report: receives each training when it is done.
-        progress: receives the steps done and the steps of a training.
+    with the `limit`. `options` are the other fields of `FinetuneOptions`, of which `task`, `train` and `eval` are
+    required.
 
     Raises:
         UserError: the files, the task and the model do not fit together.
     """
-    kind = find_kind(task)
-    check_new_folder(out)
-    files = {"train": train, "eval": eval, **({} if test is None else {"test": test})}
-    sets = {name: read_rows(file, columns=columns, limit=limit) for name, file in files.items()}
-    chosen_device = find_device(device, precision=precision)
-    with finished_model(source) as folder:
+    return finetune_model(FinetuneOptions(source=source, out=out, **options))
+
+
+def finetune_model(options: FinetuneOptions) -> SearchResult:
+    """Does what `options` say, as `finetune`."""
+    kind = find_kind(options.task)
+    check_new_folder(options.out)
+    files = {"train": options.train, "eval": options.eval, **({} if options.test is None else {"test": options.test})}
+    sets = {name: read_rows(file, columns=options.columns, limit=options.limit) for name, file in files.items()}
+    device = find_device(options.device, precision=options.precision)
+    use = ModelUse(device=device, precision=options.precision, trust=options.trust_remote_code)
+    with finished_model(options.source) as folder:
         result = search(
-            folder, kind, sets, settings or TuningSettings(), device=chosen_device, precision=precision,
-            trust=trust_remote_code, report=report, progress=progress,
+            folder, kind, sets, options.settings or TuningSettings(), use=use,
+            watch=Callbacks(options.report, options.progress),
         )  # fmt: skip
-        with torch.random.fork_rng(devices=[]), new_folder(out) as draft:
-            model = load_with_head(folder, result.task, seed=1, trust=trust_remote_code, pad=result.pad)
+        with torch.random.fork_rng(devices=[]), new_folder(options.out) as draft:
+            model = load_with_head(folder, result.task, seed=1, trust=use.trust, pad=result.pad)
             model.load_state_dict(result.best_weights)
             write_model(model, folder, draft)
-            write_scores(draft, source, {eval.name: {**result.as_json(), "limit": limit}}, settings={})
+            scores = {options.eval.name: {**result.as_json(), "limit": options.limit}}
+            write_scores(draft, options.source, scores, settings={})
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,21 @@ FAMILIES = {
 
 KEPT_LAYERS = frozenset({"pooler", "head"})
 """Layers outside of the base model that are no new head: poolers, and what ModernBERT's masked model has, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """How a finished model is loaded and computed.
+
+    Attributes:
+        device: where it is.
+        precision: fp32, or bf16 for the matrix products.
+        trust: whether to run Python code that its folder contains.
+    """
+
+    device: torch.device
+    precision: str = "fp32"
+    trust: bool = False
 
 
 @contextmanager

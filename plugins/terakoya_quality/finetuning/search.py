@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from terakoya.errors import UserError
 from terakoya_quality.finetuning import loop
 from terakoya_quality.finetuning.metrics import mean_and_interval
-from terakoya_quality.finetuning.model import load_fast_tokenizer, load_with_head, longest_input, pad_id
+from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import LONGEST, TuningSettings
 from terakoya_quality.finetuning.task import Feature, Task, TextEncoder
@@ -37,6 +37,24 @@ class TrainedOnce:
     seed: int
     scores: Mapping[str, Scores]
     seconds: float
+
+
+class Watch(Protocol):
+    """Who follows trainings."""
+
+    def report(self, trained: TrainedOnce, /) -> None:
+        """Receives each training when it is done."""
+
+    def progress(self, done: int, total: int, /) -> None:
+        """Receives the steps done and the steps of a training."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Implements `Watch` by two functions, which by default do nothing."""
+
+    report: Callable[[TrainedOnce], None] = lambda trained: None
+    progress: Callable[[int, int], None] = lambda done, total: None
 
 
 @dataclass(frozen=True)
@@ -131,22 +149,15 @@ def search(
     sets: Mapping[str, Sequence[Row]],
     settings: TuningSettings,
     *,
-    device: torch.device,
-    precision: str = "fp32",
-    trust: bool = False,
+    use: ModelUse,
     shorten: bool = False,
-    report: Callable[[TrainedOnce], None] = lambda trained: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    watch: Watch = Callbacks(),
 ) -> SearchResult:
     """Fine-tunes the model in `folder` and returns the scores.
 
     Args:
         sets: "train", "eval" and, if there is one, "test" -> rows. Nothing is chosen by "test".
-        precision: fp32, or bf16 for the matrix products.
-        trust: whether to run Python code that the folder contains.
         shorten: whether a model that takes less than `settings.max_length` tokens gets what it takes, and no error.
-        report: receives each training when it is done.
-        progress: receives the steps done and the steps of a training.
 
     Raises:
         UserError: rows are no examples of the task, or without a token; the model has no head for it, or every training
@@ -154,9 +165,9 @@ def search(
     """
     task = kind(sets["train"])
     examples = {name: task.read(rows) for name, rows in sets.items()}
-    tokenizer = load_fast_tokenizer(folder, trust=trust, needs_offsets=task.needs_offsets)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        model = load_with_head(folder, task, seed=1, trust=trust)
+    tokenizer = load_fast_tokenizer(folder, trust=use.trust, needs_offsets=task.needs_offsets)
+    with torch.random.fork_rng(devices=[use.device] if use.device.type == "cuda" else []):
+        model = load_with_head(folder, task, seed=1, trust=use.trust)
         settings = settings.model_copy(
             update={"max_length": longest_input(model, settings.max_length, default=LONGEST, shorten=shorten)}
         )
@@ -171,12 +182,12 @@ def search(
 
         def train_once(learning_rate: float, epochs: int, seed: int) -> tuple[TrainedOnce, dict[str, Tensor]]:
             start = time.monotonic()
-            model = load_with_head(folder, task, seed=seed, trust=trust, pad=pad)
-            model.to(device)
-            batches = loop.Batches(model, task, pad=pad, precision=precision)
+            model = load_with_head(folder, task, seed=seed, trust=use.trust, pad=pad)
+            model.to(use.device)
+            batches = loop.Batches(model, task, pad=pad, precision=use.precision)
             finite = loop.train(
                 batches, features["train"], settings, learning_rate=learning_rate, epochs=epochs, seed=seed,
-                progress=progress,
+                progress=watch.progress,
             )  # fmt: skip
             scores = {
                 name: _score(batches, task, each, features[name], settings.batch_size)
@@ -184,7 +195,7 @@ def search(
                 if name != "train" and finite
             }
             trained = TrainedOnce(learning_rate, epochs, seed, scores, time.monotonic() - start)
-            report(trained)
+            watch.report(trained)
             return trained, {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
 
         grid = [(rate, epochs) for rate in settings.learning_rates for epochs in settings.epochs]

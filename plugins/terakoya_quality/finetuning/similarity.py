@@ -13,7 +13,7 @@ from terakoya.errors import UserError
 from terakoya.inference.loading import load_model_and_tokenizer
 from terakoya.training.model.start_config import silence_transformers
 from terakoya_quality.finetuning import loop, metrics
-from terakoya_quality.finetuning.model import is_of_head, load_fast_tokenizer, longest_input, pad_id
+from terakoya_quality.finetuning.model import ModelUse, is_of_head, load_fast_tokenizer, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import LONGEST
 from terakoya_quality.finetuning.task import Inputs, TextEncoder
@@ -23,17 +23,17 @@ from terakoya_quality.finetuning.texts import Regression
 class TextVectors:
     """Turns texts into vectors: the mean of the last hidden states of all tokens, special ones included."""
 
-    def __init__(
-        self, folder: Path, *, max_length: int | None, device: torch.device, trust: bool, precision: str = "fp32"
-    ) -> None:
+    def __init__(self, folder: Path, *, max_length: int | None, use: ModelUse) -> None:
         """Loads the body of the model in `folder`. Inputs have at most `max_length` tokens, or what it takes.
         Raises UserError if it cannot be loaded."""
-        tokenizer = load_fast_tokenizer(folder, trust=trust, needs_offsets=False)
+        tokenizer = load_fast_tokenizer(folder, trust=use.trust, needs_offsets=False)
         with silence_transformers():
-            model, _ = load_model_and_tokenizer(AutoModel, folder, trust=trust, is_new=is_of_head, dtype=torch.float32)
+            model, _ = load_model_and_tokenizer(
+                AutoModel, folder, trust=use.trust, is_new=is_of_head, dtype=torch.float32
+            )
         if model.config.is_encoder_decoder:
             raise UserError(f"{folder}: {model.config.model_type} is an encoder-decoder; expected an encoder")
-        self.model, self.precision = model.to(device), precision
+        self.model, self.precision = model.to(use.device), use.precision
         self.pad = pad_id(tokenizer, model, folder)
         length = longest_input(model, max_length, default=LONGEST, shorten=True)
         self.encoder = TextEncoder(tokenizer, max_length=length, stride=1)

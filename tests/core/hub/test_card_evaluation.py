@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from terakoya.errors import UserError
 from terakoya.hub import card_evaluation, card_training, card_use, model_card
 from terakoya.runs.metrics import Metrics
-from terakoya_quality.evaluation.evaluate import Evaluation
+from terakoya_quality.evaluation.result import Evaluation
 
 MASKED = {"loss": 3.0, "mlm_loss": 3.0, "masked_accuracy": 0.25}
 CAUSAL = {"loss": 2.0, "lm_loss": 2.0, "token_accuracy": 0.5, "perplexity": math.exp(2.0)}

@@ -28,7 +28,7 @@ from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning import model as head
 from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
-from terakoya_quality.finetuning.model import load_fast_tokenizer, load_with_head, pad_id, write_model
+from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, pad_id, write_model
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya_quality.finetuning.similarity import TextVectors
@@ -440,7 +440,7 @@ def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"has no weights for encoder\.layer\.0\.output\.dense\.weight"):
         del state["bert.encoder.layer.0.output.dense.weight"]
         save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
-        TextVectors(broken, max_length=None, device=torch.device("cpu"), trust=False)
+        TextVectors(broken, max_length=None, use=ModelUse(device=torch.device("cpu")))
     settings = TuningSettings(learning_rates=(1e30,), epochs=(3,), batch_size=1)
     with pytest.raises(UserError, match=r"the loss is not finite with learning rate 1e\+30; try smaller ones"):
         finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)

@@ -21,7 +21,7 @@ from terakoya.errors import UserError
 from terakoya.hub import card_evaluation
 from terakoya.hub.upload import upload
 from terakoya_quality.commands.training_scores import show_benchmark
-from terakoya_quality.evaluation.evaluate import Precision
+from terakoya_quality.evaluation.options import Precision
 from terakoya_quality.finetuning import benchmark
 from terakoya_quality.finetuning.entities import NamedEntities
 from terakoya_quality.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
