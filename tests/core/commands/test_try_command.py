@@ -272,18 +272,10 @@ def test_pickled_weights_that_ask_for_more_are_an_error_and_run_nothing(
     for file in (folder / "generator").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT + "\n")
     torch.save({"weight": Canary(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
-    for arguments in (["try", str(tmp_path), "山 に [MASK]"], ["evaluate", str(tmp_path), "--corpus", str(text)]):
-        with pytest.raises(SystemExit) as left:
-            main(arguments)
-        printed = capsys.readouterr().err
-        assert (
-            left.value.code == 2
-            and "a pickle that is damaged or asks for more than tensors; it was not read" in printed
-        )
-        assert "Traceback" not in printed and not (tmp_path / "ran").exists()
+    said = run_try(capsys, str(tmp_path), "山 に [MASK]", code=2)
+    assert "a pickle that is damaged or asks for more than tensors; it was not read" in said
+    assert not (tmp_path / "ran").exists()
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
     assert "a pickle that is damaged" in run_try(capsys, str(tmp_path), "山 に [MASK]", code=2)
 

@@ -322,7 +322,6 @@ def test_the_folder_under_the_adapters_must_exist_unchanged(store: Path, tmp_pat
     for use in (
         lambda: train_in_this_process(more, tmp_path / "run"),
         lambda: export(last, tmp_path / "other"),
-        lambda: RunObjective(last, checkpoints.read_manifest(last), device=torch.device("cpu"), precision=None),
     ):
         with pytest.raises(UserError, match=r"elsewhere/config\.json, .*model\.safetensors: changed since the run"):
             use()

@@ -270,7 +270,7 @@ def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores:
     evaluation = evaluate(run)
     numbers = evaluation.results[str(stores[1])]
     assert evaluation.measure == "objective" and evaluation.settings["step"] == 4
-    for name in ("loss", "mlm_loss", "masked_accuracy"):
+    for name in ("loss", "mlm_loss", "masked_accuracy", "masked_bits_per_character", "masked_bits_per_byte"):
         assert numbers[name] == pytest.approx(logged[name], rel=1e-5), name
     assert numbers["masked"] > 10 and numbers["rows"] > 3
     other = evaluate(run / "checkpoints" / "step-00000004", stores=[stores[0]], limit=5)
