@@ -21,7 +21,7 @@ from terakoya_quality.evaluation.embedding_data import fetch_command, find_data,
 from terakoya_quality.evaluation.options import EvaluateOptions
 from terakoya_quality.evaluation.result import Evaluation
 from terakoya_quality.evaluation.suites import keep_scores
-from terakoya_quality.finetuning.benchmark import unwatched
+from terakoya_quality.finetuning.benchmark import watch_nothing
 from terakoya_quality.finetuning.model import ModelUse, finished_model
 from terakoya_quality.finetuning.scores import versions
 from terakoya_quality.finetuning.search import Watch, summaries_as_json
@@ -84,7 +84,7 @@ def measure_embedding(options: EvaluateOptions, device: torch.device) -> Evaluat
                 continue
             task, suite = tasks[name], BENCHMARKS[name.partition(":")[0]]
             title = f"{suite}: {task.metadata.name}"
-            with (options.watch or unwatched)(title) as watched:
+            with (options.watch or watch_nothing)(title) as watched:
                 try:
                     load_data(task, snapshot, temporary / name.replace(":", "-"))
                     found = _measure(task, vectors, batch_size, watched)

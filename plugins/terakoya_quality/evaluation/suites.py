@@ -14,7 +14,7 @@ from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
 from terakoya_quality.evaluation.options import EvaluateOptions
 from terakoya_quality.evaluation.result import Evaluation
-from terakoya_quality.finetuning.benchmark import benchmark, unwatched
+from terakoya_quality.finetuning.benchmark import benchmark, watch_nothing
 from terakoya_quality.finetuning.model import ModelUse
 from terakoya_quality.finetuning.scores import versions, write_scores
 from terakoya_quality.finetuning.settings import SHORTEST
@@ -60,7 +60,7 @@ def measure_suites(options: EvaluateOptions, device: torch.device) -> Evaluation
         settings={**(options.tuning or {}), **({} if options.length is None else {"max_length": options.length})},
         limit=options.limit,
         use=ModelUse(device=device, precision=options.model_precision, trust=options.trust_remote_code),
-        watch=options.watch or unwatched,
+        watch=options.watch or watch_nothing,
         keep=keep,
     )
     return Evaluation(options.source, "fine-tuning", settings, finetuned=result.finetuned, skipped=result.skipped)

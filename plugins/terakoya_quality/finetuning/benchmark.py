@@ -33,7 +33,7 @@ class BenchmarkResult:
     skipped: Mapping[str, str]
 
 
-def unwatched(title: str) -> AbstractContextManager[Watch]:
+def watch_nothing(title: str) -> AbstractContextManager[Watch]:
     """Lets nobody follow the trainings of the task `title`."""
     return nullcontext(Callbacks())
 
@@ -46,7 +46,7 @@ def benchmark(
     settings: Mapping[str, Any] | None = None,
     limit: int | None = None,
     use: ModelUse,
-    watch: Callable[[str], AbstractContextManager[Watch]] = unwatched,
+    watch: Callable[[str], AbstractContextManager[Watch]] = watch_nothing,
     keep: Callable[[Mapping[str, Any]], None] = lambda finetuned: None,
 ) -> BenchmarkResult:
     """Fine-tunes the model in `source` on each of the tasks, and scores it. A task whose files are missing, or that the
