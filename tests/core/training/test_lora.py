@@ -45,7 +45,6 @@ from terakoya.training.model import lora
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya_contract import toy as small
-from terakoya_quality.evaluation.objective import RunObjective
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(
