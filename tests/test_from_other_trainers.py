@@ -13,7 +13,7 @@ from terakoya import plugins
 from terakoya.config.lora import LoraSettings
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS, Parameters, all_key_paths
-from terakoya_plugins.formats.megatron.script_flags import FLAGS
+from terakoya_megatron.script_flags import FLAGS
 
 PAGE = ROOT / "parameters" / "FROM_OTHER_TRAINERS.md"
 WORDS = {"nothing", "the same", "**not supported**"}

@@ -19,7 +19,7 @@ ELSEWHERE: Mapping[str, str] = {
     "core/README.md": "explanation/how-it-is-built.md",
     "core/ENGINES.md": "explanation/engines-table.md",
     "plugins/README.md": "how-to/plugins.md",
-    "plugins/terakoya_plugins/formats/megatron/MEGATRON_FLAGS.md": "reference/megatron-flags.md",
+    "plugins/terakoya_megatron/MEGATRON_FLAGS.md": "reference/megatron-flags.md",
     "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md": "how-to/sagemaker.md",
     "parameters/FROM_OTHER_TRAINERS.md": "coming-from/gpt-trainers.md",
     "tools/bench/README.md": "explanation/bench.md",

@@ -28,6 +28,10 @@ from terakoya.commands import (
 from terakoya.commands.launching import launch, move
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import import_script, list_presets
+from terakoya.commands.parameters import list_presets
+from terakoya.commands.plugins import app as plugins
+from terakoya.commands.plugins import check as plugins_check
+from terakoya.commands.plugins import new as plugins_new
 from terakoya.commands.store import app as store
 from terakoya.commands.store import blocks as store_blocks
 from terakoya.commands.store import import_tokens as store_import
@@ -130,8 +134,5 @@ def register_commands() -> Mapping[str, Command | Group]:
             parameters.show_parameters, "terakoya parameters show bert_base --set max_steps=1000"
         ),
         "parameters schema": Command(parameters.schema, "terakoya parameters schema > schema.json"),
-        "parameters import": Command(
-            import_script.command, "terakoya parameters import megatron pretrain_gpt.sh --out gpt.json"
-        ),
         "doctor": Command(doctor.command, "terakoya doctor"),
     }

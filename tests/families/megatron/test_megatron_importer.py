@@ -11,7 +11,7 @@ from selection import at_night
 from transformers import AutoModelForCausalLM
 
 from terakoya.errors import UserError
-from terakoya_plugins.formats.megatron.importer import MegatronImporter
+from terakoya_megatron.importer import MegatronImporter
 
 
 @pytest.mark.parametrize("name", layouts.MODELS)

@@ -254,7 +254,7 @@ def page() -> str:
         "script: the key that it becomes, why it is ignored, or that it is not supported. An option that is not in",
         "this table is reported as unknown. Keys are those of a Llama; a GPT-2's are `n_inner`, `layer_norm_epsilon`,",
         "`attn_pdrop`. A value, or another option, may change the outcome; the report says so.",
-        "[What the other files and scripts of such projects become](../../../../parameters/FROM_OTHER_TRAINERS.md).",
+        "[What the other files and scripts of such projects become](../../parameters/FROM_OTHER_TRAINERS.md).",
     ]
     prefixes = {"ignored": "ignored: ", "unsupported": "not supported: "}
     for title, flags in GROUPS.items():

@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from terakoya_plugins.formats.megatron.weights import Gpt
+    from terakoya_megatron.weights import Gpt
 
 FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 ARGUMENTS = "mp_rank_00_model_states.pt"
@@ -62,7 +62,7 @@ class MegatronDeepSpeed(Importer):
             UserError: no layer files, a missing rank, or a model or weight that cannot be imported.
         """
         from terakoya.toolkit.formats import from_state_dict, restricted_unpickler
-        from terakoya_plugins.formats.megatron import arguments, weights
+        from terakoya_megatron import arguments, weights
 
         folder = find_step_folder(source)
         content = restricted_unpickler.load(folder / ARGUMENTS)
@@ -110,7 +110,7 @@ def read_layers(folder: Path, model: Gpt, *, version: float) -> dict[str, Tensor
         UserError: a missing file of a rank, ranks that differ in a weight they should share, or an unknown weight.
     """
     from terakoya.toolkit.formats import restricted_unpickler
-    from terakoya_plugins.formats.megatron import weights
+    from terakoya_megatron import weights
 
     files: dict[int, dict[int, Path]] = {}
     for path in folder.iterdir():
@@ -142,7 +142,7 @@ def read_layers(folder: Path, model: Gpt, *, version: float) -> dict[str, Tensor
 
 def _reorder_qkv(fused: Tensor, model: Gpt, version: float, ranks: int, file: Path) -> Tensor:
     """Returns a rank's fused queries, keys and values in the order of version 2; raises UserError if grouped."""
-    from terakoya_plugins.formats.megatron.qkv_order import reorder
+    from terakoya_megatron.qkv_order import reorder
 
     if version < 2 and model.groups != model.heads:
         raise UserError(f"{file}: grouped queries in checkpoint version {version}, which does not support them")

@@ -9,9 +9,9 @@ import pytest
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya_plugins.formats.megatron import script_flags as flags
-from terakoya_plugins.formats.megatron.script_options import find_command
-from terakoya_plugins.formats.megatron.script_parameters import convert
+from terakoya_megatron import script_flags as flags
+from terakoya_megatron.script_options import find_command
+from terakoya_megatron.script_parameters import convert
 
 SIZES = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
 BATCH = "--global-batch-size 64 --micro-batch-size 4 --lr 1e-3 --train-iters 1000 --data-path store"

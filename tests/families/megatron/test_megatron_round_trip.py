@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForMaskedLM, LlamaForCausalLM
 from terakoya import export
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import restricted_unpickler
-from terakoya_plugins.formats.megatron.exporter import MegatronExporter
-from terakoya_plugins.formats.megatron.importer import MegatronImporter
+from terakoya_megatron.exporter import MegatronExporter
+from terakoya_megatron.importer import MegatronImporter
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from terakoya.errors import UserError
-from terakoya_plugins.formats.smdistributed import SmDistributed
+from terakoya_megatron.smdistributed import SmDistributed
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from terakoya_plugins.formats.megatron.script_options import Options, parse_integer
+from terakoya_megatron.script_options import Options, parse_integer
 
 
 def convert_length(options: Options, batch: int | None, row: int | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from terakoya_plugins.formats.megatron.weights import Gpt
+    from terakoya_megatron.weights import Gpt
 
 LATEST = "latest_checkpointed_iteration.txt"
 FILES = ("model_optim_rng.pt", "model_rng.pt")
@@ -47,7 +47,7 @@ class MegatronImporter(Importer):
             UserError: another format, a missing file, or a model or weight that cannot be imported.
         """
         from terakoya.toolkit.formats import from_state_dict
-        from terakoya_plugins.formats.megatron import arguments, weights
+        from terakoya_megatron import arguments, weights
 
         folder = find_iteration(source)
         ranks = read_ranks(folder)
@@ -67,7 +67,7 @@ class MegatronImporter(Importer):
         Raises:
             UserError: the script cannot be read, or starts no such run.
         """
-        from terakoya_plugins.formats.megatron import script_options, script_parameters, shell_script
+        from terakoya_megatron import script_options, script_parameters, shell_script
 
         try:
             text = file.read_text(encoding="utf-8")
@@ -137,7 +137,7 @@ def join_ranks(ranks: Mapping[tuple[int, int], Mapping[str, Any]], model: Gpt, f
     Raises:
         UserError: ranks have weights of different names, or differ in a weight that they should share.
     """
-    from terakoya_plugins.formats.megatron import weights
+    from terakoya_megatron import weights
 
     stages, tensor = 1 + max(stage for stage, _ in ranks), 1 + max(rank for _, rank in ranks)
     chunks = sorted({key for content in ranks.values() for key in content if re.fullmatch(r"model\d*", key)})
@@ -174,7 +174,7 @@ def _check_tied(full: Mapping[str, Tensor], output: Tensor, where: str) -> None:
     """Raises UserError if the last stage's tied output layer differs from the embeddings."""
     import torch
 
-    from terakoya_plugins.formats.megatron.weights import WORD_EMBEDDINGS
+    from terakoya_megatron.weights import WORD_EMBEDDINGS
 
     if WORD_EMBEDDINGS in full and not torch.equal(full[WORD_EMBEDDINGS], output):
         raise UserError(

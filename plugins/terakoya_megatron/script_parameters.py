@@ -8,9 +8,9 @@ from typing import Any
 
 from terakoya.components import ConvertedConfig
 from terakoya.errors import UserError, nearest
-from terakoya_plugins.formats.megatron.script_flags import FLAGS
-from terakoya_plugins.formats.megatron.script_options import Options, parse_integer, parse_ranges, parse_shares
-from terakoya_plugins.formats.megatron.script_run import (
+from terakoya_megatron.script_flags import FLAGS
+from terakoya_megatron.script_options import Options, parse_integer, parse_ranges, parse_shares
+from terakoya_megatron.script_run import (
     convert_length,
     convert_parallel,
     convert_precision_and_memory,
@@ -18,7 +18,7 @@ from terakoya_plugins.formats.megatron.script_run import (
     convert_start,
     convert_trackers,
 )
-from terakoya_plugins.formats.megatron.shell_script import as_written
+from terakoya_megatron.shell_script import as_written
 
 SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "inverse-square-root": "inverse_square_root",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from terakoya.errors import UserError
-from terakoya_plugins.formats.megatron.deepspeed_importer import MegatronDeepSpeed
+from terakoya_megatron.deepspeed_importer import MegatronDeepSpeed
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

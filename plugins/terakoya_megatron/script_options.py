@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya_plugins.formats.megatron.script_flags import FLAGS
-from terakoya_plugins.formats.megatron.shell_script import as_written, unknown_text
+from terakoya_megatron.script_flags import FLAGS
+from terakoya_megatron.shell_script import as_written, unknown_text
 
 
 class Options:

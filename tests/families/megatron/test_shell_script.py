@@ -12,7 +12,7 @@ from terakoya.errors import UserError
 
 pytest.importorskip("tree_sitter_bash")
 
-from terakoya_plugins.formats.megatron.shell_script import Script, as_written, unknown_text
+from terakoya_megatron.shell_script import Script, as_written, unknown_text
 
 TRAINING = r"""#!/bin/bash
 # sizes of the model

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
-from terakoya_plugins.formats.megatron.weights import Gpt
+from terakoya_megatron.weights import Gpt
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from terakoya import hookimpl
 from terakoya.components import Importer
 from terakoya.errors import UserError
 
@@ -167,9 +166,3 @@ def _read_settings(notes: Any) -> dict[str, Any]:
             if value is not None:
                 settings.setdefault(name, value)
     return settings
-
-
-@hookimpl
-def register_importers() -> dict[str, type[Importer]]:
-    """Registers `smdistributed`."""
-    return {"smdistributed": SmDistributed}

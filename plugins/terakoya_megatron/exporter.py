@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from terakoya_plugins.formats.megatron.weights import Gpt
+    from terakoya_megatron.weights import Gpt
 
 GELUS = {"gelu_new": True, "gelu_fast": True, "gelu_pytorch_tanh": True, "gelu": False}
 """Transformers' name of a GELU -> whether it is the tanh approximation, which Megatron's fused kernel computes."""
@@ -55,7 +55,7 @@ class MegatronExporter(Exporter):
                 and `pp` do not divide.
         """
         from terakoya.toolkit.formats import model_folder
-        from terakoya_plugins.formats.megatron import weights
+        from terakoya_megatron import weights
 
         if len(models) != 1:
             raise UserError(
@@ -119,7 +119,7 @@ class MegatronExporter(Exporter):
 
         Layers are numbered within the stage.
         """
-        from terakoya_plugins.formats.megatron import weights as names
+        from terakoya_megatron import weights as names
 
         engine = self.transformer_impl == "transformer_engine"
         fused = {short: long for long, short in names.ALIASES.items()} if engine else {}
@@ -210,7 +210,7 @@ def read_model(source: PreTrainedModel) -> Gpt:
     """
     from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
-    from terakoya_plugins.formats.megatron.weights import Gpt
+    from terakoya_megatron.weights import Gpt
 
     config: Any = source.config
     name = type(source).__name__
