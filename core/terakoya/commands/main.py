@@ -28,29 +28,26 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
-class Answering(TyperGroup):
-    """Says of a verb that does not exist which family or which plugins might have it.
+class VerbGroup(TyperGroup):
+    """Says of a command that it lacks where it might be.
 
     Attributes:
         verbs: all verbs, and the plugins that might have more.
-        group: what stands before the verbs of this group, with a space behind it.
     """
 
     verbs: Verbs
-    group = ""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Returns the command that `args` begin with. Raises UserError for one that something else might have."""
+        """Returns the command that `args` begin with; for one that does not exist says which plugins might have it."""
         if args[0] not in {*self.commands, *unknown_options.COMMANDS}:
-            name = f"{self.group}{args[0]}"
-            family, plugins = missing_family("verbs", name), self.verbs.might_have()
+            name = f"{ctx.command_path} {args[0]}"
+            family, plugins = missing_family("verbs", name.partition(" ")[2]), self.verbs.might_have()
             if family or plugins:
-                known = family or nearest(args[0], self.commands)
-                raise UserError(f"terakoya {name}: no such command{known}{plugins}")
+                raise UserError(f"{name}: no such command{family or nearest(args[0], self.commands)}{plugins}")
         return super().resolve_command(ctx, args)
 
 
-class InOrder(Answering):
+class InOrder(VerbGroup):
     """Lists the commands in the order of use.
 
     Attributes:
@@ -134,8 +131,12 @@ def build_app(plugins: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> t
         if group and group not in groups:
             whole = found.commands[group]
             assert isinstance(whole, Group)
-            answering = type("Group", (Answering,), {"verbs": found, "group": f"{group} "})
-            groups[group] = typer.Typer(cls=answering, no_args_is_help=True, rich_markup_mode=None, help=whole.help)
+            groups[group] = typer.Typer(
+                cls=type("Verbs", (VerbGroup,), {"verbs": found}),
+                no_args_is_help=True,
+                rich_markup_mode=None,
+                help=whole.help,
+            )
             app.add_typer(groups[group], name=group, epilog=example_text(command.example))  # that of its first verb
         kind, epilog = ComponentCommand if command.passes_options else None, example_text(command.example)
         groups.get(group, app).command(verb, cls=kind, epilog=epilog)(command.function)

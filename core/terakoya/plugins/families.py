@@ -38,6 +38,15 @@ FAMILIES: dict[str, Family] = {
         },
         components=("events task_scores",),
     ),
+    "megatron": Family(
+        verbs=("parameters import",),
+        components=(
+            "exporters megatron",
+            "importers megatron",
+            "importers megatron_deepspeed",
+            "importers smdistributed",
+        ),
+    ),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 
