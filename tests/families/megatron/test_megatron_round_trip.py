@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import megatron_layouts
 import published_layouts as layouts
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_every_file_has_the_published_layout(
     name: str, engine: bool, tp: int, pp: int, tmp_path: Path, tokenizer: Path
 ) -> None:
     model = layouts.model(name)
-    published = layouts.megatron(model, tmp_path / "published", tp=tp, pp=pp, engine=engine)
+    published = megatron_layouts.megatron(model, tmp_path / "published", tp=tp, pp=pp, engine=engine)
     implementation = "transformer_engine" if engine else "local"
     ours = tmp_path / "ours"
     MegatronExporter(tp=tp, pp=pp, iteration=42, transformer_impl=implementation).export({"": model}, tokenizer, ours)

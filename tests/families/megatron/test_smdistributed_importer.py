@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import megatron_layouts
 import published_layouts as layouts
 import pytest
 import torch
@@ -15,11 +16,11 @@ from terakoya_megatron.smdistributed import SmDistributed
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
     """Weights of the small GPT-J, under the library's names."""
-    return layouts.smdistributed(layouts.gptj())
+    return megatron_layouts.smdistributed(megatron_layouts.gptj())
 
 
 def test_a_full_model_with_its_config_gives_the_models_logits(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    model = layouts.gptj()
+    model = megatron_layouts.gptj()
     torch.save(weights, tmp_path / "fullmodel.pt")
     notes = {"model_config": model.config, "cli_args": {"num_heads": 99}, "num_params": 1, "total_steps": 500}
     torch.save(notes, tmp_path / "user_content_fullmodel.pt")  # the config is an object of Transformers
@@ -33,11 +34,11 @@ def test_settings_replace_a_missing_config(weights: dict[str, torch.Tensor], tmp
         SmDistributed().read(tmp_path, tmp_path / "out")
     given = SmDistributed(num_attention_heads=4, max_position_embeddings=40, rotary_dim=4)
     given.read(tmp_path / "fullmodel.pt", tmp_path / "out")
-    layouts.same(tmp_path / "out", layouts.gptj())
+    layouts.same(tmp_path / "out", megatron_layouts.gptj())
 
 
 def test_a_model_with_names_of_transformers_loses_only_its_masks(tmp_path: Path) -> None:
-    model = layouts.gptj()
+    model = megatron_layouts.gptj()
     own = dict(model.state_dict())
     own["transformer.h.0.attn.bias"] = torch.ones(1, 1, 40, 40, dtype=torch.uint8)
     own["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e9)
