@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from terakoya.components import ConvertedConfig, Importer
+from terakoya.components import Importer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from terakoya_megatron.converted_config import ConvertedConfig
     from terakoya_megatron.weights import Gpt
 
 LATEST = "latest_checkpointed_iteration.txt"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from terakoya.components import ConvertedConfig
 from terakoya.errors import UserError, nearest
+from terakoya_megatron.converted_config import ConvertedConfig
 from terakoya_megatron.script_flags import FLAGS
 from terakoya_megatron.script_options import Options, parse_integer, parse_ranges, parse_shares
 from terakoya_megatron.script_run import (

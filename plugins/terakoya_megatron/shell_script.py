@@ -70,7 +70,7 @@ class Script:
             import tree_sitter
             import tree_sitter_bash
         except ImportError as error:
-            raise UserError(f"reading shell scripts needs {error.name}: pip install 'terakoya[scripts]'") from None
+            raise UserError(f"reading shell scripts needs {error.name}: pip install 'terakoya[megatron]'") from None
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
         self._folder = folder
         self._defined = dict(defined)

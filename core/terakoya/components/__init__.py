@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from terakoya.components.architecture import WIDTHS, Architecture, DocumentMasking, Head, TensorPartition
 from terakoya.components.base import Component
 from terakoya.components.event import EventListener, EventPlugin, Validations
-from terakoya.components.formats import ConvertedConfig, Exporter, Importer
+from terakoya.components.formats import Exporter, Importer
 from terakoya.components.initializer import Initializer, VocabularyChange
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
 from terakoya.components.objective import Batch, LossTerm, Objective
@@ -32,7 +32,6 @@ __all__ = [
     "Architecture",
     "Batch",
     "Component",
-    "ConvertedConfig",
     "DocumentMasking",
     "EncodedDocuments",
     "Encoder",

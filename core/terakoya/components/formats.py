@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from terakoya.components.base import Component
-from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,36 +40,9 @@ class Exporter(Component):
         return ()
 
 
-@dataclass(frozen=True)
-class ConvertedConfig:
-    """The options of another program's command line, converted to parameter JSON.
-
-    Attributes:
-        parameters: the parameter JSON, with every option that it has keys for.
-        mapped: option -> the key, or keys, to which it is converted.
-        ignored: option -> the reason why nothing is lost without it.
-        unsupported: option -> the effect that the parameter JSON has no key for.
-        notes: further facts for the reader, a sentence each.
-    """
-
-    parameters: Mapping[str, Any]
-    mapped: Mapping[str, str]
-    ignored: Mapping[str, str]
-    unsupported: Mapping[str, str]
-    notes: Sequence[str] = ()
-
-
 class Importer(Component):
     """The checkpoint format of another program."""
 
     def read(self, source: Path, out: Path) -> None:
         """Reads the checkpoint at `source` and writes a Transformers folder to `out`."""
         raise NotImplementedError
-
-    def parameters(self, file: Path) -> ConvertedConfig:
-        """Returns the settings of the run that `file`, a launch script of the same program, starts.
-
-        Raises:
-            UserError: the program has no launch scripts, or the script starts no run.
-        """
-        raise UserError(f"importer {type(self).__name__}: reads checkpoints, no scripts")

@@ -1,11 +1,14 @@
-"""`terakoya parameters import`: converts the launch script of another program to a parameter JSON."""
+"""`terakoya parameters import`: converts the launch script of another program to a parameter JSON.
+
+Any plugin's importer has this verb if it has a method `parameters(file)` that returns a `ConvertedConfig`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +16,7 @@ from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.components import ConvertedConfig, Importer
+    from terakoya_megatron.converted_config import ConvertedConfig
 
 
 def command(
@@ -36,14 +39,16 @@ def command(
     from terakoya.plugins.create import create_component
 
     component = registry().component("importers", format)
+    if not hasattr(component, "parameters"):
+        raise UserError(f"importer {format}: reads checkpoints, no scripts")
     for each in define or ():
         if not each.partition("=")[0].isidentifier() or "=" not in each:
             raise UserError(f"--define {each}: expected NAME=VALUE, for example num_layers=24")
     settings = {"define": define} if define else {}
     if define and "define" not in component.model_fields:
         raise UserError(f"--define: scripts of the format {format} have no variables")
-    importer: Importer = create_component("importers", format, settings, where=f"importer {format}")
-    converted = importer.parameters(file)
+    importer: Any = create_component("importers", format, settings, where=f"importer {format}")
+    converted: ConvertedConfig = importer.parameters(file)
     text = json.dumps(converted.parameters, indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)

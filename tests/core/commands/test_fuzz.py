@@ -147,7 +147,7 @@ def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 FIRST: dict[tuple[str, ...], tuple[str, ...]] = {
     ("launch",): ("local", "missing.json"),
-    ("import",): ("megatron", "missing"),
+    ("import",): ("deepspeed", "missing"),
     ("parameters", "import"): ("megatron", "missing.sh"),
     ("plugins", "new"): ("my_model",),
 }

@@ -136,7 +136,7 @@ MISTAKES = [
     ("train p.json", "terakoya train: expected --out: The run's folder"),
     ("trian p.json", "No such command 'trian'. Did you mean 'train'?"),
     ("export run --out m --format tflite", 'exporter tflite: not installed; known: "gguf", "huggingface"'),
-    ("import gguf run --out r", 'importer gguf: not installed; known: "deepspeed", "megatron"'),
+    ("import gguf run --out r", 'importer gguf: not installed; known: "deepspeed"'),
     ("report data/store", "expected the folder of a run, got a token store"),
     ("report run run", "expected --out, the HTML file to write"),
     ("estimate p.json --device toaster", 'device "toaster": not known; known: "a10", "a100"'),

@@ -17,7 +17,7 @@ WRITERS = {
     "tokenizer train": ["tokenizer", "train", "nothing.txt", "--type", "byte_bpe"],
     "tokenizer count": ["tokenizer", "count", "nothing.txt", "--type", "byte_bpe"],
     "export": ["export", "nothing"],
-    "import": ["import", "megatron", "nothing"],
+    "import": ["import", "deepspeed", "nothing"],
     "report": ["report", "nothing"],
     "store merge": ["store", "merge", "nothing", "nothing"],
 }

@@ -115,3 +115,29 @@ def test_a_script_becomes_parameters(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 2 and "reads checkpoints, no scripts" in error
     code, _, error = call(capsys, "parameters", "import", "megatron", script, "--define", "L")
     assert code == 2 and "expected NAME=VALUE" in error
+
+
+SCRIPTS = """
+from terakoya import hookimpl
+from terakoya.components import Importer
+from terakoya_megatron.converted_config import ConvertedConfig
+
+class Recipes(Importer):
+    def parameters(self, file):
+        return ConvertedConfig({"max_steps": int(file.read_text())}, {"steps": "max_steps"}, {}, {})
+
+@hookimpl
+def register_importers():
+    return {"recipes": Recipes}
+"""
+
+
+@pytest.mark.usefixtures("fresh_plugins")
+def test_scripts_of_another_plugins_format_become_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipes.py").write_text(SCRIPTS)
+    (tmp_path / "run.txt").write_text("9")
+    words = ["--plugin", tmp_path / "recipes.py", "parameters", "import", "recipes", tmp_path / "run.txt"]
+    code, output, report = call(capsys, *words)
+    assert code == 0 and json.loads(output) == {"max_steps": 9} and "1 options are mapped" in report
