@@ -49,7 +49,7 @@ READERS = [
 FOLLOWED_ELSEWHERE = {
     "plugins/README.md": "tests/core/plugins/test_plugin_examples.py",
     "docs/reference/plugins.md": "tests/core/plugins/test_plugin_examples.py",
-    "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md": "tests/plugins/launchers/test_sagemaker.py",
+    "plugins/terakoya_clusters/launchers/sagemaker/SAGEMAKER.md": "tests/families/clusters/test_sagemaker.py",
 }
 
 

@@ -20,7 +20,7 @@ ELSEWHERE: Mapping[str, str] = {
     "core/ENGINES.md": "explanation/engines-table.md",
     "plugins/README.md": "how-to/plugins.md",
     "plugins/terakoya_megatron/MEGATRON_FLAGS.md": "reference/megatron-flags.md",
-    "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md": "how-to/sagemaker.md",
+    "plugins/terakoya_clusters/launchers/sagemaker/SAGEMAKER.md": "how-to/sagemaker.md",
     "parameters/FROM_OTHER_TRAINERS.md": "coming-from/gpt-trainers.md",
     "tools/bench/README.md": "explanation/bench.md",
     "tools/real_input/README.md": "explanation/real-input.md",

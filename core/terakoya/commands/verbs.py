@@ -25,7 +25,7 @@ from terakoya.commands import (
     upload,
     verify,
 )
-from terakoya.commands.launching import launch, move
+from terakoya.commands.launching import launch
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import import_script, list_presets
 from terakoya.commands.parameters import list_presets
@@ -104,9 +104,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         "train": Command(train.command, "terakoya train bert_base --out work/run --set max_steps=100000"),
         "launch": Command(
             launch.command, "terakoya launch slurm bert_base --out work/run --time 24:00:00", passes_options=True
-        ),
-        "move": Command(
-            move.command, "terakoya move work/run hosts:a01:8,a02:8 --out s3://bucket/run", passes_options=True
         ),
         "fork": Command(
             fork.command,

@@ -28,6 +28,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "clusters": Family(verbs=("move",), components=("launchers grid_engine", "launchers pbs", "launchers sagemaker")),
     "contract": Family(verbs=("plugins new", "plugins check")),
     "japanese": Family(languages=("ja",)),
     "quality": Family(

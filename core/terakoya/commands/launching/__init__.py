@@ -1,1 +1,1 @@
-"""`terakoya launch`, its verbs for submitted jobs, and `terakoya move`."""
+"""`terakoya launch` and its verbs for submitted jobs."""

@@ -1,7 +1,7 @@
 """The jobs of `launch grid_engine` and `launch pbs`, with stand-ins for the schedulers' programs.
 
-tests/tools/test_grid_engine.py has a real Grid Engine. There is none of PBS: its programs' answers are written here
-as its reference guide describes them.
+test_grid_engine.py has a real Grid Engine. There is none of PBS: its programs' answers are written here as its
+reference guide describes them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from terakoya.components import JobState
 from terakoya.errors import UserError
 from terakoya.launch.jobs import find_job
 from terakoya.launch.plan import PlannedLaunch, plan_launch
-from terakoya_plugins.launchers.grid_engine.job import GridEngineJob
-from terakoya_plugins.launchers.pbs.job import PbsJob
+from terakoya_clusters.launchers.grid_engine.job import GridEngineJob
+from terakoya_clusters.launchers.pbs.job import PbsJob
 
 TWO = {"0": 10, "1": 6}
 HOSTS = {"grid_engine": {"pe": "hosts"}, "pbs": {}}

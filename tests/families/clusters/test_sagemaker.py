@@ -20,7 +20,7 @@ from followed_pages import blocks_of
 
 from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
-from terakoya_plugins.launchers.sagemaker.request import METRICS
+from terakoya_clusters.launchers.sagemaker.request import METRICS
 
 pytest.importorskip("botocore", reason="its model of SageMaker validates the requests")
 
@@ -78,7 +78,7 @@ def test_a_config_sample_is_converted(tmp_path: Path) -> None:
 
 
 def test_the_settings_in_the_documentation_are_accepted(tmp_path: Path) -> None:
-    page = "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md"
+    page = "plugins/terakoya_clusters/launchers/sagemaker/SAGEMAKER.md"
     (text,) = [block.content for block in blocks_of(page) if block.what == "sagemaker.json"]
     content = request(planned(tmp_path, json.loads(text), batch_size={"0": 128, "1": 128}))
     assert (

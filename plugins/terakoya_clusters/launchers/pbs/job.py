@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from terakoya.components import JobState
 from terakoya.toolkit.launchers.scheduler_programs import run_program
-from terakoya.toolkit.launchers.submitted_batch import SubmittedBatchJob
+from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
 
 WHERE = "launch pbs"
 UNKNOWN = "Unknown Job"

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from terakoya.components import JobState
 from terakoya.toolkit.launchers.scheduler_programs import run_program
-from terakoya.toolkit.launchers.submitted_batch import SubmittedBatchJob
+from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
 
 WHERE = "launch grid_engine"
 

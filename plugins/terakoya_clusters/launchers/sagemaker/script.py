@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from string import Template
 
 from terakoya.toolkit.launchers.scripts import quote
-from terakoya_plugins.launchers.sagemaker.settings import ROOT
+from terakoya_clusters.launchers.sagemaker.settings import ROOT
 
 SCRIPT = Template(r"""#!/bin/bash
 # $name: each of $instances instance$s runs this script.

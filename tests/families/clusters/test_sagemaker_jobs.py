@@ -17,8 +17,8 @@ from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.launch.jobs import fetch, find_job, poll_states
 from terakoya.launch.plan import PlannedLaunch, plan_launch
-from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
-from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
+from terakoya_clusters.launchers.sagemaker import job as sagemaker_job
+from terakoya_clusters.launchers.sagemaker.job import LOGS, SageMakerJob
 
 boto3 = pytest.importorskip("boto3")
 

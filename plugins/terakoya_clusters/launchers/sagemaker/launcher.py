@@ -10,8 +10,7 @@ import re
 import time
 from pathlib import Path
 
-from terakoya import hookimpl
-from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
+from terakoya.components import Job, LaunchPlan, SubmittedJob
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address
@@ -19,10 +18,10 @@ from terakoya.toolkit.hub_cache import is_hub_name
 from terakoya.toolkit.json_settings import read_settings
 from terakoya.toolkit.launchers.scripts import quote
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
-from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
-from terakoya_plugins.launchers.sagemaker import request as sagemaker_request
-from terakoya_plugins.launchers.sagemaker import script as sagemaker_script
-from terakoya_plugins.launchers.sagemaker.settings import CODE, DATA, ROOT, SageMakerSettings
+from terakoya_clusters.launchers.sagemaker import job as sagemaker_job
+from terakoya_clusters.launchers.sagemaker import request as sagemaker_request
+from terakoya_clusters.launchers.sagemaker import script as sagemaker_script
+from terakoya_clusters.launchers.sagemaker.settings import CODE, DATA, ROOT, SageMakerSettings
 
 
 class SageMaker(SageMakerSettings):
@@ -189,9 +188,3 @@ def _ship_plugin(word: str, files: dict[str, str]) -> str:
         return word
     files[file.name] = file.read_text(encoding="utf-8")
     return f"{DATA}/{CODE}/{file.name}"
-
-
-@hookimpl
-def register_launchers() -> dict[str, type[Launcher]]:
-    """Registers `sagemaker`."""
-    return {"sagemaker": SageMaker}

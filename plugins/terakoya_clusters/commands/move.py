@@ -43,9 +43,9 @@ def command(
     Nothing is stopped before the new start is planned. Where a step fails, the same command goes on from there.
     """
     from terakoya.json_settings import read_settings
-    from terakoya.launch.move import move, saying_where
     from terakoya.log import console
     from terakoya.plugins import registry
+    from terakoya_clusters.move import move, saying_where
 
     if len(arguments) < 2:
         raise UserError(

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from terakoya import hookimpl
-from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
+from terakoya.components import Job, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
-from terakoya.toolkit.launchers.batch_jobs import BatchLauncher, job_name
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
-from terakoya_plugins.launchers.pbs import job as pbs_job
+from terakoya_clusters.launchers.batch_jobs import BatchLauncher, job_name
+from terakoya_clusters.launchers.pbs import job as pbs_job
 
 
 class Pbs(BatchLauncher):
@@ -80,9 +79,3 @@ class Pbs(BatchLauncher):
 
     def _start(self) -> str:
         return self.start
-
-
-@hookimpl
-def register_launchers() -> dict[str, type[Launcher]]:
-    """Registers `pbs`."""
-    return {"pbs": Pbs}

@@ -21,12 +21,12 @@ from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of
 from terakoya.launch.jobs import find_job
-from terakoya.launch.move import carry, move
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
 from terakoya.runs.report import read_reports
+from terakoya_clusters.move import carry, move
 
 SLURM = {"time": "01:00:00"}
 
@@ -180,7 +180,7 @@ def test_a_copy_that_is_cut_short_leaves_nothing(run: Path, tmp_path: Path, monk
         (target / "metrics.jsonl").write_text("{")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("terakoya.launch.move.copy_folder", copy_half)
+    monkeypatch.setattr("terakoya_clusters.move.copy_folder", copy_half)
     with pytest.raises((UserError, OSError), match="No space left on device"):
         move(run, "slurm", SLURM, out=tmp_path / "there", say=said.append)
     assert not (tmp_path / "there").exists() and f"whole in {run}" in said[-1] and steps(run) == [4]

@@ -11,13 +11,12 @@ from typing import Any, ClassVar, Self
 
 from pydantic import PositiveInt, model_validator
 
-from terakoya import hookimpl
-from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
+from terakoya.components import Job, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.batch_jobs import BatchLauncher, job_name
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
-from terakoya_plugins.launchers.grid_engine import job as grid_engine_job
+from terakoya_clusters.launchers.batch_jobs import BatchLauncher, job_name
+from terakoya_clusters.launchers.grid_engine import job as grid_engine_job
 
 
 class GridEngine(BatchLauncher):
@@ -98,9 +97,3 @@ class GridEngine(BatchLauncher):
 
     def _start(self) -> str:
         return self.start
-
-
-@hookimpl
-def register_launchers() -> dict[str, type[Launcher]]:
-    """Registers `grid_engine`."""
-    return {"grid_engine": GridEngine}

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
-from terakoya_plugins.launchers.sagemaker.settings import CODE, DATA, ROOT
+from terakoya_clusters.launchers.sagemaker.settings import CODE, DATA, ROOT
 
 if TYPE_CHECKING:
-    from terakoya_plugins.launchers.sagemaker.settings import SageMakerSettings
+    from terakoya_clusters.launchers.sagemaker.settings import SageMakerSettings
 
 NUMBER = r"(-?[0-9][-+.0-9e]*)"
 METRICS: Mapping[str, str] = {

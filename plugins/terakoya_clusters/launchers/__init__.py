@@ -1,0 +1,1 @@
+"""Launchers that submit jobs to the schedulers and services of clusters."""
