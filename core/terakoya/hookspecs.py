@@ -103,6 +103,14 @@ def register_commands() -> Mapping[str, Command | Group]:  # type: ignore[empty-
 
 
 @hookspec
+def register_options() -> Mapping[str, Callable[..., None]]:  # type: ignore[empty-body]
+    """Called as `register_commands`, in every process that reads a command line. Returns functions by the name of a
+    verb of the core or of another plugin. Such a function is called instead of the verb, and its keyword-only
+    parameters are further options of it, as typer reads them: `function(verb, arguments, **options)`, where
+    `verb(**arguments)` runs the verb."""
+
+
+@hookspec
 def register_languages() -> Mapping[str, Callable[[], Language]]:  # type: ignore[empty-body]
     """Called when the command line starts, in every process that reads one, of the same modules. Returns functions that
     load a language, by its name for `TERAKOYA_LANG`."""

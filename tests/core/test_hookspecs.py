@@ -62,7 +62,8 @@ def load(fresh_plugins: None, tmp_path: Path) -> Load:
 
 
 def test_every_hook_has_a_test_in_this_file() -> None:
-    assert set(HOOKS) == {"register_commands", "register_languages", *REGISTER_HOOKS, *EVENTS}
+    further = {"register_commands", "register_languages", "register_options"}
+    assert set(HOOKS) == {*further, *REGISTER_HOOKS, *EVENTS}
     assert set(REGISTER_HOOKS) == set(plugins.REGISTER_HOOKS.values())
     assert tuple(EVENTS) == plugins.EVENTS
 

@@ -13,7 +13,7 @@ class Family:
     """A package beside the core that adds to it through hooks alone. `--without NAME` leaves it out.
 
     Attributes:
-        verbs: of the command line: "finetune", "plugins new".
+        verbs: of the command line, and options that it adds to others: "finetune", "estimate --gpus".
         functions: name in `terakoya` -> the module that has it.
         components: kinds and names: "importers megatron".
         keys: key paths of settings files.

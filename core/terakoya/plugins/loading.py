@@ -241,7 +241,7 @@ def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
                     f"{options.get('specname') or name}{nearest(name, specs)} "
                     f"Start without it: --without {plugin.name}"
                 )
-        elif name in (*REGISTER_HOOKS.values(), "register_commands") and inspect.isfunction(value):
+        elif name in (*REGISTER_HOOKS.values(), "register_commands", "register_options") and inspect.isfunction(value):
             raise UserError(f"plugin {plugin.name} ({plugin.source}): {name} is not marked with @hookimpl")
     return found
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from terakoya.errors import UserError, nearest
@@ -50,7 +52,12 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
     """
     finder = Finder(without, submodules=False)
     commands, origins = dict(own), dict.fromkeys(own, "terakoya")
-    for plugin, found in _results("register_commands", Command | Group, finder, plugins):
+    options: list[tuple[str, str, Callable[..., None]]] = []
+    kinds = {"register_commands": Command | Group, "register_options": Callable}
+    for plugin, hook, found in _results(kinds, finder, plugins):
+        if hook == "register_options":
+            options += [(plugin.name, name, function) for name, function in found.items()]
+            continue
         for name, command in found.items():
             if name in commands:
                 raise UserError(
@@ -58,6 +65,12 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
                     f"exclude one with --without {plugin.name}"
                 )
             commands[name], origins[name] = command, plugin.name
+    for plugin_name, name, function in options:
+        command = commands.get(name)
+        if isinstance(command, Command):
+            commands[name] = _with_options(command, function, f"options of {plugin_name} for {name}")
+        elif not missing_family("verbs", name):
+            raise UserError(f'options of {plugin_name}: there is no command "{name}"{nearest(name, commands)}')
     for name in commands:
         group = name.rpartition(" ")[0]
         if group and not isinstance(commands.get(group), Group):
@@ -76,7 +89,7 @@ def find_language(without: Sequence[str] = ()) -> Language | None:
     if chosen == "en":
         return None
     known: dict[str, Any] = {}
-    for _, found in _results("register_languages", object, Finder(without, submodules=False), ()):
+    for _, _, found in _results({"register_languages": object}, Finder(without, submodules=False), ()):
         known |= found
     if chosen not in known:
         family = missing_family("languages", chosen)
@@ -88,25 +101,47 @@ def find_language(without: Sequence[str] = ()) -> Language | None:
 
 
 def _results(
-    hook: str, kind: Any, finder: Finder, plugins: Sequence[str]
-) -> Iterator[tuple[Plugin, Mapping[str, Any]]]:
-    """Yields what `hook` of each plugin returns, a mapping to `kind`; an installed plugin that fails is `finder`'s.
-    Raises PluginError where one of `plugins` fails."""
+    kinds: Mapping[str, Any], finder: Finder, plugins: Sequence[str]
+) -> Iterator[tuple[Plugin, str, Mapping[str, Any]]]:
+    """Yields what the hooks in `kinds` of each plugin return, a mapping to the kind; an installed plugin that fails is
+    `finder`'s. Raises PluginError where one of `plugins` fails."""
     for plugin in [*finder.find_installed(), *(plugin for name in plugins for plugin in finder.find_requested(name))]:
-        function = vars(plugin.module).get(hook)
-        if function is None or not has_hooks(plugin.module):
-            continue
-        try:
-            found = function()
-            if not (isinstance(found, Mapping) and all(isinstance(each, kind) for each in found.values())):
-                raise TypeError(f"expected a mapping of names to what terakoya.hookspecs says, got {found!r}")
-        except Exception as error:
-            failed = PluginError(plugin.name, f"{hook}: {describe(error)}")
-            if plugin.source.requested:
-                raise failed from error
-            finder.broken.append(Broken(plugin.name, plugin.source, failed.message))
-            continue
-        yield plugin, found
+        for hook, kind in kinds.items():
+            function = vars(plugin.module).get(hook)
+            if function is None or not has_hooks(plugin.module):
+                continue
+            try:
+                found = function()
+                if not (isinstance(found, Mapping) and all(isinstance(each, kind) for each in found.values())):
+                    raise TypeError(f"expected a mapping of names to what terakoya.hookspecs says, got {found!r}")
+            except Exception as error:
+                failed = PluginError(plugin.name, f"{hook}: {describe(error)}")
+                if plugin.source.requested:
+                    raise failed from error
+                finder.broken.append(Broken(plugin.name, plugin.source, failed.message))
+                continue
+            yield plugin, hook, found
+
+
+def _with_options(command: Command, function: Callable[..., None], where: str) -> Command:
+    """Returns `command` with the options that `function` adds to it, as `hookspecs.register_options` says. Raises
+    UserError for an option that the command has already."""
+    own = inspect.signature(command.function, eval_str=True)
+    added = [
+        each
+        for each in inspect.signature(function, eval_str=True).parameters.values()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    if taken := [each.name for each in added if each.name in own.parameters]:
+        raise UserError(f"{where}: {', '.join(taken)}: it has them already")
+
+    @functools.wraps(command.function)
+    def run(**given: Any) -> None:
+        options = {each.name: given.pop(each.name) for each in added}
+        function(command.function, given, **options)
+
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
+    return replace(command, function=run)
 
 
 def _in_order(commands: Mapping[str, Command | Group]) -> dict[str, Command | Group]:

@@ -168,3 +168,51 @@ def test_what_a_missing_family_has_is_answered_with_its_name(
     with pytest.raises(UserError, match=f"schedule sung: not installed; {belongs}"):
         registry().component("schedules", "sung")
     assert explain_unknown_key("tune", ["tuna", "seed"]) == f"; {belongs}"
+
+
+POLITE = """
+from typing import Annotated
+
+import typer
+
+from terakoya import hookimpl
+
+def speak(verb, arguments, *, polite: Annotated[bool, typer.Option("--polite", help="Say san.")] = False) -> None:
+    verb(**{**arguments, "name": arguments["name"] + "-san"} if polite else arguments)
+
+@hookimpl
+def register_options():
+    return {"greet": speak}
+"""
+
+
+def test_a_plugin_adds_options_to_a_verb_of_another(
+    greet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    polite = tmp_path / "polite.py"
+    polite.write_text(POLITE, encoding="utf-8")
+    both = ["--plugin", str(polite), "--plugin", greet, "greet"]
+    assert call(capsys, *both, "Hanako", "--polite", "--loud") == (0, "HANAKO-SAN\n", "")
+    assert call(capsys, *both, "Hanako") == (0, "Hanako\n", "")
+    help = call(capsys, *both, "-h")[1]
+    assert help.index("Greet somebody.") < help.index("--loud") < help.index("--polite") < help.index("Say san.")
+    monkeypatch.setitem(families.FAMILIES, "manners", Family(verbs=("greet --polite",)))
+    code, _, err = call(capsys, "--without", "polite", *both, "Hanako", "--polite")
+    assert code == 2 and "--polite: no such option; it belongs to the family manners" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('{"greet"', '{"greed"', 'options of polite: there is no command "greed"; did you mean "greet"'),
+        ("polite: Annotated", "loud: Annotated", "options of polite for greet: loud: it has them already"),
+        ("speak}", "1}", "expected a mapping of names to what"),
+    ],
+)
+def test_wrong_options_are_an_error_that_names_the_plugin(
+    greet: str, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    polite = tmp_path / "polite.py"
+    polite.write_text(POLITE.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        find_verbs(register_commands(), [greet, str(polite)])

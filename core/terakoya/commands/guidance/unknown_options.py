@@ -12,6 +12,7 @@ from typing import Any
 from typer import BadParameter, TyperException
 
 from terakoya.errors import UserError
+from terakoya.plugins.families import missing_family
 
 WITH_SET = ("train", "estimate", "launch")
 """The verbs whose --set takes keys of the parameter JSON."""
@@ -135,7 +136,10 @@ def explain(error: TyperException, arguments: Sequence[str]) -> Exception:
         return error
     options = [flag for parameter in context.command.params for flag in (*parameter.opts, *parameter.secondary_opts)]
     flags = [flag for flag in options if flag.startswith("--")]
-    advice = answer(path.partition(" ")[2], option, _value_of(option, arguments), flags)
+    verb = path.partition(" ")[2]
+    if family := missing_family("verbs", f"{verb} {option}"):
+        return UserError(f"{path}: {option}: no such option{family}")
+    advice = answer(verb, option, _value_of(option, arguments), flags)
     if advice is None:
         names = [flag.removeprefix("--") for flag in flags]
         near = difflib.get_close_matches(option.lstrip("-"), names, n=2, cutoff=0.6)
