@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from terakoya import Command, hookimpl
@@ -18,6 +18,14 @@ def register_commands() -> Mapping[str, Command]:
 
     example = "terakoya move work/run hosts:a01:8,a02:8 --out s3://bucket/run"
     return {"move": Command(move.command, example, after="launch", passes_options=True)}
+
+
+@hookimpl
+def register_options() -> Mapping[str, Callable[..., None]]:
+    """Registers `estimate --gpus`."""
+    from terakoya_clusters.commands import layouts
+
+    return {"estimate": layouts.estimate}
 
 
 @hookimpl

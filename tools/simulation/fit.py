@@ -1,4 +1,4 @@
-"""Fits the constants of `terakoya.estimation.layouts.cluster` that no maker states to some of the published runs, and
+"""Fits the constants of `terakoya_clusters.layouts.cluster` that no maker states to some of the published runs, and
 prints them; the values in that file came from here.
 
     python tools/simulation/fit.py

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.estimation.devices import GIB
-from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
-from terakoya.estimation.layouts.rank_memory import rank_memory
-from terakoya.estimation.layouts.step_time import StepTime, step_time
-from terakoya.estimation.layouts.transformer import Transformer, decoder
+from terakoya_clusters.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
+from terakoya_clusters.layouts.rank_memory import rank_memory
+from terakoya_clusters.layouts.step_time import StepTime, step_time
+from terakoya_clusters.layouts.transformer import Transformer, decoder
 
 FILE = Path(__file__).with_name("published.csv")
 FITTED_MODELS = ("mpt-1b", "mpt-7b")

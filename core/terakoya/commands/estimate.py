@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import Estimate
     from terakoya.estimation.phases import PhaseEstimate
 
@@ -29,11 +31,6 @@ def command(
         int | None,
         typer.Option(min=1, help="Number of processes, one per device. Default: the fewest that the run can use."),
     ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="The same, and the fastest layouts over as many GPUs that fit into memory."),
-    ] = None,
-    per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs per node.")] = 8,
     nodes: NodesOption = None,
     device: Annotated[
         str | None,
@@ -67,66 +64,102 @@ def command(
     Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of
     steps on this machine, or of a card with that name. Otherwise they are a range.
     """
-    from terakoya.commands.guidance.layouts import print_layouts
+    # the first statement: locals() holds the arguments and nothing else
+    request = Request(**locals())
+
+    from terakoya.log import error_console
+
+    with error_console().status("measuring", spinner="dots"):
+        answer = estimate_run(request)
+    show(request, answer)
+    if not as_json:
+        suggest_next(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked of `terakoya estimate`: its arguments, and what a plugin's option assumes.
+
+    Attributes:
+        assumed_nodes: number of nodes of a `batch_size` of `{"*": ROWS}` where `nodes` is not given.
+    """
+
+    parameters: Path
+    set_: Sequence[str] | None = None
+    processes: int | None = None
+    nodes: int | None = None
+    device: str | None = None
+    vocab_size: int | None = None
+    mfu: float | None = None
+    tflops: float | None = None
+    measure: bool = True
+    run: Path | None = None
+    as_json: bool = False
+    assumed_nodes: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The estimate of a run of `parameters`, and those of its phases."""
+
+    parameters: Parameters
+    estimate: Estimate
+    phases: Sequence[PhaseEstimate]
+
+
+def estimate_run(request: Request) -> Answer:
+    """Returns the estimate. Raises UserError for wrong parameters, and for a --run that is of others."""
     from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import estimate, with_speed
     from terakoya.estimation.kept_rates import LEAST_STEPS_OF_RUN, seconds_of_run
-    from terakoya.estimation.layouts.find_layouts import find_layouts
     from terakoya.estimation.phases import estimate_phases, whole_run
-    from terakoya.estimation.speed import speed_of_layout, speed_of_run
+    from terakoya.estimation.speed import speed_of_run
     from terakoya.launch.measuring import measure_here
-    from terakoya.log import console, error_console
 
-    if gpus is not None and processes is not None:
-        raise UserError(f"--gpus {gpus}: includes --processes {processes}; give one of them")
-    overrides = tuple(set_ or ())
-    layouts = None
-    with error_console().status("measuring", spinner="dots"):
-        if gpus is not None:
-            layouts = find_layouts(
-                parameters, gpus, per_node=per_node, nodes=nodes, gpu=device, vocab_size=vocab_size,
-                overrides=overrides,
-            )  # fmt: skip
-            device = layouts.cluster.gpu.name
-        loaded = Parameters.load(parameters, overrides, nodes=nodes or (gpus and -(-gpus // per_node)))
-        batch_table.check_nodes(loaded.batch_size, nodes)
-        options: dict[str, Any] = {
-            "processes": gpus or processes, "device": device, "vocab_size": vocab_size, "mfu": mfu, "tflops": tflops,
-            "measure_speed": measure_here if measure else None,
-        }  # fmt: skip
-        phases = estimate_phases(loaded, **options) if loaded.phases else []
-        estimated = whole_run(phases, loaded) if phases else estimate(loaded, **options)
-        # a layout is one of the rows outside of phases: the hours of the run are not its steps times their time
-        steps = None if phases else estimated.steps
-        if run is not None:
-            seconds = seconds_of_run(run, loaded, processes=estimated.processes)
-            if seconds is None:
-                raise UserError(
-                    f"--run {run}: expected a run of these parameters in {estimated.processes} processes, of at least "
-                    f"{LEAST_STEPS_OF_RUN} steps on this machine with its versions of torch and terakoya"
-                )
-            estimated = with_speed(estimated, speed_of_run(seconds, run), loaded)
-        is_known = estimated.speed is not None and estimated.speed.source in ("run", "probe", "given")
-        fastest = None if layouts is None or is_known or phases else layouts.fastest_supported
-        if fastest is not None:
-            estimated = with_speed(estimated, speed_of_layout(fastest.time.seconds), loaded)
-    if as_json:
-        more = {} if layouts is None else layouts.as_json(steps)
-        more |= {"phases": [phase.as_json() for phase in phases]} if phases else {}
-        typer.echo(json.dumps(estimated.as_json() | more, indent=2, ensure_ascii=False))
+    loaded = Parameters.load(
+        request.parameters, tuple(request.set_ or ()), nodes=request.nodes or request.assumed_nodes
+    )
+    batch_table.check_nodes(loaded.batch_size, request.nodes)
+    options: dict[str, Any] = {
+        "processes": request.processes, "device": request.device, "vocab_size": request.vocab_size,
+        "mfu": request.mfu, "tflops": request.tflops, "measure_speed": measure_here if request.measure else None,
+    }  # fmt: skip
+    phases = estimate_phases(loaded, **options) if loaded.phases else []
+    estimated = whole_run(phases, loaded) if phases else estimate(loaded, **options)
+    if request.run is not None:
+        seconds = seconds_of_run(request.run, loaded, processes=estimated.processes)
+        if seconds is None:
+            raise UserError(
+                f"--run {request.run}: expected a run of these parameters in {estimated.processes} processes, of at "
+                f"least {LEAST_STEPS_OF_RUN} steps on this machine with its versions of torch and terakoya"
+            )
+        estimated = with_speed(estimated, speed_of_run(seconds, request.run), loaded)
+    return Answer(loaded, estimated, phases)
+
+
+def show(request: Request, answer: Answer, more: Mapping[str, Any] | None = None) -> None:
+    """Prints tables, or one JSON object with the keys of `more` in it."""
+    from terakoya.log import console
+
+    if request.as_json:
+        keys = {**answer.estimate.as_json(), **(more or {})}
+        keys |= {"phases": [phase.as_json() for phase in answer.phases]} if answer.phases else {}
+        typer.echo(json.dumps(keys, indent=2, ensure_ascii=False))
         return
-    if phases:
-        console().print(_phase_table(phases))
-    console().print(_model_table(estimated))
-    console().print(_memory_table(estimated))
-    for line in _other_lines(estimated):
+    if answer.phases:
+        console().print(_phase_table(answer.phases))
+    console().print(_model_table(answer.estimate))
+    console().print(_memory_table(answer.estimate))
+    for line in _other_lines(answer.estimate):
         console().print(line, markup=False, soft_wrap=True)
-    if layouts is not None:
-        print_layouts(layouts, steps)
-    sets = [word for each in overrides for word in ("--set", each)]
-    sets += [] if nodes is None else ["--nodes", str(nodes)]
-    next_command.show("train", parameters, "--out", "work/run", "--dry-run", *sets)
+
+
+def suggest_next(request: Request) -> None:
+    """Prints the command that trains, with the same changes."""
+    sets = [word for each in request.set_ or () for word in ("--set", each)]
+    sets += [] if request.nodes is None else ["--nodes", str(request.nodes)]
+    next_command.show("train", request.parameters, "--out", "work/run", "--dry-run", *sets)
 
 
 def gigabytes(size: float) -> str:

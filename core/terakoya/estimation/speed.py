@@ -108,12 +108,6 @@ def speed_of_run(seconds: float, folder: object) -> Speed:
     return Speed(seconds, seconds, 0.0, "run", f"measured on this machine, by the run in {folder}")
 
 
-def speed_of_layout(seconds: float) -> Speed:
-    """Returns the speed of a layout of many GPUs, whose step takes `seconds` by the formulas for layouts."""
-    said = "by the formulas for the fastest supported layout below; not a measurement"
-    return Speed(seconds, seconds, 0.0, "formulas", said)
-
-
 def describe_hours(hours: tuple[float, float]) -> str:
     """Returns a time or a range of times in words: `12 minutes`, `1.5–4.0 hours`."""
 

@@ -28,7 +28,10 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "clusters": Family(verbs=("move",), components=("launchers grid_engine", "launchers pbs", "launchers sagemaker")),
+    "clusters": Family(
+        verbs=("move", "estimate --gpus", "estimate --gpus-per-node"),
+        components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
+    ),
     "contract": Family(verbs=("plugins new", "plugins check")),
     "japanese": Family(languages=("ja",)),
     "quality": Family(

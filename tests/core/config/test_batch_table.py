@@ -15,7 +15,6 @@ from terakoya.config.batch_table import split_proportionally
 from terakoya.config.parameters import Parameters
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.estimation.layouts.find_layouts import find_layouts
 from terakoya.plugins import registry
 
 ORIGINAL = [{"0": 100, "1": 100, "2": 56}, {"0": 80, "1": 80, "2": 48, "3": 48}]
@@ -140,10 +139,3 @@ def test_the_table_is_shown_as_it_stands_or_for_a_number_of_nodes(
         with pytest.raises(SystemExit):
             main(["parameters", "show", str(file), "--json", *nodes])
         assert json.loads(capsys.readouterr().out)["batch_size"] == table
-
-
-@pytest.mark.slow
-def test_an_estimate_is_for_the_nodes_of_its_gpus(store: Path, tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(short_form(store)))
-    assert find_layouts(file, 4, per_node=2, gpu="h100").batch_size == {"0": 8, "1": 8}

@@ -21,10 +21,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step
 from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.estimate import estimate, first_rank_batch
-from terakoya.estimation.layouts.cluster import Layout
-from terakoya.estimation.layouts.measured_model import measure_transformer
-from terakoya.estimation.layouts.rank_memory import rank_memory
-from terakoya.estimation.layouts.suggest import engine_program
 from terakoya.store.token_store import TokenStore
 
 PRESETS = Path(__file__).parents[3] / "parameters"
@@ -197,6 +193,12 @@ def test_between_steps_a_pipeline_holds_only_weights_and_state(name: str, shape:
 
 @pytest.mark.slow
 def test_the_formula_of_a_layout_matches_its_memory(shape: Shape, store: Path) -> None:
+    pytest.importorskip("terakoya_clusters", reason="the formulas are the family's")
+    from terakoya_clusters.layouts.cluster import Layout
+    from terakoya_clusters.layouts.measured_model import measure_transformer
+    from terakoya_clusters.layouts.rank_memory import rank_memory
+    from terakoya_clusters.layouts.suggest import engine_program
+
     parameters = shape.parameters["ddp"]
     model, state = measure_transformer(parameters, TokenStore.open(store).facts.vocabulary, context=float(shape.length))
     ratios = {}

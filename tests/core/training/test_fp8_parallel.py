@@ -13,12 +13,12 @@ import torch
 import toy
 import worlds
 from engine_runs import UNVALIDATED, assert_close, assert_same_losses
+from lonely_group import LonelyGroup
 from test_tensor_parallel import assert_same, gradients, settings, state
 from transformers import AutoModelForCausalLM
 
 from terakoya.components import TensorPartition
 from terakoya.errors import UserError
-from terakoya.estimation.layouts.measured_model import LonelyGroup
 from terakoya.training.engines import fp8
 from terakoya.training.engines.tensor_layers import TensorDivision, partition_blocks
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kept_by_block import SIZES, kept_by_block
+from lonely_group import LonelyGroup
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.estimation.layouts.measured_model import LonelyGroup
+from terakoya.contract.toy import VOCABULARY
 from terakoya.plugins import registry
 from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import (

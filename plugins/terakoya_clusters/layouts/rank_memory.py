@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from terakoya.estimation.layouts.cluster import Layout, Program
-from terakoya.estimation.layouts.step_time import rank_weights
-from terakoya.estimation.layouts.transformer import Transformer
+from terakoya_clusters.layouts.cluster import Layout, Program
+from terakoya_clusters.layouts.step_time import rank_weights
+from terakoya_clusters.layouts.transformer import Transformer
 
 
 def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping[str, float]:

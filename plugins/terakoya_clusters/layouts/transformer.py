@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from terakoya.estimation.layouts.cluster import Recomputation
+from terakoya_clusters.layouts.cluster import Recomputation
 
 Activations = Mapping[Recomputation | None, float]
 """Recomputation -> bytes kept until the backward."""

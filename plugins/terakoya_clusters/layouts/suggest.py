@@ -12,10 +12,10 @@ from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.engine_memory import AHEAD, BUCKET, FLOAT16, FLOAT32, LIVE
-from terakoya.estimation.layouts.cluster import Cluster, Layout, Program, Recomputation
-from terakoya.estimation.layouts.rank_memory import rank_memory
-from terakoya.estimation.layouts.step_time import StepTime, step_time
-from terakoya.estimation.layouts.transformer import Transformer
+from terakoya_clusters.layouts.cluster import Cluster, Layout, Program, Recomputation
+from terakoya_clusters.layouts.rank_memory import rank_memory
+from terakoya_clusters.layouts.step_time import StepTime, step_time
+from terakoya_clusters.layouts.transformer import Transformer
 
 USABLE = 0.92
 """Fraction of a device's memory that tensors may take: the rest is its context and fragmentation."""

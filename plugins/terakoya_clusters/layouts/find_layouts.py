@@ -9,11 +9,11 @@ from typing import Any
 
 from terakoya.config.parameters import Parameters
 from terakoya.estimation import devices
-from terakoya.estimation.layouts.cluster import Cluster, find_gpu
-from terakoya.estimation.layouts.measured_model import measure_transformer
-from terakoya.estimation.layouts.suggest import Suggestion, batch_size_for, suggest
 from terakoya.estimation.model_check import check_model
 from terakoya.estimation.synthetic_rows import row_statistics
+from terakoya_clusters.layouts.cluster import Cluster, find_gpu
+from terakoya_clusters.layouts.measured_model import measure_transformer
+from terakoya_clusters.layouts.suggest import Suggestion, batch_size_for, suggest
 
 DEFAULT_GPU = "h100"
 """The GPU to assume where this machine has none and none is named."""

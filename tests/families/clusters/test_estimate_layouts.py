@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy
 from selection import at_night
 from typer.testing import CliRunner
 
@@ -17,12 +18,12 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB
 from terakoya.estimation.fake_step import BACKWARD, FORWARD, LATE_BACKWARD, STEP, Simulation
-from terakoya.estimation.layouts.cluster import Cluster, find_gpu
-from terakoya.estimation.layouts.find_layouts import find_layouts
-from terakoya.estimation.layouts.measured_model import measure_transformer
-from terakoya.estimation.layouts.suggest import USABLE, batch_size_for, candidates, refusal_reason, suggest
-from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
+from terakoya_clusters.layouts.cluster import Cluster, find_gpu
+from terakoya_clusters.layouts.find_layouts import find_layouts
+from terakoya_clusters.layouts.measured_model import measure_transformer
+from terakoya_clusters.layouts.suggest import USABLE, batch_size_for, candidates, refusal_reason, suggest
+from terakoya_clusters.layouts.transformer import Transformer
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 
@@ -202,7 +203,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[Transformer]:
         measured.append(found[key][0])
         return found[key]
 
-    monkeypatch.setattr("terakoya.estimation.layouts.find_layouts.measure_transformer", measure_once)
+    monkeypatch.setattr("terakoya_clusters.layouts.find_layouts.measure_transformer", measure_once)
     return measured
 
 
@@ -303,3 +304,11 @@ def test_layers_that_are_not_equal_are_refused() -> None:
 
     with pytest.raises(UserError, match="not made of equal layers"):
         refuse("tiny_t5")
+
+
+@pytest.mark.slow
+def test_an_estimate_is_for_the_nodes_of_its_gpus(tmp_path: Path) -> None:
+    store = toy.make_store(tmp_path / "store", documents=20, seed=1)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, batch_size={"*": 8})))
+    assert find_layouts(file, 4, per_node=2, gpu="h100").batch_size == {"0": 8, "1": 8}

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from terakoya.errors import UserError
-from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
-from terakoya.estimation.layouts.rank_memory import activations, in_flight, rank_memory
-from terakoya.estimation.layouts.step_time import efficiency, rank_weights, ring_seconds, step_time
-from terakoya.estimation.layouts.suggest import engine_program
-from terakoya.estimation.layouts.transformer import Transformer, decoder
+from terakoya_clusters.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
+from terakoya_clusters.layouts.rank_memory import activations, in_flight, rank_memory
+from terakoya_clusters.layouts.step_time import efficiency, rank_weights, ring_seconds, step_time
+from terakoya_clusters.layouts.suggest import engine_program
+from terakoya_clusters.layouts.transformer import Transformer, decoder
 
 H, L, V, S, A = 1024, 8, 32000, 2048, 16
 """Hidden size, layers, vocabulary, positions of a row, heads."""

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from terakoya.estimation.layouts.cluster import Cluster, Layout, Program
-from terakoya.estimation.layouts.transformer import LAYER_TRAFFIC, LOGITS_TRAFFIC, Transformer
+from terakoya_clusters.layouts.cluster import Cluster, Layout, Program
+from terakoya_clusters.layouts.transformer import LAYER_TRAFFIC, LOGITS_TRAFFIC, Transformer
 
 BACKWARD = 2.0
 """Time of the backward's products and traffic, as a multiple of the forward's."""
