@@ -51,10 +51,7 @@ CHAPTERS: dict[File, tuple[str, str]] = {
         "Word finders",
         "The key `words` of a pipeline and `terakoya prepare --words`, beside the name as `type`.",
     ),
-    "datatrove": (
-        "Executors of datatrove",
-        "`--set` and the file `--executor-settings` of `terakoya prepare --engine datatrove --executor NAME`.",
-    ),
+    "command": ("Settings files of commands", "The files and `--set` of further options of commands."),
 }
 
 

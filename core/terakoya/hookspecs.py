@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from terakoya import components
     from terakoya.components.run import Run, StepReport
 
@@ -185,6 +187,13 @@ def register_launchers() -> Mapping[str, type[components.Launcher]]:
 @hookspec
 def register_initializers() -> Mapping[str, type[components.Initializer]]:
     """Called when plugins load, in every process. Returns initializers by their name in `start_from.initializer`."""
+    return {}
+
+
+@hookspec
+def register_settings() -> Mapping[str, type[BaseModel]]:
+    """Called when plugins load, in every process. Returns the settings files that options of commands read and that are
+    no components, by these words: "prepare --engine mine". `terakoya parameters show` knows their keys."""
     return {}
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from terakoya import Command, hookimpl
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from terakoya.components import Launcher
 
 
@@ -22,10 +24,18 @@ def register_commands() -> Mapping[str, Command]:
 
 @hookimpl
 def register_options() -> Mapping[str, Callable[..., None]]:
-    """Registers `estimate --gpus`."""
-    from terakoya_clusters.commands import layouts
+    """Registers `estimate --gpus` and `prepare --engine`."""
+    from terakoya_clusters.commands import datatrove, layouts
 
-    return {"estimate": layouts.estimate}
+    return {"estimate": layouts.estimate, "prepare": datatrove.prepare}
+
+
+@hookimpl
+def register_settings() -> Mapping[str, type[BaseModel]]:
+    """Registers the settings of datatrove's executors."""
+    from terakoya_clusters.preparation.datatrove_settings import EXECUTORS
+
+    return {f"prepare --engine datatrove --executor {name}": model for name, model in EXECUTORS.items()}
 
 
 @hookimpl

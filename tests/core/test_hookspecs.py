@@ -12,6 +12,8 @@ import pytest
 
 from terakoya import hookspecs
 from terakoya.components import KINDS
+from terakoya.errors import UserError
+from terakoya.pipeline.keys import find_key
 from terakoya.plugins import loading as plugins
 
 HOOKS = {
@@ -62,8 +64,7 @@ def load(fresh_plugins: None, tmp_path: Path) -> Load:
 
 
 def test_every_hook_has_a_test_in_this_file() -> None:
-    further = {"register_commands", "register_languages", "register_options"}
-    assert set(HOOKS) == {*further, *REGISTER_HOOKS, *EVENTS}
+    assert set(HOOKS) == {*plugins.FURTHER_HOOKS, *REGISTER_HOOKS, *EVENTS}
     assert set(REGISTER_HOOKS) == set(plugins.REGISTER_HOOKS.values())
     assert tuple(EVENTS) == plugins.EVENTS
 
@@ -113,3 +114,45 @@ def test_an_event_reaches_its_listener_with_its_arguments(load: Load, event: str
     getattr(registry.hook, event)(**arguments)
     module = next(plugin.module for plugin in registry.plugins if plugin.name == "mine")
     assert module.calls == [tuple(arguments.values())]  # type: ignore[attr-defined]
+
+
+SETTINGS = """
+from pydantic import BaseModel
+from terakoya import hookimpl
+
+class Wishes(BaseModel):
+    volume: int = 3
+    \"\"\"How loud. Unit: dB.\"\"\"
+
+@hookimpl
+def register_settings():
+    return {"train --wishes": Wishes}
+"""
+
+
+def test_a_settings_file_of_a_plugins_option_is_known(load: Load) -> None:
+    registry = load(SETTINGS)
+    (entry,) = find_key("volume", registry)
+    assert (entry.file, entry.setting.unit, entry.defaults) == ("command", "dB", {"3": ["train --wishes"]})
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("[Wishes]", "register_settings: expected a mapping of name to class, got list"),
+        ('{"train --wishes": 1}', '"train --wishes": expected a subclass of BaseModel, got 1'),
+    ],
+)
+def test_wrong_settings_are_an_error_that_names_the_plugin(load: Load, new: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        load(SETTINGS.replace('{"train --wishes": Wishes}', new))
+    assert "mine" in str(caught.value)
+
+
+@pytest.mark.usefixtures("fresh_plugins")
+def test_two_settings_files_of_one_name_are_an_error(tmp_path: Path) -> None:
+    files = [tmp_path / "mine.py", tmp_path / "yours.py"]
+    for file in files:
+        file.write_text(SETTINGS, encoding="utf-8")
+    with pytest.raises(UserError, match='plugin yours .*"train --wishes" is registered twice'):
+        plugins.load([str(file) for file in files])

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
-from terakoya.errors import UserError
 from terakoya.preparation.options import PrepareOptions, Specials, Unit, parse_max_rejects, parse_words
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
-
-Engine = Literal["processes", "datatrove"]
-Executor = Literal["local", "slurm", "ray"]
 
 
 def command(
@@ -77,69 +73,38 @@ def command(
             show_default=False,
         ),
     ] = None,
-    engine: Annotated[
-        Engine, typer.Option(help="What runs the work: terakoya's own processes, or datatrove.")
-    ] = "processes",
-    executor: Annotated[
-        Executor | None, typer.Option(help="datatrove's executor. Default: local.", show_default=False)
-    ] = None,
-    executor_settings: Annotated[
-        Path | None, typer.Option(help="A JSON file with arguments of datatrove's executor.", show_default=False)
-    ] = None,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="One of these arguments, such as partition=cpu; may be repeated."
-        ),
-    ] = None,
 ) -> None:
     """Encode text into a token store. After an interruption, the same command finishes the rest."""
     # the first statement: locals() holds the arguments and nothing else
-    arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects), "words": parse_words(words)}
-    options = PrepareOptions(**{option.name: arguments[option.name] for option in dataclasses.fields(PrepareOptions)})
+    options = options_of(locals())
 
-    from terakoya.log import announce, console, progress_bar
-
-    announce(f"terakoya prepare: looks at the corpus for {out} ...")
+    from terakoya.log import progress_bar
     from terakoya.preparation.prepare import prepare_store
 
-    if engine == "datatrove":
-        facts = _run_datatrove(options, executor or "local", executor_settings, set or ())
-    elif executor or executor_settings or set:
-        raise UserError("--executor, --executor-settings, --set: expected --engine datatrove with them")
-    else:
-        with progress_bar("prepare") as progress:
-            facts = prepare_store(options, progress=progress)
-    if facts is None:
-        return
-    console().print(_describe(out, facts), soft_wrap=True, markup=False)
-    if shard is None:
-        next_command.after_store(out, facts)
+    with progress_bar("prepare") as progress:
+        facts = prepare_store(options, progress=progress)
+    show(options, facts)
 
 
-def _run_datatrove(
-    options: PrepareOptions, executor: Executor, settings_file: Path | None, overrides: Sequence[str]
-) -> StoreFacts | None:
-    """Makes the store with `executor` and returns its facts; or prints the submitted jobs and returns None."""
-    from terakoya.json_settings import apply_overrides, read_settings
+def options_of(arguments: Mapping[str, Any]) -> PrepareOptions:
+    """Returns the options that the command's arguments mean, and says that the corpus is looked at. Raises UserError
+    for a wrong number of rejects and wrong words."""
+    from terakoya.log import announce
+
+    given = {**arguments, "max_rejects": parse_max_rejects(arguments["max_rejects"])}
+    given["words"] = parse_words(arguments["words"])
+    options = PrepareOptions(**{option.name: given[option.name] for option in dataclasses.fields(PrepareOptions)})
+    announce(f"terakoya prepare: looks at the corpus for {options.out} ...")
+    return options
+
+
+def show(options: PrepareOptions, facts: StoreFacts) -> None:
+    """Prints what the finished store holds, and the next command."""
     from terakoya.log import console
-    from terakoya.preparation.datatrove_settings import executor_settings
-    from terakoya.preparation.prepare import create_job
 
-    try:
-        from terakoya.preparation.datatrove import SubmittedJobs, prepare_with_datatrove
-    except ModuleNotFoundError as error:
-        raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
-    settings = apply_overrides(read_settings(settings_file) if settings_file is not None else {}, overrides)
-    executor_settings(executor, settings)  # before the corpus is read
-    result = prepare_with_datatrove(create_job(options), executor=executor, settings=settings)
-    if not isinstance(result, SubmittedJobs):
-        return result
-    encoding = f"job {result.encode} encodes, job" if result.encode is not None else "every part exists, job"
-    store = options.out / "store.json"
-    text = f"submitted: {encoding} {result.join} then joins; {options.out} is finished when there is {store}"
-    console().print(text, soft_wrap=True, markup=False)
-    return None
+    console().print(_describe(options.out, facts), soft_wrap=True, markup=False)
+    if options.shard is None:
+        next_command.after_store(options.out, facts)
 
 
 def _describe(out: Path, facts: StoreFacts) -> str:

@@ -19,12 +19,12 @@ from terakoya.corpus import cleaning_steps
 from terakoya.errors import UserError
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import Registry
-from terakoya.preparation.datatrove_settings import EXECUTORS
 
 File = Literal[
-    "parameters", "pipeline", "cleaning", "tokenizer", "launcher", "exporter", "importer", "datatrove", "word_finder"
+    "parameters", "pipeline", "cleaning", "tokenizer", "launcher", "exporter", "importer", "word_finder", "command"
 ]
-"""The kinds of settings: of a run, of `terakoya run`, of --clean, and of the commands that take one component."""
+"""The kinds of settings: of a run, of `terakoya run`, of --clean, and of the commands that take one
+component or a file of their own."""
 
 _OF_COMPONENTS: Mapping[File, str] = {
     "tokenizer": "tokenizers",
@@ -79,8 +79,8 @@ def all_groups(registry: Registry) -> Iterator[Group]:
         yield Group("cleaning", "", name, summary(step), [each for each in settings_of(step) if each.name != "type"])
     for file, kind in _OF_COMPONENTS.items():
         yield from _component_groups(file, kind, "", registry)
-    for name, executor in EXECUTORS.items():
-        yield Group("datatrove", "", name, summary(executor), settings_of(executor))
+    for words, model in registry.settings.items():
+        yield from _groups_of("command", model, "", words)
 
 
 def _groups_of(file: File, model: type[BaseModel], path: str, type: str = "") -> Iterator[Group]:

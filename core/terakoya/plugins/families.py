@@ -29,7 +29,15 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "clusters": Family(
-        verbs=("move", "estimate --gpus", "estimate --gpus-per-node"),
+        verbs=(
+            "move",
+            "estimate --gpus",
+            "estimate --gpus-per-node",
+            "prepare --engine",
+            "prepare --executor",
+            "prepare --executor-settings",
+            "prepare --set",
+        ),
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
     ),
     "contract": Family(verbs=("plugins new", "plugins check")),

@@ -11,11 +11,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pluggy
+from pydantic import BaseModel
 
 from terakoya import hookspecs
 from terakoya.components import KINDS, Component
@@ -42,6 +43,10 @@ TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
 
 REGISTER_HOOKS = {kind: f"register_{kind}" for kind in KINDS}
 """Kind of component -> the hook that registers it."""
+
+SETTINGS = "register_settings"
+FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", SETTINGS)
+"""The hooks that register what is no component."""
 
 
 class Registration(NamedTuple):
@@ -77,6 +82,8 @@ class Registry:
     excluded: Sequence[str]
     hook: Events
     deprecated_hooks: Sequence[DeprecatedHookUse] = ()
+    settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
+    """Settings files that are no components, by the command and the options that read them."""
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).
@@ -208,7 +215,8 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
 
     registrations: dict[tuple[str, str], Registration] = {}
     broken = list(finder.broken)
-    for kind, hook in REGISTER_HOOKS.items():
+    settings: dict[str, type[BaseModel]] = {}
+    for kind, hook in {**REGISTER_HOOKS, "settings": SETTINGS}.items():
         for name, listener in _listeners(manager, hook, plugins.values()):
             plugin = next(each for each in plugins.values() if each.name == name)
             try:
@@ -219,9 +227,12 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
                 broken.append(Broken(name, plugin.source, f"{hook}: {error.message}"))
                 continue
             for result in results:
-                _add(registrations, kind, result, plugin)
+                if hook == SETTINGS:
+                    _add_settings(settings, result, plugin)
+                else:
+                    _add(registrations, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
-    return Registry(list(plugins.values()), registrations, broken, finder.excluded, events, deprecated)
+    return Registry(list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, settings)
 
 
 def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
@@ -241,7 +252,7 @@ def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
                     f"{options.get('specname') or name}{nearest(name, specs)} "
                     f"Start without it: --without {plugin.name}"
                 )
-        elif name in (*REGISTER_HOOKS.values(), "register_commands", "register_options") and inspect.isfunction(value):
+        elif inspect.isfunction(value) and name in (*REGISTER_HOOKS.values(), *FURTHER_HOOKS):
             raise UserError(f"plugin {plugin.name} ({plugin.source}): {name} is not marked with @hookimpl")
     return found
 
@@ -273,6 +284,19 @@ def _listeners(manager: pluggy.PluginManager, hook: str, plugins: Iterable[Plugi
         for plugin in plugins
         if plugin.name in implementers
     )
+
+
+def _add_settings(settings: dict[str, type[BaseModel]], result: Any, plugin: Plugin) -> None:
+    """Adds one plugin's settings files. Raises UserError for what is none, and for one that is there already."""
+    where = f"plugin {plugin.name} ({plugin.source}): {SETTINGS}"
+    if not isinstance(result, Mapping):
+        raise UserError(f"{where}: expected a mapping of name to class, got {type(result).__name__}")
+    for words, model in result.items():
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise UserError(f'{where}: "{words}": expected a subclass of BaseModel, got {model!r}')
+        if words in settings:
+            raise UserError(f'{where}: "{words}" is registered twice')
+        settings[words] = model
 
 
 def _add(registrations: dict[tuple[str, str], Registration], kind: str, result: Any, plugin: Plugin) -> None:

@@ -16,15 +16,14 @@ from terakoya.config.start_from import StartFrom
 from terakoya.corpus.cleaning_steps import TYPES
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import registry
-from terakoya.preparation.datatrove_settings import EXECUTORS
 
 MEASURED = re.compile(r"(^|_)(steps?|tokens|seconds|minutes|bytes|gb|epochs)$")
 """The ends of names whose values have a unit, if they are numbers."""
 
 
 def models() -> Iterator[type[BaseModel]]:
-    """Every model of settings that users write: of the parameters, pipelines, cleaning, datatrove and components."""
-    waiting: list[type[BaseModel]] = [ParameterFields, Pipeline, *TYPES.values(), *EXECUTORS.values()]
+    """Every model of settings that users write: of the parameters, pipelines, cleaning, commands and components."""
+    waiting: list[type[BaseModel]] = [ParameterFields, Pipeline, *TYPES.values(), *registry().settings.values()]
     waiting += [each.component for each in registry().components() if each.distribution == "terakoya"]
     seen: set[type[BaseModel]] = set()
     while waiting:

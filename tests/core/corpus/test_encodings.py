@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.encodings import Utf8Reader, find_codec, recognise
 from terakoya.errors import UserError
-from terakoya.preparation.block_list import BlockList
 from terakoya.preparation.prepare import prepare
 from terakoya_contract.toy import make_tokenizer
 
@@ -85,13 +84,6 @@ def test_japanese_may_begin_after_any_amount_of_ascii(encoding: str, tmp_path: P
     assert read(other, 100_000) == read(plain, 100_000)
     blocks = list(other.blocks(block_bytes=100_000))
     assert blocks[0].data is None and blocks[-1].data is not None  # ASCII is read by byte ranges, as UTF-8 is
-    stripped = BlockList(
-        tuple(type(b)(b.file, b.start, b.stop, b.line, b.disk_bytes) for b in blocks),
-        tuple(b.data is not None for b in blocks),
-        "",
-    )
-    numbers = range(len(blocks))
-    assert [block for _, block in stripped.with_bytes(other, numbers, block_bytes=100_000)] == blocks
 
 
 def test_a_store_has_the_same_bytes(tmp_path: Path) -> None:

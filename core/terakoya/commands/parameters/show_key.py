@@ -21,7 +21,7 @@ _PLACES = {
     "exporter": "of an export format",
     "importer": "of an import format",
     "word_finder": "of a word finder",
-    "datatrove": "of prepare --engine datatrove",
+    "command": "of a settings file of a command",
 }
 
 
@@ -34,7 +34,6 @@ _NEXT = {
     "exporter": ("export", "-h"),
     "importer": ("import", "-h"),
     "word_finder": ("prepare", "-h"),
-    "datatrove": ("prepare", "-h"),
 }
 """File -> the command in which its keys are used."""
 
@@ -64,7 +63,8 @@ def show(key: str) -> None:
         console().print(f"{entry.path}  ({place})", style="bold", markup=False, highlight=False)
         for line in describe(entry):
             console().print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    next_command.show(*_NEXT[entries[0].file])
+    (types, *_), file = entries[0].defaults.values(), entries[0].file
+    next_command.show(*(_NEXT[file] if file in _NEXT else (types[0].split()[0], "-h")))
 
 
 def describe(entry: Entry) -> list[str]:

@@ -23,16 +23,16 @@ from terakoya.atomic_files import dump_hashed_json
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
-from terakoya.preparation.block_list import list_blocks
-from terakoya.preparation.datatrove_settings import executor_settings
 from terakoya.preparation.job import PrepareJob
 from terakoya.preparation.options import PrepareOptions
 from terakoya.store.token_store import StoreFacts
+from terakoya_clusters.preparation.block_list import list_blocks
+from terakoya_clusters.preparation.datatrove_settings import executor_settings
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
 
-from terakoya.preparation.datatrove import SubmittedJobs, prepare_with_datatrove  # noqa: E402
-from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
+from terakoya_clusters.preparation.datatrove import SubmittedJobs, prepare_with_datatrove  # noqa: E402
+from terakoya_clusters.preparation.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
 
@@ -124,7 +124,7 @@ def test_shares_are_adjacent_and_hold_every_block_once(folder: Path) -> None:
 def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
     code = """
 from small_preparation import new_job
-from terakoya.preparation.datatrove import prepare_with_datatrove
+from terakoya_clusters.preparation.datatrove import prepare_with_datatrove
 if __name__ == "__main__":
     prepare_with_datatrove(new_job("out", processes=2))
 """
@@ -211,7 +211,7 @@ def test_a_failed_task_is_reported_and_its_parts_are_used(folder: Path, monkeypa
     whole = one_process("whole")
     job = new_job("out", processes=2)
     job.task.parts.mkdir(parents=True)
-    monkeypatch.setattr("terakoya.preparation.datatrove._run_local", lambda *_: None)
+    monkeypatch.setattr("terakoya_clusters.preparation.datatrove._run_local", lambda *_: None)
     with pytest.raises(UserError, match=r"(\d+) of \1 parts are missing, number 0 the first.*run the same command"):
         prepare_with_datatrove(job)
     monkeypatch.undo()
@@ -242,7 +242,7 @@ def test_every_setting_is_an_argument_of_datatroves_executor() -> None:
 
     from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 
-    from terakoya.preparation.datatrove_settings import LocalSettings, RaySettings, SlurmSettings
+    from terakoya_clusters.preparation.datatrove_settings import LocalSettings, RaySettings, SlurmSettings
 
     pairs = (
         (LocalSettings, LocalPipelineExecutor),

@@ -24,20 +24,20 @@ from datatrove.utils.stats import PipelineStats
 
 from terakoya.corpus.files import RemoteFile
 from terakoya.errors import UserError
-from terakoya.preparation.block_list import list_blocks
-from terakoya.preparation.datatrove_settings import (
+from terakoya.preparation.encoding import BlockEncoder
+from terakoya.preparation.job import PrepareJob
+from terakoya.preparation.submitted_jobs import record_jobs
+from terakoya.process_pool import workers
+from terakoya.store.token_store import StoreFacts
+from terakoya_clusters.preparation.block_list import list_blocks
+from terakoya_clusters.preparation.datatrove_settings import (
     Executor,
     ExecutorSettings,
     RaySettings,
     SlurmSettings,
     executor_settings,
 )
-from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts, join_parts
-from terakoya.preparation.encoding import BlockEncoder
-from terakoya.preparation.job import PrepareJob
-from terakoya.preparation.submitted_jobs import record_jobs
-from terakoya.process_pool import workers
-from terakoya.store.token_store import StoreFacts
+from terakoya_clusters.preparation.datatrove_steps import EncodeBlocks, JoinParts, join_parts
 
 logger = logging.getLogger("terakoya")
 

@@ -13,12 +13,12 @@ from datatrove.pipeline.base import PipelineStep
 
 from terakoya import log, plugins
 from terakoya.errors import UserError
-from terakoya.preparation.block_list import read_block_list
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.job import PrepareJob
 from terakoya.preparation.resuming import is_from
 from terakoya.store.assembly import Totals
 from terakoya.store.token_store import StoreFacts
+from terakoya_clusters.preparation.block_list import read_block_list
 
 
 class _Step(PipelineStep):

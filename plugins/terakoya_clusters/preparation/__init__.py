@@ -1,0 +1,1 @@
+"""Stores that datatrove prepares, on a cluster or on this machine."""
