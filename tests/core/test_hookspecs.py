@@ -154,5 +154,5 @@ def test_two_settings_files_of_one_name_are_an_error(tmp_path: Path) -> None:
     files = [tmp_path / "mine.py", tmp_path / "yours.py"]
     for file in files:
         file.write_text(SETTINGS, encoding="utf-8")
-    with pytest.raises(UserError, match='plugin yours .*"train --wishes" is registered twice'):
+    with pytest.raises(UserError, match=r'plugin yours .*"train --wishes" is registered twice'):
         plugins.load([str(file) for file in files])
