@@ -356,8 +356,8 @@ def test_what_follows_fits_a_store(store: Path, tmp_path: Path, monkeypatch: pyt
 def test_what_follows_fits_a_submitted_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def named(state: JobState, run: Path | None, launcher: str = "slurm") -> str:
-        jobs._show_next(launcher, "77", state, run)
+    def named(state: JobState, run: Path | None) -> str:
+        jobs._show_next("slurm", "77", state, run)
         return capsys.readouterr().err.strip().removeprefix("next: terakoya ")
 
     monkeypatch.chdir(tmp_path)
@@ -366,7 +366,6 @@ def test_what_follows_fits_a_submitted_job(
     assert named(JobState("FAILED", done=True, failed=True), done) == "launch slurm logs 77"
     assert named(JobState("COMPLETED", done=True), done) == "export done --out model"
     assert named(JobState("COMPLETED", done=True), None) == "launch slurm logs 77"  # the run's folder is not known
-    assert named(JobState("Completed", done=True), None, "sagemaker") == "launch sagemaker fetch 77 --out run"
 
 
 @pytest.mark.slow

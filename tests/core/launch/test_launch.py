@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -262,23 +263,20 @@ def test_a_local_run_of_several_nodes_is_refused(store: Path, tmp_path: Path) ->
 
 # ------------------------------------------------------------------------------------- nodes of {"*": ROWS}
 
-CLUSTERS = {
-    "slurm": {"time": "01:00:00"},
-    "pbs": {"time": "01:00:00"},
-    "grid_engine": {"time": "01:00:00", "pe": "mpi"},
-}
+CLUSTERS = {"slurm": {"time": "01:00:00"}}
+ASKS = {"slurm": "--nodes=3", "pbs": "-l select=3\n", "grid_engine": "-pe mpi 3\n"}
+if find_spec("terakoya_clusters"):
+    CLUSTERS |= {"pbs": {"time": "01:00:00"}, "grid_engine": {"time": "01:00:00", "pe": "mpi"}}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "asks"), [("slurm", "--nodes=3"), ("pbs", "-l select=3\n"), ("grid_engine", "-pe mpi 3\n")]
-)
-def test_nodes_are_given_to_the_job_and_to_the_run(launcher: str, asks: str, store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", CLUSTERS)
+def test_nodes_are_given_to_the_job_and_to_the_run(launcher: str, store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store, batch_size={"*": 8})))
     plan = plan_launch(launcher, file, tmp_path / "run", nodes=3, settings=CLUSTERS[launcher])
     assert plan.job.batch_size == {"0": 8, "1": 8, "2": 8}
     scripts = "".join(plan.plan.files.values())
-    assert asks in scripts
+    assert ASKS[launcher] in scripts
     assert f"train {file} --out {tmp_path}/run --nodes 3" in scripts
 
 

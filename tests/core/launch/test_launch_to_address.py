@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "local": {},
     "hosts": {"hosts": "a01"},
     "slurm": {"time": "01:00:00"},
-    "pbs": {"time": "01:00:00"},
-    "grid_engine": {"time": "01:00:00"},
 }
+if find_spec("terakoya_clusters"):
+    SETTINGS |= {"pbs": {"time": "01:00:00"}, "grid_engine": {"time": "01:00:00"}}
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ def test_the_submitted_job_is_found_by_the_address(programs: Programs, tmp_path:
     assert "job 12: RUNNING  on n1" in done.stdout and "7/12" in done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "pbs", "grid_engine"])
+@pytest.mark.parametrize("launcher", [name for name in SETTINGS if name not in ("local", "hosts")])
 def test_a_fetched_checkpoint_was_not_trained(launcher: str, tmp_path: Path) -> None:
     """A start that its time limit ended before the first step counts as a crash, on a bare machine, too."""
     plan = planned(tmp_path, launcher)
@@ -110,25 +111,6 @@ def test_a_container_sees_the_work_folder(tmp_path: Path) -> None:
     settings = {"time": "01:00:00", "container": "image.sif"}
     script = planned(tmp_path, "slurm", settings=settings, work_folder=Path("/scratch/runs/a")).plan.files["job.sbatch"]
     assert "mkdir -p /scratch/runs\n" in script and "--bind /scratch/runs " in script
-
-
-def test_sagemaker_mirrors_to_the_address(tmp_path: Path) -> None:
-    pytest.importorskip("botocore", reason="its model of SageMaker validates the requests")
-    given: dict[str, Any] = {
-        "role": "arn:aws:iam::123456789012:role/trainer",
-        "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/terakoya:1",
-        "output_path": "s3://models/out",
-    }
-    overrides = ['data.train=["s3://bucket/store"]']
-    plan = planned(tmp_path, "sagemaker", settings=given, overrides=overrides)
-    script = plan.plan.files["entry.sh"]
-    assert f"--out {ADDRESS} --work-folder /opt/ml/run" in script and "export /opt/ml/run" in script
-    assert f"run folder: /opt/ml/run, mirrored to {ADDRESS}" in plan.plan.notes[0]
-    assert "CheckpointConfig" not in json.loads(plan.plan.files["request.json"])
-    with pytest.raises(UserError, match="checkpoint_s3_uri: the run is mirrored"):
-        planned(tmp_path, "sagemaker", settings={**given, "checkpoint_s3_uri": "s3://bucket/c"}, overrides=overrides)
-    with pytest.raises(UserError, match="--work-folder: its settings say where the run trains"):
-        planned(tmp_path, "sagemaker", settings=given, work_folder=Path("/scratch"), overrides=overrides)
 
 
 ALONE = """\

@@ -1,4 +1,5 @@
-"""`launch slurm|pbs|grid_engine --check`, with stand-ins for the schedulers' programs: two nodes of this machine.
+"""`launch slurm --check`, and that of other launchers where they are installed, with stand-ins for the schedulers'
+programs: two nodes of this machine.
 
 tests/tools/test_slurm.py has a real Slurm.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya.toolkit.launchers import job_checks
 
-SETTINGS: dict[str, dict[str, Any]] = {"slurm": {}, "pbs": {}, "grid_engine": {"pe": "hosts"}}
+SETTINGS: dict[str, dict[str, Any]] = {"slurm": {}}
+if find_spec("terakoya_clusters"):
+    SETTINGS |= {"pbs": {}, "grid_engine": {"pe": "hosts"}}
 NODES = ("localhost", "127.0.0.1")
 
 
@@ -80,7 +84,7 @@ def test_equal_nodes_pass(launcher: str, store: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["slurm", "grid_engine"])
+@pytest.mark.parametrize("launcher", [name for name in SETTINGS if name != "pbs"])
 def test_nodes_that_differ_are_named(launcher: str, programs: Programs, store: Path, tmp_path: Path) -> None:
     """The second node has another torch, another store, another clock, and does not see the plan's folder."""
     facts = tmp_path / "sitecustomize.py"
