@@ -27,11 +27,7 @@ from terakoya.commands import (
 )
 from terakoya.commands.launching import launch
 from terakoya.commands.parameters import app as parameters
-from terakoya.commands.parameters import import_script, list_presets
 from terakoya.commands.parameters import list_presets
-from terakoya.commands.plugins import app as plugins
-from terakoya.commands.plugins import check as plugins_check
-from terakoya.commands.plugins import new as plugins_new
 from terakoya.commands.store import app as store
 from terakoya.commands.store import blocks as store_blocks
 from terakoya.commands.store import import_tokens as store_import

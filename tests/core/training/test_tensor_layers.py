@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
-from terakoya.estimation.layouts.measured_model import LonelyGroup
-from terakoya.contract.toy import VOCABULARY
 from terakoya.plugins import registry
 from terakoya.training.engines.tensor_division import divide_models
 from terakoya.training.engines.tensor_layers import (
