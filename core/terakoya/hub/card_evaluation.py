@@ -9,16 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from terakoya.errors import UserError
-from terakoya.json_settings import read_json
-from terakoya.log import plural
+from terakoya.inference.scores import Measurement, finite
 from terakoya.runs import metrics
 from terakoya.runs.metrics import Metrics
-from terakoya.toolkit.formats.model_files import SCORES
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -51,31 +47,9 @@ MEANINGS = {
 """Name of a metric -> its meaning; others are written with spaces for underscores."""
 
 _MASKED_LOSSES = ("mlm_loss", "generator_loss")
-_COUNTS = frozenset(
-    {"documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters", "bytes", "seconds"}
-)
 
 
-@dataclass(frozen=True)
-class CardResult:
-    """The numbers of one measurement on one data set.
-
-    Attributes:
-        data: the data set as a reader knows it: a store's or a file's name without its folder, or a task of lm-eval.
-        origin: what was measured and how: `validation at step 2,000`.
-        values: name -> number, finite ones alone.
-        settings: what else decides the numbers.
-        intervals: name -> half the width of the 95 % interval of a mean.
-    """
-
-    data: str
-    origin: str
-    values: Mapping[str, float]
-    settings: Mapping[str, Any]
-    intervals: Mapping[str, float] = field(default_factory=dict)
-
-
-def read_validation(written: Metrics) -> list[CardResult]:
+def read_validation(written: Metrics) -> list[Measurement]:
     """Returns the results of the last validation on each store; `written` ends at the checkpoint."""
     last: dict[str, Mapping[str, Any]] = {}
     for record in written.of_kind("validation"):
@@ -83,68 +57,20 @@ def read_validation(written: Metrics) -> list[CardResult]:
     names = metrics.store_names(last)
     results = []
     for store, record in last.items():
-        values = _finite({name: value for name, value in record.items() if name not in metrics.NON_METRIC_KEYS})
+        values = finite({name: value for name, value in record.items() if name not in metrics.NON_METRIC_KEYS})
         for loss in _MASKED_LOSSES:
             if loss in values and "perplexity" not in values and values[loss] < 700:
                 values["masked_perplexity"] = math.exp(values[loss])
         step = int(record["step"])
         results.append(
-            CardResult(
+            Measurement(
                 "/".join(PurePath(names[store]).parts[-2:]), f"validation at step {step:,}", values, {"step": step}
             )
         )
     return [each for each in results if each.values]
 
 
-def read_evaluation(file: Path) -> list[CardResult]:
-    """Returns the results in a file of `terakoya evaluate --out` (or `--json`).
-
-    Raises:
-        UserError: the file is not one.
-    """
-    content = read_json(file)
-    if not isinstance(content.get("results"), list) or not isinstance(content.get("tasks"), dict):
-        raise UserError(f"{file}: expected the file that `terakoya evaluate MODEL ... --out FILE` wrote")
-    settings = {name: value for name, value in content.get("settings", {}).items() if value is not None}
-    measure = str(content.get("measure") or "lm-eval")
-    results = [
-        CardResult(PurePath(str(each["data"])).name, f"terakoya evaluate, {measure}", _finite(each), settings)
-        for each in content["results"]
-    ]
-    results += [
-        CardResult(str(task), "lm-eval", _finite(numbers), settings) for task, numbers in content["tasks"].items()
-    ]
-    results += [_read_finetuned(name, result) for name, result in content.get("finetuned", {}).items()]
-    return [each for each in results if each.values]
-
-
-def read_kept(folder: Path) -> list[CardResult]:
-    """Returns the results that `finetune` or `evaluate --tasks` left in the folder of a model."""
-    file = folder / SCORES
-    return read_evaluation(file) if file.is_file() else []
-
-
-def _read_finetuned(name: str, result: Mapping[str, Any]) -> CardResult:
-    """Returns the means over the seeds of a task that the model was fine-tuned for. The scores of other examples than
-    those that chose the settings have their name before them. A `limit` of examples is told with each score."""
-    found = {
-        score if part == "eval" else f"{part} {score}": summary
-        for part, scores in result["scores"].items()
-        for score, summary in scores.items()
-        if score in result.get("shown", scores)
-    }
-    settings = {key: value for key, value in result["settings"].items() if value is not None}
-    seeds = settings.get("seeds")
-    trained = "without training" if seeds is None else f"fine-tuned, mean of {seeds} seed{plural(seeds)}"
-    origin = str(result.get("origin", trained))
-    if (limit := result.get("limit")) is not None:
-        settings["limit"] = limit
-        origin += f", of the first {limit:,} examples alone"
-    means, intervals = ({score: each[part] for score, each in found.items()} for part in ("mean", "interval"))
-    return CardResult(str(result.get("title", name)), origin, _finite(means), settings, _finite(intervals))
-
-
-def to_metadata(results: Sequence[CardResult], *, task: str) -> list[EvalResult]:
+def to_metadata(results: Sequence[Measurement], *, task: str) -> list[EvalResult]:
     """Returns `results` as huggingface_hub's entries of a model index, for a model of the Hub's `task`."""
     from huggingface_hub import EvalResult
 
@@ -164,7 +90,7 @@ def to_metadata(results: Sequence[CardResult], *, task: str) -> list[EvalResult]
     ]
 
 
-def table(results: Sequence[CardResult]) -> str:
+def table(results: Sequence[Measurement]) -> str:
     """Returns the section of the card that shows `results`; "" if there are none."""
     if not results:
         return ""
@@ -193,19 +119,6 @@ def _metric_type(name: str) -> str:
 
 def _interval_args(half: float | None) -> dict[str, float]:
     return {} if half is None else {"half_of_95_percent_interval": round(half, 6)}
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the finite numbers of `values`, without counts; `loss` goes where another name has the same value."""
-    numbers = {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in _COUNTS
-        and math.isfinite(value)
-    }  # fmt: skip
-    if any(name != "loss" and value == numbers.get("loss") for name, value in numbers.items()):
-        del numbers["loss"]
-    return numbers
 
 
 def _number(value: float, half: float | None) -> str:

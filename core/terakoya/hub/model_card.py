@@ -15,7 +15,7 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.hub import card_citation, card_evaluation, card_training, card_use
-from terakoya.hub.card_evaluation import CardResult
+from terakoya.inference.scores import Measurement
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.checkpoints import read_manifest
@@ -127,7 +127,7 @@ def write(
     tokenizer: Mapping[str, Any] | None = None,
     datasets: Sequence[str] = (),
     dataset_license: str | None = None,
-    evaluations: Sequence[CardResult] = (),
+    evaluations: Sequence[Measurement] = (),
     authors: Sequence[str] = (),
     citation: str | None = None,
     weights: Mapping[str, str] | None = None,

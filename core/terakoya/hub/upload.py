@@ -21,8 +21,9 @@ from terakoya.components.tokenizer import encode_texts, load_tokenizer, mecab_ar
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
-from terakoya.hub import card_evaluation, model_card
+from terakoya.hub import model_card
 from terakoya.hub.published_files import Published, choose_files, refuse_local_paths
+from terakoya.inference.scores import read_evaluation, read_kept
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.tokenization.languages import guess_languages
@@ -123,7 +124,7 @@ def upload(
     if dry_run is not None:
         check_new_folder(dry_run)
     entry = None if citation is None else _read_citation(citation)
-    measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
+    measured = [result for file in evaluations for result in read_evaluation(file)]
     checkpoint = find_checkpoint(source) if names_checkpoint(source) else None  # a run may save another one meanwhile
     with _open(checkpoint or source, only, dry_run) as opened, tempfile.TemporaryDirectory() as temporary:
         published = choose_files(opened, also)
@@ -133,7 +134,7 @@ def upload(
         models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
         for sub in models:
             refuse_local_paths(folder / sub)
-        kept = [result for sub in models for result in card_evaluation.read_kept(folder / sub)]
+        kept = [result for sub in models for result in read_kept(folder / sub)]
         measured += [result for result in kept if result not in measured]
         for sub in models:
             if not (

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard
 
 from terakoya.errors import UserError
 from terakoya.hub import card_evaluation, card_training, card_use, model_card
+from terakoya.inference.scores import read_evaluation, read_kept
 from terakoya.runs.metrics import Metrics
-from terakoya_quality.evaluation.result import Evaluation
+from terakoya.toolkit.formats.model_files import SCORES
 
 MASKED = {"loss": 3.0, "mlm_loss": 3.0, "masked_accuracy": 0.25}
 CAUSAL = {"loss": 2.0, "lm_loss": 2.0, "token_accuracy": 0.5, "perplexity": math.exp(2.0)}
@@ -64,25 +64,59 @@ def test_the_metadata_of_every_family_is_read_back(
 
 
 def test_what_evaluate_wrote_is_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = {"corpora/news.jsonl": {"pseudo_perplexity": 12.5, "bits": float("inf"), "lines": 100}}
+    result = {"data": "corpora/news.jsonl", "pseudo_perplexity": 12.5, "bits": None, "lines": 100}
     settings = {"length": 512, "limit": 100, "stride": None}
-    evaluation = Evaluation(Path("m"), "pseudo-perplexity", settings, results, {"jnli": {"acc,none": 0.75}})
+    content = {
+        "measure": "pseudo-perplexity",
+        "settings": settings,
+        "results": [result],
+        "tasks": {"jnli": {"acc,none": 0.75}},
+    }
     file = tmp_path / "evaluation.json"
-    file.write_text(json.dumps(evaluation.as_json()))
-    text = write({"": "BertForMaskedLM"}, MASKED, monkeypatch, evaluations=card_evaluation.read_evaluation(file))
+    file.write_text(json.dumps(content))
+    text = write({"": "BertForMaskedLM"}, MASKED, monkeypatch, evaluations=read_evaluation(file))
     found = {each.dataset_name: each for each in ModelCard(text).data.eval_results or ()}
     assert found["news.jsonl"].metric_value == 12.5 and found["news.jsonl"].metric_type == "perplexity"
     assert found["news.jsonl"].metric_args == {"length": 512, "limit": 100}
     assert found["jnli"].metric_value == 0.75
     assert "| news.jsonl | terakoya evaluate, pseudo-perplexity | pseudo perplexity | 12.5000 |" in text
-    assert "inf" not in yaml.safe_dump(yaml.safe_load(text.split("---")[1]))
+    assert "bits" not in text, "it was not finite"
+
+
+def test_scores_of_tasks_are_on_the_card_with_their_intervals_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {
+        "title": "Toy labels",
+        "settings": {"seeds": 2, "epochs": 3},
+        "scores": {
+            "eval": {"accuracy": {"mean": 0.75, "interval": 0.0123}},
+            "test": {"accuracy": {"mean": 0.5, "interval": None}},
+        },
+    }
+    toys = {
+        "title": "STS of toys",
+        "origin": "vectors of texts, by mteb",
+        "settings": {"max_length": 64, "pooling": "mean"},
+        "scores": {"validation": {"pearson": {"mean": 0.25, "interval": None}}},
+    }
+    content = {"results": [], "tasks": {}, "finetuned": {"toy_labels": labels, "toys": toys}}
+    (tmp_path / SCORES).write_text(json.dumps(content))
+    text = write({"": "BertForMaskedLM"}, MASKED, monkeypatch, evaluations=read_kept(tmp_path))
+    assert "| Toy labels | fine-tuned, mean of 2 seeds | accuracy | 0.7500 ± 0.0123 |" in text
+    assert "| STS of toys | vectors of texts, by mteb | validation pearson | 0.2500 |" in text
+    assert "\n\nvectors of texts, by mteb: max length 64, pooling mean." in text
+    found = {each.metric_name: each for each in ModelCard(text).data.eval_results or ()}
+    accuracy = found["accuracy (fine-tuned, mean of 2 seeds)"]
+    assert accuracy.metric_type == "accuracy" and accuracy.metric_value == 0.75
+    assert accuracy.metric_args == {"seeds": 2, "epochs": 3, "half_of_95_percent_interval": 0.0123}
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text("{}")
     with pytest.raises(UserError, match=r"expected the file that `terakoya evaluate MODEL ... --out FILE` wrote"):
-        card_evaluation.read_evaluation(file)
+        read_evaluation(file)
 
 
 def test_a_card_without_a_measurement_has_no_model_index() -> None:

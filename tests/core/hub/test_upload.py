@@ -34,7 +34,6 @@ from transformers import (
 )
 from transformers.utils import hub as transformers_hub
 
-from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
@@ -43,8 +42,8 @@ from terakoya.hub import card_training, model_card
 from terakoya.hub import upload as upload_module
 from terakoya.hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
+from terakoya.toolkit.formats.model_files import SCORES
 from terakoya.training.setup import train_in_this_process
-from terakoya_quality.finetuning.model import finished_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 BIAS = "cls.predictions.bias"
@@ -259,24 +258,19 @@ def test_a_run_that_trains_gives_weights_and_card_of_one_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_step_of_a_run_is_what_every_command_takes(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_of_a_run_is_uploaded_and_tried(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step, checkpoint = Path(f"{run}@2"), run / "checkpoints/step-00000002"
     weights = load_file(checkpoint / "model/model.safetensors")
     upload(step, "school/tiny", dry_run=tmp_path / "pushed")
     assert "| steps | 2 of 4 |" in (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     assert torch.equal(load_file(tmp_path / "pushed/model.safetensors")[BIAS], weights[BIAS])
-    with finished_model(step) as folder:  # for `finetune` and `evaluate --tasks`
-        assert torch.equal(load_file(folder / "model.safetensors")[BIAS], weights[BIAS])
-    assert evaluate(step).model == checkpoint and evaluate(step).settings["step"] == 2
     with pytest.raises(SystemExit) as ended:
         main(["try", str(step), "これは[MASK]です。"])
     printed = capsys.readouterr()
     assert not ended.value.code and "[MASK] 1" in printed.out and f"next: terakoya export {step} --out" in printed.err
     assert not torch.equal(load_file(run / "checkpoints/step-00000004/model/model.safetensors")[BIAS], weights[BIAS])
     with pytest.raises(UserError, match=r"no checkpoint of step 3; its checkpoints are of 2, 4"):
-        evaluate(Path(f"{run}@3"))
+        upload(Path(f"{run}@3"), "school/tiny", dry_run=tmp_path / "none")
 
 
 @pytest.mark.slow
@@ -284,6 +278,20 @@ def test_the_run_of_its_best_checkpoint_is_found(run: Path, tmp_path: Path) -> N
     shutil.copy(run / "metrics.jsonl", tmp_path)
     shutil.copytree(run / "checkpoints/step-00000004", tmp_path / "model-best")
     assert model_card.TrainingFacts.read(tmp_path / "model-best").loss_chart() is not None
+
+
+def test_scores_beside_a_model_are_on_the_card_once(tmp_path: Path) -> None:
+    """They are also in a file that `evaluate --out` wrote, and of an ELECTRA they are beside its discriminator."""
+    folder = tmp_path / "model"
+    for name in ("discriminator", "generator"):
+        export_bert(folder / name)
+    likeness = {"title": "Toy", "settings": {}, "scores": {"eval": {"pearson": {"mean": 0.5, "interval": None}}}}
+    text = json.dumps({"results": [], "tasks": {}, "finetuned": {"toy": likeness}})
+    for file in (tmp_path / "scores.json", folder / "discriminator" / SCORES):
+        file.write_text(text)
+    upload(folder, "school/two", evaluations=[tmp_path / "scores.json"], dry_run=tmp_path / "pushed")
+    assert (tmp_path / "pushed/README.md").read_text().count("| Toy | without training | pearson | 0.5000 |") == 1
+    assert (tmp_path / "pushed/discriminator" / SCORES).read_text() == text
 
 
 def test_an_existing_card_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,8 @@ from transformers import AutoModel, AutoTokenizer
 from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.hub import card_evaluation
+from terakoya.inference.scores import read_evaluation
+from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_quality.commands.training_scores import show_embedding
 from terakoya_quality.evaluation.embedding import is_embedding_task, mean_of_tasks
 from terakoya_quality.evaluation.embedding_data import _with_own_languages
@@ -90,7 +91,7 @@ def test_the_mean_of_a_benchmark_is_that_of_tasks_and_of_kinds() -> None:
     )
 
 
-def test_scores_are_one_table_and_lines_of_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_are_one_table_and_kept_for_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = {"jmteb:A": result("STS", validation=0.25, test=0.5)}
     results["jmteb"] = mean_of_tasks("jmteb", results)
     show_embedding(results)
@@ -105,10 +106,11 @@ def test_scores_are_one_table_and_lines_of_the_card(tmp_path: Path, capsys: pyte
         "all 1 tasks mean of sts 0.3750 0",
     ]
     write_scores(tmp_path, tmp_path, results, settings={})
-    table = card_evaluation.table(card_evaluation.read_evaluation(tmp_path / card_evaluation.SCORES))
-    assert "| JMTEB(v2): STS of toys | vectors of texts, by mteb | validation accuracy | 0.2500 |" in table
-    assert "| JMTEB(v2): all 1 tasks | vectors of texts, by mteb | mean of tasks | 0.3750 |" in table
-    assert table.endswith("vectors of texts, by mteb: max length 64, pooling mean, mteb 2.")
+    toys, mean = read_evaluation(tmp_path / SCORES)
+    assert toys.data == "JMTEB(v2): STS of toys" and toys.values == {"validation accuracy": 0.25, "test accuracy": 0.5}
+    assert mean.data == "JMTEB(v2): all 1 tasks" and mean.values["mean_of_tasks"] == 0.375
+    assert toys.origin == mean.origin == "vectors of texts, by mteb"
+    assert toys.settings == mean.settings == {"max_length": 64, "pooling": "mean", "mteb": "2"}
 
 
 def test_data_are_listed_in_the_languages_of_the_task_alone(tmp_path: Path) -> None:
@@ -191,9 +193,9 @@ def test_mteb_measures_the_means_of_the_last_hidden_states(
     assert jsts["texts"] == 82 and jsts["cut"] == {"all": 1} and jsts["settings"]["max_length"] == 24
     assert set(amazon["scores"]) == {"validation", "test"} and amazon["data"]["languages"] == ["ja"]
     assert content["measure"] == "embedding" and set(content["skipped"]) == {"jmteb:JSICK"}
-    kept = folder / card_evaluation.SCORES
+    kept = folder / SCORES
     assert json.loads(kept.read_text())["finetuned"] == content["finetuned"]
-    assert "JMTEB(v2): JSTS" in {each.data for each in card_evaluation.read_evaluation(kept)}
+    assert "JMTEB(v2): JSTS" in {each.data for each in read_evaluation(kept)}
 
     assert not asked and not (tmp_path / "datasets").exists() and not constants.HF_HUB_OFFLINE
     with pytest.raises(UserError, match=r"jmteb:JSICK: the data are not in the cache .*; fetch them first: python -c"):

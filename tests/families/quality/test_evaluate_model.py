@@ -46,6 +46,7 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.inference.scores import Measurement, read_evaluation
 from terakoya.plugins import registry
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.token_store import TokenStore
@@ -53,6 +54,8 @@ from terakoya_quality.evaluation.batches import ScoredSequence, negative_log_lik
 from terakoya_quality.evaluation.data import CorpusTexts
 from terakoya_quality.evaluation.models import _trained_length
 from terakoya_quality.evaluation.objective import RunObjective
+from terakoya_quality.evaluation.result import Evaluation
+from terakoya_quality.finetuning.model import finished_model
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
 
@@ -262,6 +265,28 @@ def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     }  # fmt: skip
     train(Parameters.from_dict(settings, source="test"), out)
     return out
+
+
+def test_what_is_written_is_read_for_the_card(tmp_path: Path) -> None:
+    results = {"corpora/news.jsonl": {"pseudo_perplexity": 12.5, "bits": float("inf"), "lines": 100}}
+    settings = {"length": 512, "limit": 100, "stride": None}
+    evaluation = Evaluation(Path("m"), "pseudo-perplexity", settings, results, {"jnli": {"acc,none": 0.75}})
+    (tmp_path / "out.json").write_text(json.dumps(evaluation.as_json()))
+    shown = {"length": 512, "limit": 100}
+    assert read_evaluation(tmp_path / "out.json") == [
+        Measurement("news.jsonl", "terakoya evaluate, pseudo-perplexity", {"pseudo_perplexity": 12.5}, shown),
+        Measurement("jnli", "lm-eval", {"acc,none": 0.75}, shown),
+    ]
+
+
+def test_a_step_of_a_run_is_evaluated_and_fine_tuned(run: Path) -> None:
+    step, checkpoint = Path(f"{run}@4"), run / "checkpoints/step-00000004"
+    assert evaluate(step).model == checkpoint and evaluate(step).settings["step"] == 4
+    with pytest.raises(UserError, match=r"no checkpoint of step 3; its checkpoints are of 4"):
+        evaluate(Path(f"{run}@3"))
+    bias, trained = "cls.predictions.bias", load_file(checkpoint / "model/model.safetensors")
+    with finished_model(step) as folder:  # for `finetune` and `evaluate --tasks`
+        assert torch.equal(load_file(folder / "model.safetensors")[bias], trained[bias])
 
 
 def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores: tuple[Path, Path]) -> None:

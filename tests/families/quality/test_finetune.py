@@ -21,8 +21,9 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from terakoya import finetune
 from terakoya.errors import UserError
-from terakoya.hub import card_evaluation
+from terakoya.inference.scores import read_kept
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_quality.commands.finetune import PIPELINES
 from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning import model as head
@@ -111,12 +112,12 @@ def test_a_finetuned_model_has_no_card_and_scores_of_its_base_and_says_how_many_
     (base / "training.svg").write_text("<svg/>")
     of_base = {"title": "JSTS", "settings": {}, "scores": {"eval": {"pearson": {"mean": 0.9, "interval": None}}}}
     scores = {"results": [], "tasks": {}, "finetuned": {"jsts": of_base}}
-    (base / card_evaluation.SCORES).write_text(json.dumps(scores))
+    (base / SCORES).write_text(json.dumps(scores))
     options: dict[str, Any] = {"task": "classification", "train": file, "eval": file}
     for name, limit in (("few", 8), ("all", None)):
         finetune(base, tmp_path / name, **options, settings=TuningSettings(epochs=(1,)), limit=limit)
         assert not {"README.md", "training.svg"} & {each.name for each in (tmp_path / name).iterdir()}
-        (kept,) = card_evaluation.read_kept(tmp_path / name)
+        (kept,) = read_kept(tmp_path / name)
         assert kept.data == "t.jsonl" and kept.settings.get("limit") == limit
         assert kept.origin.endswith(", of the first 8 examples alone") == (limit is not None)
 

@@ -18,8 +18,8 @@ from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMask
 from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.hub import card_evaluation
-from terakoya.hub.upload import upload
+from terakoya.inference.scores import read_evaluation
+from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_quality.commands.training_scores import show_benchmark
 from terakoya_quality.evaluation.options import Precision
 from terakoya_quality.finetuning import benchmark
@@ -94,7 +94,7 @@ def test_the_bundled_suites_are_whole() -> None:
 
 
 @pytest.mark.slow
-def test_a_suite_is_measured_and_its_scores_go_to_the_card(
+def test_a_suite_is_measured_and_its_scores_are_kept_for_the_card(
     model: Path, suite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
@@ -127,22 +127,16 @@ def test_a_suite_is_measured_and_its_scores_go_to_the_card(
     assert likeness["scores"]["eval"]["pearson"]["mean"] == pytest.approx(np.corrcoef(cosines, gold)[0, 1], abs=1e-5)
 
     assert told.splitlines()[-1].startswith("next: terakoya upload") and "--evaluation" not in told
-    upload(folder, "school/toys", evaluations=[out], dry_run=tmp_path / "card")
-    rows_of_card = [line for line in (tmp_path / "card/README.md").read_text().splitlines() if line.startswith("| Toy")]
-    assert len(rows_of_card) == len(set(rows_of_card)) == 3  # accuracy, test accuracy, spearman
-
-    kept = folder / card_evaluation.SCORES
+    kept = folder / SCORES
     assert json.loads(kept.read_text())["finetuned"] == content["finetuned"]
     assert json.loads(kept.read_text())["model"] == "model"  # no path of this machine
-    found = {each.data: each for each in card_evaluation.read_evaluation(kept)}
+    found = {each.data: each for each in read_evaluation(kept)}
     assert found["Toy labels"].origin == "fine-tuned, mean of 2 seeds"
     assert set(found["Toy labels"].values) == {"accuracy", "test accuracy"}
+    assert found["Toy labels"].values["accuracy"] == pytest.approx(np.mean(values))
     half = labels["scores"]["eval"]["accuracy"]["interval"]
     assert found["Toy labels"].intervals["accuracy"] == half
-    assert f"| accuracy | {np.mean(values):.4f} ± {half:.4f} |" in card_evaluation.table([found["Toy labels"]])
     assert found["Toy likeness"].origin == "without training"
-    (entry, _) = card_evaluation.to_metadata([found["Toy labels"]], task="fill-mask")
-    assert entry.metric_type == "accuracy" and entry.metric_value == pytest.approx(np.mean(values), abs=1e-6)
 
 
 def test_a_limit_leaves_no_scores_behind_and_is_told_with_each_score(
@@ -156,8 +150,8 @@ def test_a_limit_leaves_no_scores_behind_and_is_told_with_each_score(
     found = json.loads(out.read_text())["finetuned"]
     assert found["toy_labels"]["settings"]["max_length"] == 12
     assert found["toy_labels"]["published"] == [] and found["toy_labels"]["examples"]["train"] == 8
-    assert not (folder / card_evaluation.SCORES).exists()
-    results = card_evaluation.read_evaluation(out)
+    assert not (folder / SCORES).exists()
+    results = read_evaluation(out)
     assert [each.origin for each in results] == [
         "fine-tuned, mean of 1 seed, of the first 8 examples alone", "without training, of the first 8 examples alone"
     ]  # fmt: skip
@@ -174,10 +168,8 @@ def test_the_scores_of_an_electra_are_kept_beside_its_discriminator(model: Path,
         kind(config).save_pretrained(folder / name)
         AutoTokenizer.from_pretrained(model).save_pretrained(folder / name)
     found = evaluate(folder, stores=[data], tasks=[str(likeness_suite(tmp_path))])
-    kept = json.loads((folder / "discriminator" / card_evaluation.SCORES).read_text())
+    kept = json.loads((folder / "discriminator" / SCORES).read_text())
     assert kept["finetuned"] == found.finetuned and kept["model"] == "electra"
-    upload(folder, "school/electra", dry_run=tmp_path / "card")
-    assert "| Toy likeness | without training | spearman |" in (tmp_path / "card/README.md").read_text()
 
 
 def likeness_suite(folder: Path) -> Path:
@@ -193,7 +185,7 @@ def test_a_task_that_is_refused_leaves_the_scores_of_the_others(
     model: Path, suite: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those before it are in the model's folder already, and those after it are measured."""
-    folder = Path(shutil.copytree(model, tmp_path / "model", ignore=lambda *_: [card_evaluation.SCORES]))
+    folder = Path(shutil.copytree(model, tmp_path / "model", ignore=lambda *_: [SCORES]))
     content = yaml.safe_load(SUITE)
     first, last = content["tasks"]["toy_labels"], content["tasks"]["toy_likeness"]
     refused = {**first, "title": "Refused"}
@@ -203,8 +195,8 @@ def test_a_task_that_is_refused_leaves_the_scores_of_the_others(
     kept: list[set[str]] = []
 
     def search(*arguments: Any, **settings: Any) -> Any:
-        if (folder / card_evaluation.SCORES).exists():
-            kept.append(set(json.loads((folder / card_evaluation.SCORES).read_text())["finetuned"]))
+        if (folder / SCORES).exists():
+            kept.append(set(json.loads((folder / SCORES).read_text())["finetuned"]))
             raise UserError("no head for it")
         return real(*arguments, **settings)
 
