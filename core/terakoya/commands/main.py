@@ -104,7 +104,8 @@ def options(
         from terakoya.plugins import load
 
         load(plugin or (), without or ())
-    context.with_resource(next_command.carrying(plugin_options(plugin, without)))
+    assert isinstance(context.command, InOrder)
+    context.with_resource(next_command.carrying(plugin_options(plugin, without), context.command.commands))
 
 
 @cache

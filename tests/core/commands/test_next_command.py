@@ -217,10 +217,19 @@ def test_the_next_command_has_the_plugins_that_were_given(tmp_path: Path, monkey
     given = ["--plugin", "mine.py", "--without", "third-party"]
     assert run([*given, "parameters", "list"])[0][:5] == [*given, "estimate"]
     assert next_command.line("init") == "next: terakoya init"  # not those of a command that has ended
-    with next_command.carrying([("--plugin", "a b.py"), ("--plugin", "c.py")]):
+    with next_command.carrying([("--plugin", "a b.py"), ("--plugin", "c.py")], ["train"]):
         assert next_command.line("train", "x") == "next: terakoya --plugin 'a b.py' --plugin c.py train x"
         assert next_command.line("--plugin=c.py", "train") == "next: terakoya --plugin 'a b.py' --plugin=c.py train"
         assert next_command.line("--plugin", "c.py", "train").count("c.py") == 1
+
+
+def test_a_next_command_that_nobody_has_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with next_command.carrying([], ["train"]):
+        for words in (["greet", "train"], ["--plugin=f.py", "--without", "train", "greet"]):
+            next_command.show(*words)
+        assert not capsys.readouterr().err
+        next_command.show("--plugin", "f.py", "train", "x")
+    assert capsys.readouterr().err == "next: terakoya --plugin f.py train x\n"
 
 
 @pytest.mark.usefixtures("fresh_plugins")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -32,25 +32,33 @@ SMALL_SPLIT = 50
 """Documents of which 2 % are at most one."""
 
 _GIVEN: ContextVar[Sequence[tuple[str, str]]] = ContextVar("_GIVEN", default=())
+_VERBS: ContextVar[Collection[str] | None] = ContextVar("_VERBS", default=None)
 
 _VALIDATION_ENDINGS = (".val", ".validation", "-val", "_val")
 
 
 @contextmanager
-def carrying(options: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """While the block runs, every next command has these `options` of terakoya itself, such as ("--plugin", "f.py")."""
-    token = _GIVEN.set(options)
+def carrying(options: Sequence[tuple[str, str]], verbs: Collection[str]) -> Iterator[None]:
+    """While the block runs, every next command has these `options` of terakoya itself, such as ("--plugin", "f.py"),
+    and begins with one of `verbs`: others are not shown."""
+    given, known = _GIVEN.set(options), _VERBS.set(verbs)
     try:
         yield
     finally:
-        _GIVEN.reset(token)
+        _GIVEN.reset(given)
+        _VERBS.reset(known)
 
 
 def show(*words: str | Path) -> None:
-    """Prints `next: terakoya WORDS`, quoted for a shell. It goes to standard error, which no program parses."""
+    """Prints `next: terakoya WORDS`, quoted for a shell, unless its verb is of a plugin that is not there. It goes to
+    standard error, which no program parses."""
     from terakoya.log import error_console
 
-    error_console().print(line(*words), markup=False, soft_wrap=True)
+    verbs, rest = _VERBS.get(), list(map(str, words))
+    while rest[0].startswith("--"):  # such as --plugin FILE
+        del rest[: 1 if "=" in rest[0] else 2]
+    if verbs is None or rest[0] in verbs:
+        error_console().print(line(*words), markup=False, soft_wrap=True)
 
 
 def line(*words: str | Path) -> str:
