@@ -234,3 +234,10 @@ def run_finished(run: Run, error: BaseException | None) -> None:
     """Called once on every rank when the run ends. `error` is the exception that ended it early, else None. A run that
     goes back to a checkpoint (`spikes`) ends so, too, with a `RollingBack`, and `run_started` follows with another
     `run`. Returns nothing."""
+
+
+@hookspec
+def run_files(folder: Path) -> Mapping[str, str]:  # type: ignore[empty-body]
+    """Called on rank 0 when a run that is mirrored to an address has ended, before the last of `folder` is sent there.
+    Returns the texts of files that the run's folder should hold besides, by name, such as a page about the run. A
+    plugin that fails is warned of, and the run ends as it would without it."""

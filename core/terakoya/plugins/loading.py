@@ -45,8 +45,8 @@ REGISTER_HOOKS = {kind: f"register_{kind}" for kind in KINDS}
 """Kind of component -> the hook that registers it."""
 
 SETTINGS = "register_settings"
-FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", SETTINGS)
-"""The hooks that register what is no component."""
+FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", SETTINGS, "run_files")
+"""The hooks that bring what is no component."""
 
 
 class Registration(NamedTuple):
@@ -84,6 +84,7 @@ class Registry:
     deprecated_hooks: Sequence[DeprecatedHookUse] = ()
     settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """Settings files that are no components, by the command and the options that read them."""
+    run_files: Listeners = ()
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).
@@ -232,7 +233,8 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
                 else:
                     _add(registrations, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
-    return Registry(list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, settings)
+    files = _listeners(manager, "run_files", plugins.values())
+    return Registry(list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, settings, files)
 
 
 def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:

@@ -19,6 +19,7 @@ from killed_machines import kill_and_replace, whole_steps
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.launch.here import resolve_out, train
 from terakoya.object_store import ObjectFolder
+from terakoya.plugins import loading as plugins
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
 from terakoya.training.checkpoint import mirror as mirror_module
@@ -405,7 +406,7 @@ def test_a_run_whose_checkpoints_there_are_all_damaged_does_not_start_over(
     settings = toy.parameters(store, max_steps=2, checkpoint={"save_steps": 1})
     train(settings, memory.address, work_folder=tmp_path / "first")
     assert whole_steps(memory) == [1, 2]
-    assert {"metrics.jsonl", "parameters.json", "report.html"} <= memory.sizes().keys()
+    assert {"metrics.jsonl", "parameters.json"} <= memory.sizes().keys()
     for step in (1, 2):
         memory.write(f"checkpoints/step-0000000{step}/state/model-00000.safetensors", b"")
     with pytest.raises(
@@ -416,6 +417,20 @@ def test_a_run_whose_checkpoints_there_are_all_damaged_does_not_start_over(
     assert whole_steps(memory) == [1, 2]
     with pytest.raises(UserError, match="expected the work folder of memory://other, got that of memory://bucket/run"):
         train(settings, "memory://other", work_folder=tmp_path / "second")
+
+
+@pytest.mark.usefixtures("fresh_plugins")
+def test_plugins_add_files_to_a_mirrored_run(
+    memory: ObjectFolder, store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = "from terakoya import hookimpl\n@hookimpl\ndef run_files(folder):\n    "
+    last = "(folder / 'metrics.jsonl').read_text().splitlines()[-1]"
+    for name, body in {"bad": "1 / 0", "notes": f"return {{'notes.txt': {last}}}"}.items():
+        (tmp_path / f"{name}.py").write_text(head + body)
+    plugins.load([str(tmp_path / f"{name}.py") for name in ("bad", "notes")])
+    train(toy.parameters(store, max_steps=1), memory.address, work_folder=tmp_path / "run")
+    assert json.loads(memory.read("notes.txt"))["kind"] == "finished"
+    assert [each for each in caplog.messages if "was not written: plugin bad: ZeroDivisionError" in each]
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     train(settings, address, work_folder=tmp_path / "first")
     there = ObjectFolder(address)
     assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [2, 4]
-    assert {"metrics.jsonl", "parameters.json", "report.html"} <= there.sizes().keys()
+    assert {"metrics.jsonl", "parameters.json"} <= there.sizes().keys()
     for name in there.sizes():
         assert aws.encode() not in there.read(name)
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
 from terakoya.object_store import ObjectFolder
+from terakoya.plugins import registry
+from terakoya.plugins.events import call
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import find_newest_whole
 from terakoya.training.checkpoint import mirror as mirror_module
@@ -61,7 +63,7 @@ def mirroring(
                 log.warning("%s", error)
         raise
     if mirror is not None:
-        _write_report(out, mirror.say)
+        _write_files(out, mirror.say)
         mirror.finish()
     while not at_end.broadcast(mirror is not None and mirror.has_ended(mirror_module.POLL_SECONDS)):
         pass  # the others wait, as a launcher ends a process that stays alone
@@ -159,15 +161,12 @@ def _write_record(out: Path, store: ObjectFolder, *, fetched: str | None = None)
     write_text(out / RECORD, json.dumps({"address": str(store), "fetched": fetched}) + "\n")
 
 
-def _write_report(out: Path, say: Callable[[str], None]) -> None:
-    """Writes report.html into the run's folder."""
-    from datetime import datetime
-
-    from terakoya.runs.report import read_reports
-    from terakoya.runs.report_page import render_page
-
-    try:
-        created = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-        write_text(out / "report.html", render_page(read_reports([out], None), created=created, against="step"))
-    except (UserError, OSError) as error:
-        say(f"report.html was not written: {error}")
+def _write_files(out: Path, say: Callable[[str], None]) -> None:
+    """Writes into the run's folder what plugins have for it."""
+    for listener in registry().run_files:
+        try:
+            for result in call((listener,), folder=out)[0][1]:
+                for name, text in result.items():
+                    write_text(out / name, text)
+        except (UserError, OSError) as error:
+            say(f"what a plugin has for {out} was not written: {error}")
