@@ -17,13 +17,13 @@ from terakoya.errors import UserError
 from terakoya.hub import card_citation, card_evaluation, card_training, card_use
 from terakoya.inference.scores import Measurement
 from terakoya.runs import metrics
-from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Metrics
 from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
+from terakoya_report.charts import Line, standalone_chart
 
 CARD = "README.md"
 CHART = "training.svg"

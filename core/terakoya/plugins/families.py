@@ -59,6 +59,7 @@ FAMILIES: dict[str, Family] = {
             "importers smdistributed",
         ),
     ),
+    "report": Family(verbs=("report",)),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 

@@ -22,10 +22,9 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of
 from terakoya.launch.jobs import find_job
 from terakoya.object_store import ObjectFolder
-from terakoya.runs import mirrored
+from terakoya.runs import metrics, mirrored
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
-from terakoya.runs.report import read_reports
 from terakoya_clusters.move import carry, move
 
 SLURM = {"time": "01:00:00"}
@@ -88,10 +87,9 @@ def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     assert toy.losses(tmp_path / "there") == toy.losses(tmp_path / "alone")
     ends = [toy.saved(tmp_path / name / "checkpoints/step-00000080") for name in ("there", "alone")]
     assert all(bool((ends[0][name] == ends[1][name]).all()) for name in ends[1])
-    (report,) = read_reports([tmp_path / "there"])
-    where = [start["what"].rpartition(", ")[2].partition(";")[0] for start in report.phases[:2]]
-    assert where == ["old", "localhost"]  # one curve, with its machines
-    assert len(report.curves.points["loss"]) == 80
+    written = metrics.read(tmp_path / "there")
+    assert [start["hosts"] for start in written.of_kind("start")] == [["old"], ["localhost"]]
+    assert len(metrics.curves(written).points["loss"]) == 80  # one curve
 
 
 def test_a_submitted_job_is_stopped_and_another_goes_on(run: Path, programs: Programs, tmp_path: Path) -> None:

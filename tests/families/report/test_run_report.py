@@ -9,16 +9,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import damaged_records
 import pytest
+import toy
 
 from terakoya import log
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.runs.charts import MAX_POINTS, Line, chart, thin_points, ticks
+from terakoya.launch.here import train
 from terakoya.runs.metrics import Point
-from terakoya.runs.report import compare_parameters, read_reports
-from terakoya.runs.report_page import live_scripts, render_page
 from terakoya_japanese.translate import translator
+from terakoya_report.charts import MAX_POINTS, Line, chart, thin_points, ticks
+from terakoya_report.page import live_scripts, render_main, render_page
+from terakoya_report.report import compare_parameters, read_reports
 
 NOW = 1_800_000_000.0
 
@@ -232,7 +235,7 @@ def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
         for step in range(0, 400, 10)
     ]
     discarded = [{"kind": "sample", "step": 500, "text": "x", "continuation": "y"}, {"kind": "resume", "step": 390}]
-    again = {"kind": "start", "step": 390, "devices": {"cpu": 2}, "time": NOW + 90}
+    again = {"kind": "start", "step": 390, "devices": {"cpu": 2}, "hosts": ["spot-7"], "time": NOW + 90}
     end = {"kind": "stopped", "step": 395, "reason": "SIGTERM"}
     with (run / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(each) + "\n" for each in [*samples, *discarded, again, end])
@@ -241,7 +244,7 @@ def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
     assert report.samples[390] == {"東京は[MASK]です<b>": "首都 50% <i> 39%"}
     assert [(each["phase"], each["from step"], each["to step"], each["what"]) for each in report.phases] == [
         ("start 1", "1", "40", "2 x NVIDIA H200; finished"),
-        ("start 2", "391", "395", "2 x cpu; stopped: SIGTERM"),
+        ("start 2", "391", "395", "2 x cpu, spot-7; stopped: SIGTERM"),
         ("data stage 1", "1", "20", "work/a"),
         ("data stage 2", "21", "40", "work/b"),
     ]
@@ -341,3 +344,58 @@ def test_a_run_that_went_back_was_neither_killed_nor_restarted(tmp_path: Path) -
     (report,) = read_reports([run], now=NOW)
     assert [each["what"] for each in report.phases] == ["1 x cpu; went back to step 5", "1 x cpu; finished"]
     assert (report.facts["restarts"], report.facts["rollbacks"]) == ("0", "1")
+    assert report.anomalies == [(9, "rollback: a spike")]
+
+
+def test_a_start_of_a_finished_run_that_trains_nothing_is_none(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", learning_rate=0.1)
+    again, end = {"kind": "start", "step": 40, "time": NOW + 50}, {"kind": "finished", "step": 40, "time": NOW + 51}
+    for more, starts in (([again, end], 1), ([again, {"kind": "step", "step": 41, "time": NOW + 51}], 2)):
+        with (run / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(each) + "\n" for each in more)
+        assert len(read_reports([run], now=NOW + 100)[0].phases) == starts
+
+
+def test_the_phases_of_a_run_and_of_its_steps_are_tables(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", learning_rate=0.1)
+    assert "Phases of a step" not in render_main(read_reports([run]), created="now")
+    long = {"number": 2, "name": "long rows", "first_step": 20, "steps": 20, "global_rows": 6, "sequence_length": 64}
+    phases = [{**long, "number": 1, "name": "", "first_step": 0, "global_rows": 16}, long]
+    ranks = [{"forward": 12.25, "backward": 30.0}, {"forward": 1234.5, "backward": 30.0}]
+    profile = {"kind": "profile", "step": 4, "first": 2, "milliseconds": ranks, "slowest_rank": 1}
+    with (run / "metrics.jsonl").open("a") as file:
+        for record in (
+            {"kind": "start", "step": 40, "phases": phases, "max_steps": 41},
+            {"kind": "step", "step": 41},
+            profile,
+        ):
+            file.write(json.dumps({**record, "time": NOW + 60}) + "\n")
+    (report,) = read_reports([run], now=NOW + 100)
+    assert [(each["phase"], each["from step"], each["what"]) for each in report.phases[2:]] == [
+        ("phase 1", "1", "16 rows of 64 tokens a step"), ("phase 2, long rows", "21", "6 rows of 64 tokens a step"),
+    ]  # fmt: skip
+    assert [(each["rank"], each["steps"]) for each in report.profile] == [("0", "2 to 4"), ("1, slowest", "2 to 4")]
+    page = render_main([report], created="now")
+    assert "Phases of a step" in page and "<td>12.2</td>" in page and "<td>1,234.5</td>" in page
+
+
+@pytest.mark.slow
+def test_a_value_of_another_type_is_never_a_traceback(tmp_path: Path) -> None:
+    for changed in damaged_records.runs(tmp_path / "run"):
+        try:
+            render_page(read_reports([tmp_path / "run"]), created="now")
+        except Exception as error:
+            raise AssertionError(changed) from error
+
+
+def test_a_mirrored_run_has_its_page_at_its_address(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = f"file://{tmp_path}/bucket/run"
+    train(toy.parameters(store, max_steps=2), address, work_folder=tmp_path / "work")
+    page = (tmp_path / "bucket/run/report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "2 / 2" in page
+    with pytest.raises(SystemExit) as left:
+        main(["report", address, "--out", str(tmp_path / "a.html")])
+    assert not left.value.code and "step-00000002" in (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,8 +43,8 @@ def command(
     from terakoya.folder_kinds import is_address, refuse_address
     from terakoya.log import console, plural
     from terakoya.runs.remote_view import open_views
-    from terakoya.runs.report import RunReport, read_reports
-    from terakoya.runs.report_page import live_scripts, render_main, render_page
+    from terakoya_report.page import live_scripts, now, render_main, render_page
+    from terakoya_report.report import RunReport, read_reports
 
     if out is None and not live:
         if len(runs) > 1 or is_address(runs[0]):
@@ -59,7 +58,7 @@ def command(
 
     def read() -> tuple[list[RunReport], str]:
         with open_views(runs) as folders:
-            return read_reports(folders, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+            return read_reports(folders, label), now()
 
     language = os.environ.get(LANGUAGE_VARIABLE) or "en"
     reports, created = read()
@@ -75,17 +74,17 @@ def command(
             next_command.show("status", *runs)
         return
 
-    from terakoya.runs.live import HOST, LivePage, create_server
+    from terakoya_report.live import HOST, LivePage, create_server
 
     def main() -> str:
-        found, now = read()
+        found, at = read()
         if out is not None:
-            _write(out, render_page(found, created=now, against=against, language=language))
-        return render_main(found, created=now, against=against)
+            _write(out, render_page(found, created=at, against=against, language=language))
+        return render_main(found, created=at, against=against)
 
     def whole() -> str:
-        found, now = read()
-        return render_page(found, created=now, against=against, live_every=every, language=language)
+        found, at = read()
+        return render_page(found, created=at, against=against, live_every=every, language=language)
 
     try:
         server = create_server(LivePage(whole, main, every=every), port=port, scripts=live_scripts())

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from test_run_report import NOW, Reader, make_run
 
-from terakoya.runs.live import LivePage, create_server
-from terakoya.runs.report import read_reports
-from terakoya.runs.report_page import live_scripts, render_main, render_page
+from terakoya_report.live import LivePage, create_server
+from terakoya_report.page import live_scripts, render_main, render_page
+from terakoya_report.report import read_reports
 
 Answer = tuple[int, http.client.HTTPMessage, str]
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from html import escape
 from typing import Any
 
 from terakoya.log import plural, translated
-from terakoya.runs import live
-from terakoya.runs.charts import Against, Line, axis_position, chart
 from terakoya.runs.metrics import Curves
-from terakoya.runs.report import RunReport, compare_parameters
-from terakoya.runs.report_script import SCRIPT
-from terakoya.runs.report_style import STYLE
+from terakoya_report import live
+from terakoya_report.charts import Against, Line, axis_position, chart
+from terakoya_report.report import RunReport, compare_parameters
+from terakoya_report.script import SCRIPT
+from terakoya_report.style import STYLE
 
 FIRST = ("loss", "perplexity")
 """Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
@@ -49,6 +50,11 @@ SHOWN_WARNINGS = 50
 SHOWN_SAMPLES = 12
 MARKED, MARKS = ("loss", "grad_norm"), 200
 """Charts with a mark for each anomaly, and how many marks of a run they have."""
+
+
+def now() -> str:
+    """Returns the time that a page shows as that of its creation."""
+    return datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def live_scripts() -> str:

@@ -15,9 +15,9 @@ from real_browser import needs_browser
 from test_run_report import NOW, make_run
 from tool_modules import load_tool
 
-from terakoya.runs.live import LivePage, create_server
-from terakoya.runs.report import read_reports
-from terakoya.runs.report_page import live_scripts, render_main, render_page
+from terakoya_report.live import LivePage, create_server
+from terakoya_report.page import live_scripts, render_main, render_page
+from terakoya_report.report import read_reports
 
 pytestmark = [pytest.mark.slow, needs_browser]
 LOSS = 'svg[aria-label="loss (nats)"]'
