@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from terakoya.log import plural, translated
 from terakoya.runs.metrics import Curves
-from terakoya_report import live
 from terakoya_report.charts import Against, Line, axis_position, chart
 from terakoya_report.report import RunReport, compare_parameters
-from terakoya_report.script import SCRIPT
-from terakoya_report.style import STYLE
 
 FIRST = ("loss", "perplexity")
 """Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
@@ -59,7 +57,12 @@ def now() -> str:
 
 def live_scripts() -> str:
     """Returns the script of a page that follows runs."""
-    return SCRIPT + live.SCRIPT
+    return _part("page.js") + _part("live.js")
+
+
+def _part(name: str) -> str:
+    """Returns the text of a file beside this one, a part of the page."""
+    return (files(__package__) / name).read_text(encoding="utf-8")
 
 
 def render_page(
@@ -77,7 +80,7 @@ def render_page(
     hidden = "".join(
         f'body:has(#run{number}:not(:checked)) [data-run="{number}"] {{ display: none }}' for number in range(len(runs))
     )
-    main, scripts = render_main(runs, created=created, against=against), SCRIPT
+    main, scripts = render_main(runs, created=created, against=against), _part("page.js")
     data = f' data-words="{escape(json.dumps({name: translated(text) for name, text in WORDS.items()}))}"'
     head = f"<h1>{escape(title)}</h1>"
     if live_every is not None:
@@ -86,7 +89,7 @@ def render_page(
     return (
         f'<!doctype html>\n<html lang="{language}"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-        f"<style>{STYLE}{colours}{hidden}</style></head>\n<body{data}>\n{head}\n"
+        f"<style>{_part('page.css')}{colours}{hidden}</style></head>\n<body{data}>\n{head}\n"
         f"{_controls()}\n<main>{main}</main>\n"
         f"<script>{scripts}</script></body></html>\n"
     )

@@ -1,7 +1,5 @@
-"""The script of a report's page: values under the pointer, a part of a chart drawn large, and
-losses smoothed or over a logarithmic axis."""
-
-SCRIPT = """
+// The script of a report's page: values under the pointer, a part of a chart drawn large, and losses smoothed or over a
+// logarithmic axis.
 const zooms = {};  // title of a chart -> the values at its left and right edge; kept while the page follows a run
 const TOP = 10, BOTTOM = 34, LEFT = 62, RIGHT = 12;  // the margins of charts.py
 const words = JSON.parse(document.body.dataset.words);  // in the language of the page
@@ -170,4 +168,3 @@ function followPointers() { charts = []; for (const svg of document.querySelecto
   if (pointed && pointed.title === title) point(pointed.x);
 } }
 followPointers();
-"""
