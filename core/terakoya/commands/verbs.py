@@ -21,7 +21,6 @@ from terakoya.commands import (
     status,
     train,
     try_model,
-    upload,
     verify,
 )
 from terakoya.commands.launching import launch
@@ -115,7 +114,6 @@ def register_commands() -> Mapping[str, Command | Group]:
             passes_options=True,
         ),
         "try": Command(try_model.command, 'terakoya try work/model "東京は日本の[MASK]です。"'),
-        "upload": Command(upload.command, "terakoya upload work/model --name my-lab/my-bert --license apache-2.0"),
         "plugins": Group("List installed plugins, write and check your own."),
         "plugins list": Command(plugins.list_plugins, "terakoya plugins list"),
         "plugins show": Command(plugins.show_component, "terakoya plugins show bert"),

@@ -41,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
     ),
     "contract": Family(verbs=("plugins new", "plugins check")),
+    "hub": Family(verbs=("upload",)),
     "japanese": Family(languages=("ja",)),
     "quality": Family(
         verbs=("evaluate", "finetune"),

@@ -24,8 +24,6 @@ from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
-from terakoya.hub import upload as hub_upload
-from terakoya.hub.upload import UploadResult
 from terakoya.json_settings import read_settings
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.run_record import record_plugins

@@ -14,7 +14,6 @@ from terakoya.conversion.average import average
 from terakoya.conversion.export import export, load_model
 from terakoya.conversion.verify import verify
 from terakoya.errors import UserError
-from terakoya.hub.upload import upload
 from terakoya.inference.loading import load_model_and_tokenizer
 from terakoya.toolkit.formats import folder_digests, model_folder
 from terakoya_contract.toy import make_tokenizer

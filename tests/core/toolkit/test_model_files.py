@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.conversion import average
 from terakoya.corpus.corpus import Corpus
-from terakoya.hub import model_card
+from terakoya_hub import model_card
 from terakoya.plugins import registry
 from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats import folder_digests, transformers_folder

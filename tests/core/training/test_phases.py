@@ -21,7 +21,6 @@ from terakoya.config.presets import presets_folder
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.estimation.phases import estimate_phases, whole_run
-from terakoya.hub import card_training
 from terakoya.runs import status
 from terakoya.runs.metrics import read as read_metrics
 from terakoya.training.batches import BatchMaker
@@ -33,6 +32,7 @@ from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
+from terakoya_hub import card_training
 
 MODEL = {
     "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

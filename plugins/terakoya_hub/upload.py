@@ -21,8 +21,6 @@ from terakoya.components.tokenizer import encode_texts, load_tokenizer, mecab_ar
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
-from terakoya.hub import model_card
-from terakoya.hub.published_files import Published, choose_files, refuse_local_paths
 from terakoya.inference.scores import read_evaluation, read_kept
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
@@ -30,6 +28,8 @@ from terakoya.tokenization.languages import guess_languages
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.tokenizer_needs import hub_arguments
 from terakoya.toolkit.tokenizers.word_splitters import user_dictionaries
+from terakoya_hub import model_card
+from terakoya_hub.published_files import Published, choose_files, refuse_local_paths
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

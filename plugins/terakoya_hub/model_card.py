@@ -14,7 +14,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.hub import card_citation, card_evaluation, card_training, card_use
 from terakoya.inference.scores import Measurement
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import read_manifest
@@ -23,6 +22,7 @@ from terakoya.runs.metrics import Metrics
 from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
+from terakoya_hub import card_citation, card_evaluation, card_training, card_use
 from terakoya_report.charts import Line, standalone_chart
 
 CARD = "README.md"

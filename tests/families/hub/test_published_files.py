@@ -10,8 +10,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.errors import UserError
-from terakoya.hub.published_files import choose_files
 from terakoya.toolkit.formats import folder_digests
+from terakoya_hub.published_files import choose_files
 
 TOKEN = "hf_PLANTEDplantedPLANTEDplanted012345"
 

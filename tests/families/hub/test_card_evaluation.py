@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from terakoya.errors import UserError
-from terakoya.hub import card_evaluation, card_training, card_use, model_card
+from terakoya_hub import card_evaluation, card_training, card_use, model_card
 from terakoya.inference.scores import read_evaluation, read_kept
 from terakoya.runs.metrics import Metrics
 from terakoya.toolkit.formats.model_files import SCORES

@@ -38,12 +38,15 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.hub import card_training, model_card
-from terakoya.hub import upload as upload_module
-from terakoya.hub.upload import _outputs, upload
+from terakoya_hub import card_training, model_card
+from terakoya_hub import upload as upload_module
+from terakoya_hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya.training.setup import train_in_this_process
+from terakoya_hub import card_training, model_card
+from terakoya_hub import upload as upload_module
+from terakoya_hub.upload import _outputs, upload
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 BIAS = "cls.predictions.bias"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from terakoya.hub import card_training
+from terakoya_hub import card_training
 
 INSTRUCTION = "instruction"
 """The objective whose models answer."""

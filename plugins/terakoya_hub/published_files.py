@@ -15,11 +15,12 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import list_models
-from terakoya.hub.model_card import CARD, CHART
+from terakoya_hub.model_card import CARD, CHART
 from terakoya.json_settings import leaves, looks_secret
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya.toolkit.tokenizers import mecab
+from terakoya_hub.model_card import CARD, CHART
 
 READ_BY_TRANSFORMERS = (
     "config.json", "generation_config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json",

@@ -1,1 +1,0 @@
-"""Publishes models on the Hugging Face Hub."""
