@@ -15,7 +15,6 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import list_models
-from terakoya_hub.model_card import CARD, CHART
 from terakoya.json_settings import leaves, looks_secret
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_files import SCORES

@@ -65,7 +65,6 @@ def command(
     The token is read from HF_TOKEN in the environment or from `hf auth login`; HF_ENDPOINT names another server.
     """
     from terakoya.conversion.elsewhere import elsewhere
-    from terakoya_hub.upload import upload
     from terakoya.log import new_console
     from terakoya_hub.upload import upload
 

@@ -109,14 +109,6 @@ def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.Mo
                                                              Path("work/upload"))  # fmt: skip
 
 
-def test_an_upload_that_was_tried_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "README.md").write_text("", encoding="utf-8")
-    monkeypatch.setattr(hub_upload, "upload", lambda *_, **__: UploadResult("", None, tmp_path, {}))
-    options = ["--public", "--trust-remote-code", "--also", "LICENSE"]
-    following, _ = run(["upload", "model", "--name", "a/b", *options, "--dry-run", "files"])
-    assert following == ["upload", "model", "--name", "a/b", *options]
-
-
 @pytest.mark.parametrize(
     ("folders", "sentence"),
     [

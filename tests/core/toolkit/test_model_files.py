@@ -11,14 +11,13 @@ from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.conversion import average
 from terakoya.corpus.corpus import Corpus
-from terakoya_hub import model_card
 from terakoya.plugins import registry
 from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats import folder_digests, transformers_folder
 from terakoya.toolkit.formats.model_files import SCORES, belongs_to_model
 
 OF_A_MODEL = (
-    model_card.CARD, model_card.CHART, SCORES, average.RECORD, folder_digests.NAME,
+    "README.md", "training.svg", SCORES, average.RECORD, folder_digests.NAME,
     "generation_config.json", "model.safetensors", "pytorch_model-00001-of-00002.bin", "model.safetensors.index.json",
     "model.onnx", "adapter_config.json", "modules.json", "training_args.bin", "trainer_state.json", "eval_results.json",
 )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.estimation.phases import estimate_phases, whole_run
 from terakoya.runs import status
-from terakoya.runs.metrics import read as read_metrics
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
@@ -32,7 +31,6 @@ from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
-from terakoya_hub import card_training
 
 MODEL = {
     "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
@@ -284,17 +282,18 @@ def test_the_run_goes_on_with_other_processes_across_a_border(
         assert manifests[0][key] == manifests[1][key]
 
 
-def test_status_and_card_name_the_phases(straight: Path) -> None:
+def test_status_and_checkpoints_name_the_phases(straight: Path) -> None:
     told = status.read(straight)
     assert told.phase == "3 of 3, decay: steps 10 to 12" and len(told.phases) == 3
     manifest = json.loads((straight / "checkpoints/step-00000006/manifest.json").read_text())
-    shares = re.findall(r"\| ([\d.]+%) \|", card_training.describe(manifest, read_metrics(straight)))
-    assert shares == ["95.35%", "4.65%"], "80 and 2 rows of the one store, 4 of the other"
-    card = card_training.describe_rows(manifest)
-    assert card[1:] == [
-        "| phase 1, short rows | 5 steps, 16 rows of 32 tokens a step |",
-        "| phase 2, long rows | 1 step, 6 rows of 64 tokens a step |",
-    ]
+    read = Counter({each["store"]: 0 for each in manifest["positions"]})
+    for each in manifest["positions"]:
+        read[each["store"]] += each["rows"]
+    assert sorted(read.values()) == [4, 82], "80 and 2 rows of the one store, 4 of the other"
+    facts = ("number", "name", "first_step", "steps", "global_rows", "sequence_length")
+    assert [tuple(phase[name] for name in facts) for phase in manifest["phases"][:2]] == [
+        (1, "short rows", 0, 5, 16, 32), (2, "long rows", 5, 4, 6, 64),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

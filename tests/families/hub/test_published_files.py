@@ -11,6 +11,8 @@ from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.formats.model_files import belongs_to_model
+from terakoya_hub.model_card import CARD, CHART
 from terakoya_hub.published_files import choose_files
 
 TOKEN = "hf_PLANTEDplantedPLANTEDplanted012345"
@@ -46,6 +48,7 @@ def test_of_an_export_its_own_files_are_pushed_and_all_others_are_named(exported
     (exported / "loop").symlink_to(".")
     chosen = choose_files(exported)
     assert chosen.files.keys() == EXPORTED | {"README.md", "training.svg", "terakoya_scores.json"}
+    assert all(belongs_to_model(exported / name) for name in (CARD, CHART)), "and not to its tokenizer"
     assert chosen.left_out == [
         ".env", "adapter/notes.txt", "loop", "old/ (2 files)", "passwd", "tokenizer.json", "train.jsonl"
     ]  # fmt: skip

@@ -38,15 +38,13 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya_hub import card_training, model_card
-from terakoya_hub import upload as upload_module
-from terakoya_hub.upload import _outputs, upload
 from terakoya.runs.metrics import Metrics
+from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya.training.setup import train_in_this_process
 from terakoya_hub import card_training, model_card
 from terakoya_hub import upload as upload_module
-from terakoya_hub.upload import _outputs, upload
+from terakoya_hub.upload import UploadResult, _outputs, upload
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 BIAS = "cls.predictions.bias"
@@ -418,6 +416,31 @@ def test_nothing_is_pushed_without_a_token_or_a_working_model(
     assert not hub.files
 
 
+def test_a_folder_that_changed_since_its_export_is_refused(tmp_path: Path) -> None:
+    folder = export_bert(tmp_path / "model")
+    folder_digests.write(folder)
+    upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"hidden_size": 8', '"hidden_size": 4'))
+    with pytest.raises(UserError, match=rf"{folder}: changed since it was exported: config.json: "):
+        upload(folder, "school/tiny", dry_run=tmp_path / "again")
+    (folder / folder_digests.NAME).unlink()
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n")
+    with pytest.raises(UserError, match=r"model.safetensors: is a pointer of Git LFS in place of the file"):
+        upload(folder, "school/tiny", dry_run=tmp_path / "again")
+
+
+def test_an_upload_that_was_tried_is_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("", encoding="utf-8")
+    monkeypatch.setattr(upload_module, "upload", lambda *_, **__: UploadResult("", None, tmp_path, {}))
+    words = ["upload", "model", "--name", "a/b", "--public", "--trust-remote-code", "--also", "LICENSE"]
+    with pytest.raises(SystemExit) as left:
+        main([*words, "--dry-run", "files"])
+    assert not left.value.code and capsys.readouterr().err == f"next: terakoya {' '.join(words)}\n"
+
+
 def test_custom_code_runs_only_if_allowed(tmp_path: Path) -> None:
     folder = export_bert(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
@@ -561,6 +584,17 @@ def test_a_card_tells_later_stages_from_validation_and_says_how_long_inputs_may_
     assert "| math | 25.00% | `f` |" in card
     assert "| held | validation | `f` |" in card
     assert "| longest input | 32 tokens |" in card
+
+
+def test_a_card_tells_the_phases_that_have_begun() -> None:
+    phase = {"number": 1, "name": "short rows", "first_step": 0, "steps": 5, "global_rows": 16, "sequence_length": 32}
+    later = {"number": 2, "name": "", "first_step": 5, "steps": 4, "global_rows": 6, "sequence_length": 64}
+    manifest = {"phases": [phase, later, {**later, "first_step": 9}], "step": 6, "consumed_rows": 86}
+    assert card_training.describe_rows(manifest) == [
+        "| rows | 86 |",
+        "| phase 1, short rows | 5 steps, 16 rows of 32 tokens a step |",
+        "| phase 2 | 1 step, 6 rows of 64 tokens a step |",
+    ]
 
 
 def test_a_card_tells_the_devices_and_the_hours() -> None:
