@@ -1,15 +1,97 @@
-"""The section of a card about the training of a model: how much, on what, with which programs and how much energy."""
+"""The sections of a card about the training of a model: how much, on what, with which programs and how much energy, and
+its losses."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import PurePath
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
+from terakoya.errors import UserError
 from terakoya.log import plural
 from terakoya.runs import metrics
+from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Metrics
+from terakoya.store.token_store import read_facts
+from terakoya_report.charts import Line, standalone_chart
+
+CHART = "training.svg"
+"""File name of the chart of losses, in the card's folder."""
+TABLE_ROWS = 12
+"""Number of rows in the table of losses."""
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """How a model was trained.
+
+    Attributes:
+        manifest: the manifest of its checkpoint.
+        metrics: the metrics of the run up to that checkpoint.
+        cleaning: name of a store that was trained on -> the steps that cleaned its text, and what they dropped.
+    """
+
+    manifest: Mapping[str, Any]
+    metrics: Metrics
+    cleaning: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> TrainingFacts:
+        """Reads the manifest of the folder `checkpoint` and the metrics, if any, of the run that contains it."""
+        manifest = read_manifest(checkpoint)
+        above = checkpoint.absolute().parents[:2]  # RUN of RUN/model-best, or of RUN/checkpoints/step-...
+        run = next((folder for folder in above if (folder / metrics.FILE).is_file()), None)
+        records = () if run is None else without_idle_starts(metrics.read(run)).records
+        earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])
+        return cls(manifest, Metrics(earlier), _read_cleaning(manifest))
+
+    def loss_chart(self) -> str | None:
+        """The loss over the steps as an SVG; None if the metrics contain no loss."""
+        curves = metrics.curves(self.metrics, ["loss"]).points
+        lines = [
+            Line(0, _curve_label(name), points, name.startswith("validation"), max(0, number - 1))
+            for number, (name, points) in enumerate(sorted(curves.items(), key=lambda curve: curve[0] != "loss"))
+        ]
+        return standalone_chart(lines, title="loss over optimizer steps") if lines else None
+
+
+def _read_cleaning(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Returns `TrainingFacts.cleaning`, of the stores that are still what the run was trained on."""
+    parameters = manifest["parameters"]
+    data = parameters["data"]
+    phases = [phase["data"] or {} for phase in parameters.get("phases") or ()]
+    found = {}
+    for each in [entry for stage in (data, *(data.get("stages") or ()), *phases) for entry in stage.get("train") or ()]:
+        try:
+            facts = read_facts(Path(each["store"]))
+        except UserError:
+            continue
+        description = _describe_cleaning(facts.options)
+        if description is not None and facts.fingerprint == manifest["stores"].get(each["store"]):
+            found[PurePath(each["store"]).name] = description
+    return found
+
+
+def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
+    """Returns the cleaning steps among the options of a store and what they dropped; None where there were none, or
+    several lists of steps, as in a merged store."""
+    try:
+        steps = ", ".join(step["type"] for step in json.loads(options.get("clean") or "")["steps"])
+    except ValueError:
+        return None
+    counts = {name: count for name, count in options.items() if name.startswith("clean: ") and isinstance(count, int)}
+    counted = ", ".join(f"{count:,} {name.removeprefix('clean: ')}" for name, count in counts.items())
+    return f"cleaned with {steps}" + (f": {counted}" if counted else "")
+
+
+def _curve_label(name: str) -> str:
+    """Returns what the legend calls the curve `name`: training, or the name of the validation store."""
+    store = name.removeprefix("validation ").removesuffix("loss").strip()
+    return "training" if name == "loss" else f"validation on {PurePath(store).name}" if store else "validation"
 
 
 def describe(manifest: Mapping[str, Any], written: Metrics) -> str:
@@ -140,3 +222,29 @@ def _energy(written: Metrics) -> str | None:
         f"{watt_hours * number / 1000:,.3g} kWh: {watt_hours / hours:,.0f} W on average, read from one GPU, times "
         f"{number} GPU{plural(number)} and {hours:,.2f} hours; without processors, memory and cooling"
     )
+
+
+def describe_losses(facts: TrainingFacts) -> str:
+    """A chart and a table of the losses: of training steps, and of the last validation up to each of them that no row
+    before has. A validation before the first step has a row of its own."""
+    steps = metrics.kept_steps(facts.metrics)
+    if not steps:
+        return ""
+    chosen = sorted({round(index * (len(steps) - 1) / max(1, TABLE_ROWS - 1)) for index in range(TABLE_ROWS)})
+    validations = [entry for entry in facts.metrics.of_kind("validation") if entry.get("store")]
+    stores = list(dict.fromkeys(entry["store"] for entry in validations))
+    header = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
+    image = f"![loss of training and validation over the steps]({CHART})"
+    lines = ["## Losses", "", image, "", f"| {' | '.join(header)} |", "|---:" * len(header) + "|"]
+    rows = [steps[index] for index in chosen]
+    if any(check["step"] == 0 for check in validations):
+        rows.insert(0, {"step": 0, "tokens": 0})
+    before = -1
+    for entry in rows:
+        losses = {check["store"]: check["loss"] for check in validations if before < check["step"] <= entry["step"]}
+        before = entry["step"]
+        shown = [entry.get("loss"), *(losses.get(store) for store in stores)]  # null where it was not finite
+        cells = ["" if loss is None else f"{loss:.4f}" for loss in shown]
+        row = [f"{entry['step']:,}", f"{entry['tokens']:,}", *cells]
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)

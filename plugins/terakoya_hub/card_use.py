@@ -1,12 +1,26 @@
-"""The section of a card about what a model is for and what limits it, from its classes and its training alone."""
+"""The sections of a card about the use of models: the code that loads them, what they are for and what limits them,
+from their classes and their training alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from terakoya_hub import card_training
 
+TASKS = (
+    ("ForCausalLM", "text-generation"),
+    ("LMHeadModel", "text-generation"),
+    ("ForMaskedLM", "fill-mask"),
+    ("ForConditionalGeneration", "text2text-generation"),
+    ("ForSequenceClassification", "text-classification"),
+    ("ForTokenClassification", "token-classification"),
+    ("ForQuestionAnswering", "question-answering"),
+    ("ForMultipleChoice", "multiple-choice"),
+)
+"""Ending of a model's class -> the Hub's name of its task."""
+EVALUATED_TASKS = (*TASKS, ("ElectraForPreTraining", "token-classification"), ("ForPreTraining", "fill-mask"))
+"""The same for the entries of the model index, which cannot be without a task: a discriminator classifies tokens."""
 INSTRUCTION = "instruction"
 """The objective whose models answer."""
 CONTINUES = "It continues a text."
@@ -36,6 +50,29 @@ PADDED = (
     '`attn_implementation="eager"`.'
 )
 ANSWERS = "It answers: it was trained on questions with their answers, in the form of its chat template."
+
+
+def find_task(classes: Collection[str], tasks: Iterable[tuple[str, str]] = EVALUATED_TASKS) -> str | None:
+    """Returns the Hub's name of the first of `tasks` that one of `classes` is for."""
+    return next((task for ending, task in tasks if any(kind.endswith(ending) for kind in classes)), None)
+
+
+def show_code(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
+    """Returns Python code that loads the models."""
+    lines = [f"from transformers import AutoTokenizer, {', '.join(dict.fromkeys(models.values()))}", ""]
+    trust = ", trust_remote_code=True" if trust_remote_code else ""
+    for folder, kind in models.items():
+        sub = f', subfolder="{folder}"' if folder else ""
+        lines.append(f'{folder or "model"} = {kind}.from_pretrained("{name}"{sub}{trust})')
+    sub = f', subfolder="{next(iter(models))}"' if "" not in models else ""
+    lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}"{sub}{trust})')
+    if models == {"": "AutoModelForCausalLM"}:
+        lines += [
+            "",
+            'prompt = tokenizer("...", add_special_tokens=False, return_tensors="pt")  # without special tokens',
+            "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0], skip_special_tokens=True))",
+        ]
+    return "```python\n" + "\n".join(lines) + "\n```"
 
 
 def describe(classes: Iterable[str], manifest: Mapping[str, Any] | None) -> str:

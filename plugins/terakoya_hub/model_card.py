@@ -1,4 +1,4 @@
-"""Writes the model card, a README.md that describes the model, its data and its training.
+"""The model card: a README.md that describes the model, its data and its training.
 
 The Hub defines the metadata block above the text (https://huggingface.co/docs/hub/model-cards).
 """
@@ -8,134 +8,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from terakoya.errors import UserError
 from terakoya.inference.scores import Measurement
-from terakoya.runs import metrics
-from terakoya.runs.checkpoints import read_manifest
-from terakoya.runs.idle_starts import without_idle_starts
-from terakoya.runs.metrics import Metrics
-from terakoya.store.token_store import read_facts
 from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 from terakoya.version import __version__
-from terakoya_hub import card_citation, card_evaluation, card_training, card_use
-from terakoya_report.charts import Line, standalone_chart
+from terakoya_hub import card_evaluation, card_training, card_use
+from terakoya_hub.card_training import TrainingFacts
 
 CARD = "README.md"
-CHART = "training.svg"
-"""File name of the chart of losses, in the card's folder."""
-TABLE_ROWS = 12
-"""Number of rows in the table of losses."""
-TASKS = (
-    ("ForCausalLM", "text-generation"),
-    ("LMHeadModel", "text-generation"),
-    ("ForMaskedLM", "fill-mask"),
-    ("ForConditionalGeneration", "text2text-generation"),
-    ("ForSequenceClassification", "text-classification"),
-    ("ForTokenClassification", "token-classification"),
-    ("ForQuestionAnswering", "question-answering"),
-    ("ForMultipleChoice", "multiple-choice"),
-)
-"""Ending of a model's class -> the Hub's name of its task."""
 DATASET_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """The name of a data set on the Hub, which may stand in the metadata: OWNER/NAME."""
-EVALUATED_TASKS = (*TASKS, ("ElectraForPreTraining", "token-classification"), ("ForPreTraining", "fill-mask"))
-"""The same for the entries of the model index, which cannot be without a task: a discriminator classifies tokens."""
+_SPECIAL = re.compile(r"([&%$#_{}])")
+"""The signs that BibTeX would read as its own."""
 
 
 @dataclass(frozen=True)
-class TrainingFacts:
-    """How a model was trained.
+class Card:
+    """What the card of a repository tells.
 
     Attributes:
-        manifest: the manifest of its checkpoint.
-        metrics: the metrics of the run up to that checkpoint.
-        cleaning: name of a store that was trained on -> the steps that cleaned its text, and what they dropped.
-    """
-
-    manifest: Mapping[str, Any]
-    metrics: Metrics
-    cleaning: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, checkpoint: Path) -> TrainingFacts:
-        """Reads the manifest of the folder `checkpoint` and the metrics, if any, of the run that contains it."""
-        manifest = read_manifest(checkpoint)
-        above = checkpoint.absolute().parents[:2]  # RUN of RUN/model-best, or of RUN/checkpoints/step-...
-        run = next((folder for folder in above if (folder / metrics.FILE).is_file()), None)
-        records = () if run is None else without_idle_starts(metrics.read(run)).records
-        earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])
-        return cls(manifest, Metrics(earlier), _read_cleaning(manifest))
-
-    def loss_chart(self) -> str | None:
-        """The loss over the steps as an SVG; None if the metrics contain no loss."""
-        curves = metrics.curves(self.metrics, ["loss"]).points
-        lines = [
-            Line(0, _curve_label(name), points, name.startswith("validation"), max(0, number - 1))
-            for number, (name, points) in enumerate(sorted(curves.items(), key=lambda curve: curve[0] != "loss"))
-        ]
-        return standalone_chart(lines, title="loss over optimizer steps") if lines else None
-
-
-def _read_cleaning(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Returns `TrainingFacts.cleaning`, of the stores that are still what the run was trained on."""
-    parameters = manifest["parameters"]
-    data = parameters["data"]
-    phases = [phase["data"] or {} for phase in parameters.get("phases") or ()]
-    found = {}
-    for each in [entry for stage in (data, *(data.get("stages") or ()), *phases) for entry in stage.get("train") or ()]:
-        try:
-            facts = read_facts(Path(each["store"]))
-        except UserError:
-            continue
-        description = _describe_cleaning(facts.options)
-        if description is not None and facts.fingerprint == manifest["stores"].get(each["store"]):
-            found[PurePath(each["store"]).name] = description
-    return found
-
-
-def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
-    """Returns the cleaning steps among the options of a store and what they dropped; None where there were none, or
-    several lists of steps, as in a merged store."""
-    try:
-        steps = ", ".join(step["type"] for step in json.loads(options.get("clean") or "")["steps"])
-    except ValueError:
-        return None
-    counts = {name: count for name, count in options.items() if name.startswith("clean: ") and isinstance(count, int)}
-    counted = ", ".join(f"{count:,} {name.removeprefix('clean: ')}" for name, count in counts.items())
-    return f"cleaned with {steps}" + (f": {counted}" if counted else "")
-
-
-def _curve_label(name: str) -> str:
-    """Returns what the legend calls the curve `name`: training, or the name of the validation store."""
-    store = name.removeprefix("validation ").removesuffix("loss").strip()
-    return "training" if name == "loss" else f"validation on {PurePath(store).name}" if store else "validation"
-
-
-def write(
-    name: str,
-    models: Mapping[str, str],
-    *,
-    facts: TrainingFacts | None,
-    license: str | None,
-    languages: Sequence[str],
-    sample: tuple[str, str] | None,
-    tokenizer: Mapping[str, Any] | None = None,
-    datasets: Sequence[str] = (),
-    dataset_license: str | None = None,
-    evaluations: Sequence[Measurement] = (),
-    authors: Sequence[str] = (),
-    citation: str | None = None,
-    weights: Mapping[str, str] | None = None,
-    trust_remote_code: bool = False,
-) -> str:
-    """Returns the text of the card of the repository `name`.
-
-    Args:
+        name: the repository, ORGANISATION/NAME.
         models: sub-folder ("" is the repository itself) -> Transformers class that loads the model.
         facts: how the model was trained; None if unknown.
         license: the Hub's identifier of the licence.
@@ -150,100 +47,117 @@ def write(
         weights: file of weights -> SHA-256.
         trust_remote_code: whether the models contain code of their own.
     """
-    from huggingface_hub import ModelCardData
 
-    classes = list(models.values())
-    task = next((task for ending, task in TASKS if len(classes) == 1 and classes[0].endswith(ending)), None)
-    results = [*(card_evaluation.read_validation(facts.metrics) if facts is not None else ()), *evaluations]
-    evaluated = (task for ending, task in EVALUATED_TASKS for each in classes if each.endswith(ending))
-    metadata = ModelCardData(
-        language=list(languages) or None,
-        license=license,
-        library_name="transformers",
-        base_model=([] if facts is None else [each for each in card_training.origins(facts.manifest) if "/" in each])
-        or None,
-        datasets=[each for each in datasets if DATASET_NAME.fullmatch(each)] or None,
-        pipeline_tag=task,
-        tags=["terakoya", *(["custom_code"] if trust_remote_code else [])],
-        model_name=name.rpartition("/")[2],
-        eval_results=card_evaluation.to_metadata(results, task=next(evaluated, "feature-extraction")) or None,
-    )
-    parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name.rpartition('/')[2]}", _usage(name, models, trust_remote_code)]
-    if tokenizer is not None:
-        parts.append(describe_tokenizer(tokenizer))
-    if sample is not None:
-        parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
-    parts += [
-        card_use.describe(classes, None if facts is None else facts.manifest),
-        _text(datasets, dataset_license, facts.cleaning if facts is not None else {}),
-        card_evaluation.table(results),
-    ]
-    if facts is not None:
-        parts += [card_training.describe(facts.manifest, facts.metrics), _losses(facts), _parameters(facts.manifest)]
-    if weights:
-        parts.append("\n".join(["## Files", "", "| file | SHA-256 |", "|---|---|", *_digests(weights)]))
-    finished = facts.metrics.records[-1].get("time") if facts is not None and facts.metrics.records else None
-    parts.append(card_citation.describe(name, authors=authors, seconds=finished, entry=citation))
-    parts.append(f"Made with terakoya {__version__}.")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    name: str
+    models: Mapping[str, str]
+    facts: TrainingFacts | None = None
+    license: str | None = None
+    languages: Sequence[str] = ()
+    sample: tuple[str, str] | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    datasets: Sequence[str] = ()
+    dataset_license: str | None = None
+    evaluations: Sequence[Measurement] = ()
+    authors: Sequence[str] = ()
+    citation: str | None = None
+    weights: Mapping[str, str] | None = None
+    trust_remote_code: bool = False
 
+    @property
+    def short_name(self) -> str:
+        """The repository without its owner."""
+        return self.name.rpartition("/")[2]
 
-def _digests(files: Mapping[str, str]) -> list[str]:
-    return [f"| {name} | `{digest}` |" for name, digest in files.items()]
+    @property
+    def classes(self) -> list[str]:
+        """The Transformers classes of the models."""
+        return list(self.models.values())
 
-
-def _usage(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
-    """Returns Python code that loads the models."""
-    lines = [f"from transformers import AutoTokenizer, {', '.join(dict.fromkeys(models.values()))}", ""]
-    trust = ", trust_remote_code=True" if trust_remote_code else ""
-    for folder, kind in models.items():
-        sub = f', subfolder="{folder}"' if folder else ""
-        lines.append(f'{folder or "model"} = {kind}.from_pretrained("{name}"{sub}{trust})')
-    sub = f', subfolder="{next(iter(models))}"' if "" not in models else ""
-    lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}"{sub}{trust})')
-    if models == {"": "AutoModelForCausalLM"}:
-        lines += [
-            "",
-            'prompt = tokenizer("...", add_special_tokens=False, return_tensors="pt")  # without special tokens',
-            "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0], skip_special_tokens=True))",
+    def text(self) -> str:
+        """Returns the card."""
+        manifest = None if self.facts is None else self.facts.manifest
+        measured = [] if self.facts is None else card_evaluation.read_validation(self.facts.metrics)
+        results = [*measured, *self.evaluations]
+        parts = [
+            f"---\n{self._metadata(results)}\n---",
+            f"# {self.short_name}",
+            card_use.show_code(self.name, self.models, self.trust_remote_code),
+            "" if self.tokenizer is None else describe_tokenizer(self.tokenizer),
+            "" if self.sample is None else _sample(*self.sample),
+            card_use.describe(self.classes, manifest),
+            self._text_section(),
+            card_evaluation.table(results),
         ]
-    return "```python\n" + "\n".join(lines) + "\n```"
+        if self.facts is not None:
+            parts += [
+                card_training.describe(self.facts.manifest, self.facts.metrics),
+                card_training.describe_losses(self.facts),
+                _parameters(self.facts.manifest),
+            ]
+        if self.weights:
+            rows = [f"| {name} | `{digest}` |" for name, digest in self.weights.items()]
+            parts.append("\n".join(["## Files", "", "| file | SHA-256 |", "|---|---|", *rows]))
+        parts += [self._citation_section(), f"Made with terakoya {__version__}."]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _metadata(self, results: Sequence[Measurement]) -> str:
+        """Returns the block for the Hub, as YAML."""
+        from huggingface_hub import ModelCardData
+
+        origins = [] if self.facts is None else card_training.origins(self.facts.manifest)
+        task = card_use.find_task(self.classes) or "feature-extraction"
+        metadata = ModelCardData(
+            language=list(self.languages) or None,
+            license=self.license,
+            library_name="transformers",
+            base_model=[each for each in origins if "/" in each] or None,
+            datasets=[each for each in self.datasets if DATASET_NAME.fullmatch(each)] or None,
+            pipeline_tag=card_use.find_task(self.classes, card_use.TASKS) if len(self.models) == 1 else None,
+            tags=["terakoya", *(["custom_code"] if self.trust_remote_code else [])],
+            model_name=self.short_name,
+            eval_results=card_evaluation.to_metadata(results, task=task) or None,
+        )
+        return str(metadata.to_yaml())
+
+    def _text_section(self) -> str:
+        """Returns the section about the origin, the cleaning and the licence of the text."""
+        cleaning = {} if self.facts is None else self.facts.cleaning
+        lines = [f"- {each}" for each in self.datasets]
+        lines += [f"- store {name}: {each}" for name, each in cleaning.items()]
+        if self.dataset_license is not None:
+            lines += ["", f"Licence of the text: {self.dataset_license}"]
+        if not self.datasets:
+            lines = ["The authors do not say where the text comes from.", *([""] if lines else []), *lines]
+        return "\n".join(["## Text", "", *lines]).replace("\n\n\n", "\n\n")
+
+    def _citation_section(self) -> str:
+        """Returns the section with BibTeX of the model, if its authors are known, and of terakoya."""
+        entries = [] if self.citation is None else [self.citation.strip()]
+        if self.citation is None and self.authors:
+            names, title = " and ".join(map(_escape, self.authors)), f"{{{_escape(self.short_name)}}}"
+            fields = [("author", names), ("title", title)]
+            records = () if self.facts is None else self.facts.metrics.records
+            finished = records[-1].get("time") if records else None
+            if finished is not None:
+                fields.append(("year", time.strftime("%Y", time.gmtime(finished))))
+            fields.append(("howpublished", rf"\url{{https://huggingface.co/{self.name}}}"))
+            entries.append(_entry("misc", re.sub(r"[^\w.-]", "", self.short_name), fields))
+        title = "{terakoya}: training language models from raw text, {Japanese} first"
+        software = [("author", "{The terakoya developers}"), ("title", title), ("version", __version__)]
+        entries.append(_entry("software", "terakoya", software))
+        return "## Citation\n\n```bibtex\n" + "\n\n".join(entries) + "\n```"
 
 
-def _text(datasets: Sequence[str], license: str | None, cleaning: Mapping[str, str]) -> str:
-    """Returns the section about the origin, the cleaning and the licence of the text."""
-    lines = [*(f"- {each}" for each in datasets), *(f"- store {name}: {each}" for name, each in cleaning.items())]
-    if license is not None:
-        lines += ["", f"Licence of the text: {license}"]
-    if not datasets:
-        lines = ["The authors do not say where the text comes from.", *([""] if lines else []), *lines]
-    return "\n".join(["## Text", "", *lines]).replace("\n\n\n", "\n\n")
+def _sample(prompt: str, output: str) -> str:
+    return f"## A sample\n\n```\n{prompt}\n```\n\n```\n{output.rstrip()}\n```"
 
 
-def _losses(facts: TrainingFacts) -> str:
-    """A chart and a table of the losses: of training steps, and of the last validation up to each of them that no row
-    before has. A validation before the first step has a row of its own."""
-    steps = metrics.kept_steps(facts.metrics)
-    if not steps:
-        return ""
-    chosen = sorted({round(index * (len(steps) - 1) / max(1, TABLE_ROWS - 1)) for index in range(TABLE_ROWS)})
-    validations = [entry for entry in facts.metrics.of_kind("validation") if entry.get("store")]
-    stores = list(dict.fromkeys(entry["store"] for entry in validations))
-    header = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
-    image = f"![loss of training and validation over the steps]({CHART})"
-    lines = ["## Losses", "", image, "", f"| {' | '.join(header)} |", "|---:" * len(header) + "|"]
-    rows = [steps[index] for index in chosen]
-    if any(check["step"] == 0 for check in validations):
-        rows.insert(0, {"step": 0, "tokens": 0})
-    before = -1
-    for entry in rows:
-        losses = {check["store"]: check["loss"] for check in validations if before < check["step"] <= entry["step"]}
-        before = entry["step"]
-        shown = [entry.get("loss"), *(losses.get(store) for store in stores)]  # null where it was not finite
-        cells = ["" if loss is None else f"{loss:.4f}" for loss in shown]
-        row = [f"{entry['step']:,}", f"{entry['tokens']:,}", *cells]
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
+def _entry(kind: str, key: str, fields: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([f"@{kind}{{{key},", *(f"  {name} = {{{value}}}," for name, value in fields), "}"])
+
+
+def _escape(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 def _parameters(manifest: Mapping[str, Any]) -> str:

@@ -19,7 +19,8 @@ from terakoya.json_settings import leaves, looks_secret
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya.toolkit.tokenizers import mecab
-from terakoya_hub.model_card import CARD, CHART
+from terakoya_hub.card_training import CHART
+from terakoya_hub.model_card import CARD
 
 READ_BY_TRANSFORMERS = (
     "config.json", "generation_config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json",

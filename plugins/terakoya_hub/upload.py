@@ -21,14 +21,15 @@ from terakoya.components.tokenizer import encode_texts, load_tokenizer, mecab_ar
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
-from terakoya.inference.scores import read_evaluation, read_kept
+from terakoya.inference.scores import Measurement, read_evaluation, read_kept
 from terakoya.runs.checkpoints import while_kept
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
 from terakoya.tokenization.languages import guess_languages
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.tokenizer_needs import hub_arguments
 from terakoya.toolkit.tokenizers.word_splitters import user_dictionaries
-from terakoya_hub import model_card
+from terakoya_hub.card_training import CHART, TrainingFacts
+from terakoya_hub.model_card import CARD, Card
 from terakoya_hub.published_files import Published, choose_files, refuse_local_paths
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 PROBE = "これは日本の文章です。This is a text."
 """Default text for comparing the pushed model with the one that is loaded back."""
 
+TOKENIZER = "tokenizer_config.json"
 SHOWN = 10
 """How many of the files that are not pushed are named."""
 
@@ -62,33 +64,14 @@ class UploadResult:
     models: dict[str, str]
 
 
-def upload(
-    source: Path,
-    name: str,
-    *,
-    prompt: str | None = None,
-    public: bool = False,
-    also: Sequence[Path] = (),
-    only: str | None = None,
-    run: Path | None = None,
-    evaluations: Sequence[Path] = (),
-    license: str | None = None,
-    datasets: Sequence[str] = (),
-    dataset_license: str | None = None,
-    languages: Sequence[str] | None = None,
-    authors: Sequence[str] = (),
-    citation: Path | None = None,
-    trust_remote_code: bool = False,
-    dry_run: Path | None = None,
-    try_model: Callable[[Path, str], str] | None = None,
-    report: Callable[[str], None] = lambda text: None,
-    process: Elsewhere | None = None,
-) -> UploadResult:
-    """Pushes the models of `source` to the repository `name` (ORGANISATION/NAME) and loads them back from there.
+@dataclass(frozen=True)
+class UploadOptions:
+    """What is uploaded, and what its card says.
 
-    Args:
+    Attributes:
         source: RUN, RUN@STEP, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept;
-            a warning names the arguments that then change nothing.
+            a warning names the options that then change nothing.
+        name: the repository, ORGANISATION/NAME.
         prompt: a text to try the model with before the push. The output is reported and written into the card; if the
             model fails, nothing is pushed.
         public: whether everybody may read a new repository.
@@ -107,6 +90,41 @@ def upload(
         dry_run: a new folder to write instead of pushing.
         try_model: (folder, prompt) -> the model's output.
         report: receives a line for each finished step.
+        process: what loads the models elsewhere before they are pushed; None skips this.
+    """
+
+    source: Path
+    name: str
+    prompt: str | None = None
+    public: bool = False
+    also: Sequence[Path] = ()
+    only: str | None = None
+    run: Path | None = None
+    evaluations: Sequence[Path] = ()
+    license: str | None = None
+    datasets: Sequence[str] = ()
+    dataset_license: str | None = None
+    languages: Sequence[str] | None = None
+    authors: Sequence[str] = ()
+    citation: Path | None = None
+    trust_remote_code: bool = False
+    dry_run: Path | None = None
+    try_model: Callable[[Path, str], str] | None = None
+    report: Callable[[str], None] = lambda text: None
+    process: Elsewhere | None = None
+
+    def of_the_card(self) -> dict[str, Any]:
+        """Returns what a card that exists makes useless, by the option of the command line."""
+        return {
+            "--run": self.run, "--evaluation": self.evaluations, "--license": self.license, "--dataset": self.datasets,
+            "--dataset-license": self.dataset_license, "--language": self.languages, "--author": self.authors,
+            "--citation": self.citation,
+        }  # fmt: skip
+
+
+def upload(source: Path, name: str, **options: Any) -> UploadResult:
+    """Pushes the models of `source` to the repository `name` and loads them back from there. `options` are the other
+    fields of `UploadOptions`.
 
     Raises:
         UserError: no model, a model that cannot be loaded, a `run` without the checkpoint that the model is from, no
@@ -114,6 +132,82 @@ def upload(
             the model that is loaded back differs.
         TemporaryFailure: the run removed the checkpoint while it was read.
     """
+    return upload_model(UploadOptions(source, name, **options))
+
+
+def upload_model(options: UploadOptions) -> UploadResult:
+    """Uploads as `upload`."""
+    source, dry_run = options.source, options.dry_run
+    _check_name(options.name)
+    if dry_run is not None:
+        check_new_folder(dry_run)
+    citation = None if options.citation is None else _read_citation(options.citation)
+    measured = [result for file in options.evaluations for result in read_evaluation(file)]
+    checkpoint = find_checkpoint(source) if names_checkpoint(source) else None  # a run may save another one meanwhile
+    with _open(checkpoint or source, options.only, dry_run) as opened, tempfile.TemporaryDirectory() as temporary:
+        published = choose_files(opened, options.also)
+        folder = _link_files(published, Path(temporary) / "model")
+        if dry_run is None:
+            _check_token()
+        models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
+        _check_files(folder, models, source)
+        custom_code = any("auto_map" in _read_config(folder / sub) for sub in models)
+        if custom_code and not options.trust_remote_code:
+            raise UserError(f"{source}: the model contains its own code; --trust-remote-code allows running it")
+        first, text = folder / next(iter(models)), options.prompt or PROBE
+        settings = _tokenizer_settings(first)
+        outputs = {sub: _outputs(folder / sub, text, trust=custom_code) for sub in models}
+        sample = None
+        if options.prompt is not None and options.try_model is not None:
+            sample = (options.prompt, options.try_model(first if len(models) == 1 else folder, options.prompt))
+            options.report(sample[1].rstrip())
+        if not (folder / CARD).is_file():
+            if options.run is not None:
+                checkpoint = _find_origin(source, first, options.run)
+            languages = guess_languages(load_tokenizer(first)) if options.languages is None else options.languages
+            _write_card(folder, Card(
+                options.name, models, None if checkpoint is None else _training_facts(checkpoint),
+                license=options.license, languages=languages, sample=sample, tokenizer=settings,
+                datasets=options.datasets, dataset_license=options.dataset_license, authors=options.authors,
+                evaluations=_with_kept(measured, folder, models), citation=citation,
+                weights=_weights(folder, models), trust_remote_code=custom_code,
+            ))  # fmt: skip
+        elif ignored := ", ".join(option for option, value in options.of_the_card().items() if value):
+            logger.warning(
+                "%s: its README.md is kept as the card, and these options have no effect: %s; move it away for a "
+                "card that is written anew",
+                source,
+                ignored,
+            )
+        _report_files(folder, published, options.report)
+        if words := hub_arguments(settings, repr(options.name), next(iter(models))):
+            code = (
+                f"from huggingface_hub import hf_hub_download; AutoTokenizer.from_pretrained({options.name!r}, {words})"
+            )
+            options.report(f"Transformers finds MeCab's user dictionary outside of the working directory with: {code}")
+        if dry_run is not None:
+            with new_folder(dry_run) as draft:
+                copy_folder(folder, draft)
+        if options.process is not None:
+            loaded = {(dry_run or folder) / sub: kind for sub, kind in models.items()}
+            options.process.check(loaded, trusted=loaded if custom_code else ())
+        if dry_run is not None:
+            return UploadResult("", None, dry_run, models)
+        address, commit = _push(folder, options.name, private=not options.public)
+        options.report(f"pushed {commit[:12]}")
+        for sub in models:
+            beside = user_dictionaries(_tokenizer_settings(folder / sub))
+            back = _outputs(options.name, text, subfolder=sub, revision=commit, trust=custom_code, beside=beside)
+            if back != outputs[sub]:
+                raise UserError(
+                    f"{address}: the model loaded back differs from the one pushed from {source / sub}; push it again"
+                )
+        options.report("loaded the model back: it gives the same numbers")
+        return UploadResult(address, commit, None, models)
+
+
+def _check_name(name: str) -> None:
+    """Raises UserError where `name` cannot be that of a repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -121,91 +215,28 @@ def upload(
         validate_repo_id(name)
     except HFValidationError as error:
         raise UserError(f"--name {name}: expected ORGANISATION/NAME: {error}") from None
-    if dry_run is not None:
-        check_new_folder(dry_run)
-    entry = None if citation is None else _read_citation(citation)
-    measured = [result for file in evaluations for result in read_evaluation(file)]
-    checkpoint = find_checkpoint(source) if names_checkpoint(source) else None  # a run may save another one meanwhile
-    with _open(checkpoint or source, only, dry_run) as opened, tempfile.TemporaryDirectory() as temporary:
-        published = choose_files(opened, also)
-        folder = _link_files(published, Path(temporary) / "model")
-        if dry_run is None:
-            _check_token()
-        models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
-        for sub in models:
-            refuse_local_paths(folder / sub)
-        kept = [result for sub in models for result in read_kept(folder / sub)]
-        measured += [result for result in kept if result not in measured]
-        for sub in models:
-            if not (
-                folder / sub / "tokenizer_config.json"
-            ).is_file():  # without it, Transformers creates an empty tokenizer
-                raise UserError(f"{source / sub}: expected the model's tokenizer, found no tokenizer_config.json")
-        first = folder / next(iter(models))
-        custom_code = any("auto_map" in _read_config(folder / sub) for sub in models)
-        if custom_code and not trust_remote_code:
-            raise UserError(f"{source}: the model contains its own code; --trust-remote-code allows running it")
-        settings = json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8"))
-        outputs = {sub: _outputs(folder / sub, prompt or PROBE, trust=custom_code) for sub in models}
-        sample = None
-        if prompt is not None and try_model is not None:
-            sample = (prompt, try_model(first if len(models) == 1 else folder, prompt))
-            report(sample[1].rstrip())
-        if (folder / model_card.CARD).is_file():
-            given = {
-                "--run": run, "--evaluation": evaluations, "--license": license, "--dataset": datasets,
-                "--dataset-license": dataset_license, "--language": languages, "--author": authors,
-                "--citation": citation,
-            }  # fmt: skip
-            if ignored := ", ".join(option for option, value in given.items() if value):
-                logger.warning(
-                    "%s: its README.md is kept as the card, and these options have no effect: %s; move it away for a "
-                    "card that is written anew",
-                    source,
-                    ignored,
-                )
-        else:
-            if run is not None:
-                checkpoint = _find_origin(source, first, run)
-            facts = None if checkpoint is None else _training_facts(checkpoint)
-            card = model_card.write(
-                name, models, facts=facts, license=license, sample=sample,
-                languages=guess_languages(load_tokenizer(first)) if languages is None else languages,
-                tokenizer=settings,
-                datasets=datasets, dataset_license=dataset_license, evaluations=measured,
-                authors=authors, citation=entry, trust_remote_code=custom_code, weights=_weights(folder, models),
-            )  # fmt: skip
-            (folder / model_card.CARD).write_text(card, encoding="utf-8")
-            if facts is not None and (chart := facts.loss_chart()) is not None:
-                (folder / model_card.CHART).unlink(missing_ok=True)  # a link to that of another card
-                (folder / model_card.CHART).write_text(chart, encoding="utf-8")
-        _report_files(folder, published, report)
-        sub = next(iter(models))
-        if words := hub_arguments(settings, repr(name), sub):
-            code = f"from huggingface_hub import hf_hub_download; AutoTokenizer.from_pretrained({name!r}, {words})"
-            report(f"Transformers finds MeCab's user dictionary outside of the working directory with: {code}")
-        if dry_run is not None:
-            with new_folder(dry_run) as draft:
-                copy_folder(folder, draft)
-        if process is not None:
-            loaded = {(dry_run or folder) / sub: kind for sub, kind in models.items()}
-            process.check(loaded, trusted=loaded if custom_code else ())
-        if dry_run is not None:
-            return UploadResult("", None, dry_run, models)
-        address, commit = _push(folder, name, private=not public)
-        report(f"pushed {commit[:12]}")
-        for sub in models:
-            of_sub = json.loads((folder / sub / "tokenizer_config.json").read_text(encoding="utf-8"))
-            back = _outputs(
-                name, prompt or PROBE, subfolder=sub, revision=commit, trust=custom_code,
-                beside=user_dictionaries(of_sub),
-            )  # fmt: skip
-            if back != outputs[sub]:
-                raise UserError(
-                    f"{address}: the model loaded back differs from the one pushed from {source / sub}; push it again"
-                )
-        report("loaded the model back: it gives the same numbers")
-        return UploadResult(address, commit, None, models)
+
+
+def _check_files(folder: Path, models: Iterable[str], source: Path) -> None:
+    """Raises UserError where a model has no tokenizer of its own, or one that reads files of this machine."""
+    for sub in models:
+        refuse_local_paths(folder / sub)
+    for sub in models:
+        if not (folder / sub / TOKENIZER).is_file():  # without it, Transformers creates an empty tokenizer
+            raise UserError(f"{source / sub}: expected the model's tokenizer, found no tokenizer_config.json")
+
+
+def _with_kept(measured: Sequence[Measurement], folder: Path, models: Iterable[str]) -> list[Measurement]:
+    """Returns `measured`, and what else the folders of the models say of them."""
+    kept = [result for sub in models for result in read_kept(folder / sub)]
+    return [*measured, *(result for result in kept if result not in measured)]
+
+
+def _write_card(folder: Path, card: Card) -> None:
+    (folder / CARD).write_text(card.text(), encoding="utf-8")
+    if card.facts is not None and (chart := card.facts.loss_chart()) is not None:
+        (folder / CHART).unlink(missing_ok=True)  # a link to that of another card
+        (folder / CHART).write_text(chart, encoding="utf-8")
 
 
 @contextmanager
@@ -253,6 +284,11 @@ def _report_files(folder: Path, published: Published, report: Callable[[str], No
 def _read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
+    return settings
 
 
 def _load_class(folder: Path) -> str:
@@ -321,10 +357,10 @@ def _outputs(
         return bytes(logits.float().contiguous().numpy().tobytes())
 
 
-def _training_facts(checkpoint: Path) -> model_card.TrainingFacts:
+def _training_facts(checkpoint: Path) -> TrainingFacts:
     """Reads the facts for the card. Raises TemporaryFailure if the run removes `checkpoint` meanwhile."""
     with while_kept(checkpoint):
-        return model_card.TrainingFacts.read(checkpoint)
+        return TrainingFacts.read(checkpoint)
 
 
 def _find_origin(source: Path, model: Path, run: Path) -> Path:

@@ -15,6 +15,7 @@ from terakoya.inference.scores import read_evaluation, read_kept
 from terakoya.runs.metrics import Metrics
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_hub import card_evaluation, card_training, card_use, model_card
+from terakoya_hub.model_card import Card
 
 MASKED = {"loss": 3.0, "mlm_loss": 3.0, "masked_accuracy": 0.25}
 CAUSAL = {"loss": 2.0, "lm_loss": 2.0, "token_accuracy": 0.5, "perplexity": math.exp(2.0)}
@@ -40,8 +41,8 @@ def write(models: dict[str, str], values: dict[str, float], monkeypatch: pytest.
     monkeypatch.setattr(card_training, "origins", lambda manifest: [])
     monkeypatch.setattr(card_use, "describe", lambda classes, manifest: "")
     monkeypatch.setattr(model_card, "_parameters", lambda manifest: "")
-    facts = model_card.TrainingFacts({}, Metrics((earlier, last)))
-    return model_card.write("school/tiny", models, facts=facts, license=None, languages=["ja"], sample=None, **options)
+    facts = card_training.TrainingFacts({}, Metrics((earlier, last)))
+    return Card("school/tiny", models, facts, languages=["ja"], **options).text()
 
 
 @pytest.mark.parametrize(("models", "values", "task"), FAMILIES, ids=lambda each: str(each)[:40])
@@ -120,7 +121,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_card_without_a_measurement_has_no_model_index() -> None:
-    text = model_card.write("a/b", {"": "BertForMaskedLM"}, facts=None, license=None, languages=(), sample=None)
+    text = Card("a/b", {"": "BertForMaskedLM"}).text()
     assert "model-index" not in text and "## Evaluation" not in text
 
 
@@ -150,5 +151,5 @@ def test_only_what_is_known_of_the_whole_training_is_claimed() -> None:
 def test_a_loss_that_was_not_finite_is_an_empty_cell() -> None:
     step = {"kind": "step", "step": 1, "tokens": 8, "loss": None}
     check = {"kind": "validation", "step": 1, "store": "held", "loss": None}
-    facts = model_card.TrainingFacts({}, Metrics((step, check, {**step, "step": 2, "tokens": 16, "loss": 2.5})))
-    assert model_card._losses(facts).endswith("\n| 1 | 8 |  |  |\n| 2 | 16 | 2.5000 |  |")
+    facts = card_training.TrainingFacts({}, Metrics((step, check, {**step, "step": 2, "tokens": 16, "loss": 2.5})))
+    assert card_training.describe_losses(facts).endswith("\n| 1 | 8 |  |  |\n| 2 | 16 | 2.5000 |  |")

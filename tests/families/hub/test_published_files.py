@@ -12,7 +12,8 @@ from transformers import BertConfig, BertForMaskedLM
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_files import belongs_to_model
-from terakoya_hub.model_card import CARD, CHART
+from terakoya_hub.card_training import CHART
+from terakoya_hub.model_card import CARD
 from terakoya_hub.published_files import choose_files
 
 TOKEN = "hf_PLANTEDplantedPLANTEDplanted012345"
