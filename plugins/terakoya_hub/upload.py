@@ -6,18 +6,16 @@ There is no option for it, and it is never written.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder, scratch_folder
-from terakoya.components.tokenizer import encode_texts, load_tokenizer, mecab_arguments
+from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, list_models
@@ -30,96 +28,20 @@ from terakoya.toolkit.formats.tokenizer_needs import hub_arguments
 from terakoya.toolkit.tokenizers.word_splitters import user_dictionaries
 from terakoya_hub.card_training import CHART, TrainingFacts
 from terakoya_hub.model_card import CARD, Card
+from terakoya_hub.options import UploadOptions, UploadResult
 from terakoya_hub.published_files import Published, choose_files, refuse_local_paths
+from terakoya_hub.trial import TOKENIZER, load_class, outputs_of, read_config, read_tokenizer
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from terakoya.conversion.elsewhere import Elsewhere
-
 PROBE = "これは日本の文章です。This is a text."
 """Default text for comparing the pushed model with the one that is loaded back."""
 
-TOKENIZER = "tokenizer_config.json"
 SHOWN = 10
 """How many of the files that are not pushed are named."""
 
 logger = logging.getLogger("terakoya")
-
-
-@dataclass(frozen=True)
-class UploadResult:
-    """The result of an upload.
-
-    Attributes:
-        address: URL of the repository; "" after a dry run.
-        commit: the repository's commit; None after a dry run.
-        folder: the folder that a dry run wrote; else None.
-        models: sub-folder -> Transformers class that loads the model.
-    """
-
-    address: str
-    commit: str | None
-    folder: Path | None
-    models: dict[str, str]
-
-
-@dataclass(frozen=True)
-class UploadOptions:
-    """What is uploaded, and what its card says.
-
-    Attributes:
-        source: RUN, RUN@STEP, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept;
-            a warning names the options that then change nothing.
-        name: the repository, ORGANISATION/NAME.
-        prompt: a text to try the model with before the push. The output is reported and written into the card; if the
-            model fails, nothing is pushed.
-        public: whether everybody may read a new repository.
-        also: files to push besides those of the model.
-        only: the only model to push of several; it becomes the repository itself.
-        run: the run or checkpoint that an exported folder comes from, for the card. Of a run it is the checkpoint that
-            the folder names, or the newest one where it names none.
-        evaluations: files that `terakoya evaluate --out` wrote, for the card and its metadata.
-        license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
-        datasets: where the text comes from, names on the Hub or words, for the card.
-        dataset_license: the licence of the text, for the card.
-        languages: codes of the languages, for the card; None is Japanese where the vocabulary has kana, else none.
-        authors: who made the model, for the card's citation.
-        citation: a file with the authors' own entry of BibTeX, for the card.
-        trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
-        dry_run: a new folder to write instead of pushing.
-        try_model: (folder, prompt) -> the model's output.
-        report: receives a line for each finished step.
-        process: what loads the models elsewhere before they are pushed; None skips this.
-    """
-
-    source: Path
-    name: str
-    prompt: str | None = None
-    public: bool = False
-    also: Sequence[Path] = ()
-    only: str | None = None
-    run: Path | None = None
-    evaluations: Sequence[Path] = ()
-    license: str | None = None
-    datasets: Sequence[str] = ()
-    dataset_license: str | None = None
-    languages: Sequence[str] | None = None
-    authors: Sequence[str] = ()
-    citation: Path | None = None
-    trust_remote_code: bool = False
-    dry_run: Path | None = None
-    try_model: Callable[[Path, str], str] | None = None
-    report: Callable[[str], None] = lambda text: None
-    process: Elsewhere | None = None
-
-    def of_the_card(self) -> dict[str, Any]:
-        """Returns what a card that exists makes useless, by the option of the command line."""
-        return {
-            "--run": self.run, "--evaluation": self.evaluations, "--license": self.license, "--dataset": self.datasets,
-            "--dataset-license": self.dataset_license, "--language": self.languages, "--author": self.authors,
-            "--citation": self.citation,
-        }  # fmt: skip
 
 
 def upload(source: Path, name: str, **options: Any) -> UploadResult:
@@ -149,14 +71,14 @@ def upload_model(options: UploadOptions) -> UploadResult:
         folder = _link_files(published, Path(temporary) / "model")
         if dry_run is None:
             _check_token()
-        models = {sub: _load_class(folder / sub) for sub in list_models(folder)}
+        models = {sub: load_class(folder / sub) for sub in list_models(folder)}
         _check_files(folder, models, source)
-        custom_code = any("auto_map" in _read_config(folder / sub) for sub in models)
+        custom_code = any("auto_map" in read_config(folder / sub) for sub in models)
         if custom_code and not options.trust_remote_code:
             raise UserError(f"{source}: the model contains its own code; --trust-remote-code allows running it")
         first, text = folder / next(iter(models)), options.prompt or PROBE
-        settings = _tokenizer_settings(first)
-        outputs = {sub: _outputs(folder / sub, text, trust=custom_code) for sub in models}
+        settings = read_tokenizer(first)
+        outputs = {sub: outputs_of(folder / sub, text, trust=custom_code) for sub in models}
         sample = None
         if options.prompt is not None and options.try_model is not None:
             sample = (options.prompt, options.try_model(first if len(models) == 1 else folder, options.prompt))
@@ -196,8 +118,8 @@ def upload_model(options: UploadOptions) -> UploadResult:
         address, commit = _push(folder, options.name, private=not options.public)
         options.report(f"pushed {commit[:12]}")
         for sub in models:
-            beside = user_dictionaries(_tokenizer_settings(folder / sub))
-            back = _outputs(options.name, text, subfolder=sub, revision=commit, trust=custom_code, beside=beside)
+            beside = user_dictionaries(read_tokenizer(folder / sub))
+            back = outputs_of(options.name, text, subfolder=sub, revision=commit, trust=custom_code, beside=beside)
             if back != outputs[sub]:
                 raise UserError(
                     f"{address}: the model loaded back differs from the one pushed from {source / sub}; push it again"
@@ -279,82 +201,6 @@ def _report_files(folder: Path, published: Published, report: Callable[[str], No
     if left_out := published.left_out:
         names = ", ".join(left_out[:SHOWN]) + (f" and {len(left_out) - SHOWN:,} more" if len(left_out) > SHOWN else "")
         report(f"not pushed, as it is no part of the model: {names}; --also FILE pushes a file, too")
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config
-
-
-def _tokenizer_settings(folder: Path) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
-    return settings
-
-
-def _load_class(folder: Path) -> str:
-    """Name of the Transformers class that loads the model in `folder`; an Auto class if the folder contains code."""
-    config = _read_config(folder)
-    autos = [name for name in config.get("auto_map", {}) if name.startswith("AutoModel")]
-    names = autos or config.get("architectures") or []
-    if not names:
-        raise UserError(f"{folder / 'config.json'}: expected the model's class in architectures, found none")
-    return str(names[0])
-
-
-def _outputs(
-    source: Path | str,
-    text: str,
-    *,
-    subfolder: str = "",
-    revision: str | None = None,
-    trust: bool,
-    beside: Sequence[str] = (),
-) -> bytes:
-    """Returns the bytes of the model's logits for `text`.
-
-    A repository is loaded through an empty cache, so that every file comes from the Hub.
-
-    Args:
-        source: a folder, or the name of a repository, whose commit is `revision`.
-        beside: files of the repository that the tokenizer reads and Transformers does not fetch.
-
-    Raises:
-        UserError: the model or its tokenizer cannot be loaded.
-    """
-    import torch
-    import transformers
-    from huggingface_hub import hf_hub_download
-
-    transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as cache:
-        options: dict[str, Any] = {"cache_dir": cache}
-        local = {"local_files_only": True}
-        options |= local if isinstance(source, Path) else {"subfolder": subfolder, "revision": revision}
-        try:
-            config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
-            names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
-            kind = getattr(transformers, (names or config.architectures)[0])
-            wanted = ["tokenizer_config.json", *beside] if beside else []
-            fetched = [Path(hf_hub_download(str(source), name, **options)) for name in wanted]
-            words = mecab_arguments(fetched[0].parent if fetched else Path(source))
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options, **words)
-            model = kind.from_pretrained(source, trust_remote_code=trust, **options).eval()
-        except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
-            raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
-        longest = getattr(model.config, "max_position_embeddings", None) or 64
-        table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-        if table is not None and table.padding_idx is not None:
-            longest -= table.padding_idx + 1  # RoBERTa's positions start after the padding id
-        options = {"return_tensors": "pt", "truncation": True, "max_length": min(64, longest)}
-        inputs = encode_texts(lambda texts: tokenizer(texts[0], **options), [text])
-        if model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = inputs["input_ids"]
-            inputs.pop("token_type_ids", None)
-        if kind.__name__.endswith("ForMultipleChoice"):  # (texts, choices, tokens): the text is the only choice
-            inputs = {name: each[:, None] for name, each in inputs.items()}
-        with torch.no_grad():
-            logits = model(**inputs)[0]
-        return bytes(logits.float().contiguous().numpy().tobytes())
 
 
 def _training_facts(checkpoint: Path) -> TrainingFacts:

@@ -66,64 +66,47 @@ def command(
     """
     from terakoya.conversion.elsewhere import elsewhere
     from terakoya.log import new_console
-    from terakoya_hub.upload import upload
+    from terakoya_hub.options import UploadOptions
+    from terakoya_hub.upload import upload_model
 
     console = new_console()
     with elsewhere() as process:
-        done = upload(
-            source,
-            name,
-            prompt=prompt,
-            public=public,
-            also=also or (),
-            only=only,
-            run=run,
-            evaluations=evaluation or (),
-            license=license,
-            datasets=dataset or (),
-            dataset_license=dataset_license,
-            languages=language,
-            authors=author or (),
-            citation=citation,
-            trust_remote_code=trust_remote_code,
-            dry_run=dry_run,
-            try_model=lambda folder, prompt: _try(folder, prompt, trust_remote_code=trust_remote_code),
-            report=lambda text: console.print(text, markup=False, soft_wrap=True),
-            process=process,
-        )
-    if done.folder is not None:
-        console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
-        given: dict[str, object] = {
-            "--run": run,
-            "--prompt": prompt,
-            "--license": license,
-            "--dataset": dataset,
-            "--dataset-license": dataset_license,
-        }
-        given["--author"] = author or citation
-        if "\nlanguage:" not in (done.folder / "README.md").read_text(encoding="utf-8"):
-            given["--language"] = language
-        if missing := [name for name, value in given.items() if not value]:
-            text = f"the card says nothing yet of what these options tell: {', '.join(missing)}"
-            console.print(text, markup=False, soft_wrap=True)
-        options = ["--license", license] if license else []
-        options += [word for each in dataset or () for word in ("--dataset", each)]
-        options += ["--dataset-license", dataset_license] if dataset_license else []
-        options += [word for each in languages for word in ("--language", each)] if (languages := language) else []
-        options += [word for each in evaluation or () for word in ("--evaluation", str(each))]
-        options += [word for each in author or () for word in ("--author", each)]
-        options += ["--citation", str(citation)] if citation else []
-        options += [*(["--run", str(run)] if run else []), *(["--only", only] if only else [])]
-        options += [*(["--public"] if public else []), *(["--trust-remote-code"] if trust_remote_code else [])]
-        options += [word for each in also or () for word in ("--also", str(each))]
-        options += ["--prompt", prompt] if prompt else []
-        next_command.show("upload", source, "--name", name, *options)
-    else:
+        options = UploadOptions(
+            source, name, prompt=prompt, public=public, also=also or (), only=only, run=run,
+            evaluations=evaluation or (), license=license, datasets=dataset or (), dataset_license=dataset_license,
+            languages=language, authors=author or (), citation=citation, trust_remote_code=trust_remote_code,
+            dry_run=dry_run, try_model=lambda folder, prompt: _try(folder, prompt, trust_remote_code=trust_remote_code),
+            report=lambda text: console.print(text, markup=False, soft_wrap=True), process=process,
+        )  # fmt: skip
+        done = upload_model(options)
+    if done.folder is None:
         console.print(done.address, soft_wrap=True)
         for sub, kind in done.models.items():
             subfolder = f', subfolder="{sub}"' if sub else ""
             text = f'others load it with {kind}.from_pretrained("{name}"{subfolder})'
             console.print(text, markup=False, soft_wrap=True)
+        return
+    console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
+    given: dict[str, object] = {
+        "--license": license, "--dataset": dataset, "--dataset-license": dataset_license, "--language": language,
+        "--evaluation": evaluation, "--author": author, "--citation": citation, "--run": run, "--only": only,
+        "--public": public, "--trust-remote-code": trust_remote_code, "--also": also, "--prompt": prompt,
+    }  # fmt: skip
+    missing = [each for each in ("--run", "--prompt", "--license", "--dataset", "--dataset-license") if not given[each]]
+    missing += [] if author or citation else ["--author"]
+    if not language and "\nlanguage:" not in (done.folder / "README.md").read_text(encoding="utf-8"):
+        missing.append("--language")
+    if missing:
+        text = f"the card says nothing yet of what these options tell: {', '.join(missing)}"
+        console.print(text, markup=False, soft_wrap=True)
+    words = [word for option, value in given.items() if value for word in _words(option, value)]
+    next_command.show("upload", source, "--name", name, *words)
+
+
+def _words(option: str, value: object) -> list[str]:
+    """Returns the words of the command line that give `option` its value, or each of its values."""
+    values = value if isinstance(value, list) else [value]
+    return [option] if value is True else [word for each in values for word in (option, str(each))]
 
 
 def _try(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:

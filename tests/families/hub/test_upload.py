@@ -45,7 +45,9 @@ from terakoya.training.setup import train_in_this_process
 from terakoya_hub import card_training
 from terakoya_hub import upload as upload_module
 from terakoya_hub.model_card import Card
-from terakoya_hub.upload import UploadResult, _outputs, upload
+from terakoya_hub.options import UploadResult
+from terakoya_hub.trial import outputs_of
+from terakoya_hub.upload import upload
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 BIAS = "cls.predictions.bias"
@@ -350,9 +352,9 @@ def test_no_weights_go_through_the_temporary_folder(
         files = [path for path in temporary.rglob("*") if path.is_file() and not path.is_symlink()]
         seen.extend(path.stat().st_size for path in files if path.suffix == ".safetensors")
         assert (source / "model.safetensors").is_file()
-        return _outputs(source, text, **options)
+        return outputs_of(source, text, **options)
 
-    monkeypatch.setattr(upload_module, "_outputs", outputs)
+    monkeypatch.setattr(upload_module, "outputs_of", outputs)
     before = {*source.parent.iterdir()}
     upload(source, "school/tiny", dry_run=tmp_path / "pushed/here")
     assert not seen
@@ -435,7 +437,7 @@ def test_an_upload_that_was_tried_is_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "README.md").write_text("", encoding="utf-8")
-    monkeypatch.setattr(upload_module, "upload", lambda *_, **__: UploadResult("", None, tmp_path, {}))
+    monkeypatch.setattr(upload_module, "upload_model", lambda options: UploadResult("", None, tmp_path, {}))
     words = ["upload", "model", "--name", "a/b", "--public", "--trust-remote-code", "--also", "LICENSE"]
     with pytest.raises(SystemExit) as left:
         main([*words, "--dry-run", "files"])
@@ -632,7 +634,7 @@ def test_the_longest_input_of_a_roberta_is_tried(tmp_path: Path) -> None:
     )  # fmt: skip
     RobertaForMaskedLM(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, 64)
-    assert len(_outputs(tmp_path, "これは日本の文章です。" * 9, trust=False)) == 12 * 64 * 4
+    assert len(outputs_of(tmp_path, "これは日本の文章です。" * 9, trust=False)) == 12 * 64 * 4
 
 
 def test_a_model_that_chooses_among_answers_is_tried(tmp_path: Path) -> None:
@@ -641,7 +643,7 @@ def test_a_model_that_chooses_among_answers_is_tried(tmp_path: Path) -> None:
     )  # fmt: skip
     BertForMultipleChoice(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, 40)
-    assert len(_outputs(tmp_path, "これは日本の文章です。", trust=False)) == 4
+    assert len(outputs_of(tmp_path, "これは日本の文章です。", trust=False)) == 4
 
 
 @pytest.mark.parametrize(("settings", "said"), [
