@@ -166,10 +166,12 @@ def _near(path: Path) -> str:
 
 
 def nearest_paths(path: Path) -> list[str]:
-    """Returns at most two paths next to the missing `path` that are nearly its own, the nearest first."""
-    if is_address(path) or path.exists() or not path.parent.is_dir():
+    """Returns at most two paths next to the missing `path` that are nearly its own, the nearest first; none for what
+    can be no path, and next to what cannot be read."""
+    try:
+        names = [] if is_address(path) or path.exists() else [each.name for each in path.parent.iterdir()]
+    except (OSError, ValueError):
         return []
-    names = [each.name for each in path.parent.iterdir()]
     return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=2, cutoff=0.7)]
 
 

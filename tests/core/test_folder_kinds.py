@@ -10,7 +10,7 @@ import pytest
 from terakoya.atomic_files import check_new_folder
 from terakoya.config.file_kinds import PIPELINE, refuse_other_kind
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, is_address, kind_of, missing_file, refuse_address
+from terakoya.folder_kinds import describe_found, is_address, kind_of, missing_file, nearest_paths, refuse_address
 
 
 def make(folder: Path, *files: str) -> Path:
@@ -127,3 +127,8 @@ def test_a_path_in_the_command_to_give_next_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         refuse_other_kind(file, parameters, expected=PIPELINE)
     assert f"`terakoya train '{file}' --out RUN`" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, "a\0b", "no-such-folder/a"])
+def test_next_to_what_can_be_no_path_is_nothing(text: str) -> None:
+    assert nearest_paths(Path(text)) == []
