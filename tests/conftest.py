@@ -156,6 +156,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
 
 
+@pytest.fixture(scope="session")
+def validation_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy store of 30 other documents."""
+    import toy
+
+    return toy.make_store(tmp_path_factory.mktemp("toy") / "validation", documents=30, seed=2)
+
+
 @pytest.fixture
 def fresh_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a test load plugins as a new process does."""

@@ -10,8 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
-from terakoya.training.engines.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
 from terakoya_contract.toy import VOCABULARY
+from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
 
 ROWS, POSITIONS, HIDDEN = 2, 16, 24
 SIZES: dict[str, dict[str, Any]] = {

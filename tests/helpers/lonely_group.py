@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from terakoya.training.engines.tensor_layers import TensorParallelGroup
+from terakoya_parallel.tensor_layers import TensorParallelGroup
 
 
 class LonelyGroup(TensorParallelGroup):

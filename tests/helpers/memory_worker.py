@@ -29,10 +29,10 @@ from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.pipeline_stage import ReceivingStage
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
+from terakoya_parallel.pipeline_stage import ReceivingStage
 
 MARK = 7_919
 """Bytes that are given out to mark a moment, and never else."""

@@ -16,10 +16,10 @@ from terakoya.errors import UserError
 from terakoya.estimation import fake_step
 from terakoya.estimation.engine_memory import FLOAT16, FLOAT32
 from terakoya.estimation.memory_tracker import CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS
-from terakoya.training.engines.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 from terakoya_clusters.layouts.cluster import Recomputation
 from terakoya_clusters.layouts.transformer import Shares, Transformer
+from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,11 +9,11 @@ from torch import nn
 from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
-from terakoya.training.engines.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
 from terakoya_clusters.layouts.cluster import Layout, Program
 from terakoya_clusters.layouts.measured_model import LonelyGroup, measure_transformer
 from terakoya_clusters.layouts.rank_memory import activations, rank_memory
 from terakoya_clusters.layouts.transformer import Transformer
+from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, partition_blocks
 
 VOCABULARY = synthetic_vocabulary(300, POSITIONS)
 TABLES = 2 * 6 / HIDDEN

@@ -55,7 +55,7 @@ def build(
     if precision == "fp8":
         fp8.convert(module)  # weights are the same ones, which an engine may then shard
     if holds_parts(parameters, context):
-        from terakoya.training.engines.parallel import ParallelEngine
+        from terakoya_parallel.engine import ParallelEngine
 
         return ParallelEngine(
             context, module, parameters.optimizer, architectures, vocabulary,

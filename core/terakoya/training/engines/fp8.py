@@ -90,7 +90,7 @@ def share_scales(layer: Any, group: Group, *, inputs: bool, outputs: bool) -> No
     """
     if not multiplies(layer):
         return
-    from terakoya.training.engines import fp8_parts
+    from terakoya_parallel import fp8_parts
 
     part = layer.in_features, layer.out_features
     if any(width % MULTIPLE for width in part):

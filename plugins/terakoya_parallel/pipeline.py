@@ -29,8 +29,8 @@ from torch.distributed.pipelining import (
 )
 
 from terakoya.training.engines.engine import LossFn
-from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, ReceivingStage, Stage
-from terakoya.training.engines.tensor_layers import dropout_generator
+from terakoya_parallel.pipeline_stage import KEY, MicroBatch, ReceivingStage, Stage
+from terakoya_parallel.tensor_layers import dropout_generator
 
 log = logging.getLogger("terakoya")
 

@@ -46,20 +46,20 @@ from terakoya.components import Architecture, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
-from terakoya.training.engines.fsdp_groups import local_values
-from terakoya.training.engines.held_module import SHARE, hold_parts
-from terakoya.training.engines.initial_weights import InitialWeights
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.pipeline import Pipeline
-from terakoya.training.engines.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
 from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import saved_values
+from terakoya_parallel.fsdp_groups import local_values
+from terakoya_parallel.held_module import SHARE, hold_parts
+from terakoya_parallel.initial_weights import InitialWeights
+from terakoya_parallel.mesh import AXES, DATA, ProcessMesh
+from terakoya_parallel.pipeline import Pipeline
+from terakoya_parallel.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
 
 
 class ParallelEngine(DDPEngine):

@@ -29,8 +29,8 @@ from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.distributed.topology import split_evenly
 from terakoya.training.engines.engine import AUTOCAST_DTYPES, LossFn
-from terakoya.training.engines.tensor_layers import dropout_generator
 from terakoya.training.model.module_parts import architecture_of, top_level_models
+from terakoya_parallel.tensor_layers import dropout_generator
 
 KEY = "parallel.pp_size"
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, BertConfig, BertModel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
-from terakoya.training.engines.sequence_parallel import UlyssesExchange, slice_positions
+from terakoya_parallel.sequence_parallel import UlyssesExchange, slice_positions
 
 LLAMA = {
     "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,

@@ -27,9 +27,9 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
-from terakoya.training.engines.fsdp_groups import shard_module, shardable_blocks
 from terakoya.training.model.build import build_module
 from terakoya_contract.toy import VOCABULARY, make_store, values
+from terakoya_parallel.fsdp_groups import shard_module, shardable_blocks
 
 TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}
 TIED = {"type": "replaced_token", "generator_size": "1/2", "sharing": "tied"}

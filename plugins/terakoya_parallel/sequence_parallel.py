@@ -33,7 +33,7 @@ from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures.attention import EXCHANGE, QUERIES, Attend
-from terakoya.training.engines.region_borders import Border, all_gather, reduce_scatter
+from terakoya_parallel.region_borders import Border, all_gather, reduce_scatter
 
 WHOLE = "document_ids"
 """The array (B, T) that every process needs whole: it says which positions may attend to each other."""

@@ -12,15 +12,15 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.plugins import registry
-from terakoya.training.engines.tensor_division import divide_models
-from terakoya.training.engines.tensor_layers import (
+from terakoya.training.engines.tensor_shards import TensorPart
+from terakoya_contract.toy import VOCABULARY
+from terakoya_parallel.tensor_division import divide_models
+from terakoya_parallel.tensor_layers import (
     TensorDivision,
     TensorParallelGroup,
     draw_own_dropout,
     partition_blocks,
 )
-from terakoya.training.engines.tensor_shards import TensorPart
-from terakoya_contract.toy import VOCABULARY
 
 
 def group(index: int, size: int = 2, *, sequence_parallel: bool = False) -> TensorParallelGroup:

@@ -25,15 +25,15 @@ from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.mesh import ProcessMesh
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.engine import SavedTensors
-from terakoya.training.engines.fsdp_groups import float32_weights
-from terakoya.training.engines.parallel import ParallelEngine
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
 from terakoya_contract.toy import VOCABULARY, values
+from terakoya_parallel.engine import ParallelEngine
+from terakoya_parallel.fsdp_groups import float32_weights
+from terakoya_parallel.mesh import ProcessMesh
 
 CPU = torch.device("cpu")
 OBJECTIVES: Mapping[str, Mapping[str, Any]] = {

@@ -23,8 +23,8 @@ from worlds import Job
 
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines import engine, fp8
-from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup
 from terakoya.training.model import compilation
+from terakoya_parallel.tensor_layers import ProcessTensorParallelGroup
 
 ALL_REDUCE = ProcessTensorParallelGroup.all_reduce
 

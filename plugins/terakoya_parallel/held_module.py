@@ -12,13 +12,13 @@ from torch.distributed.fsdp import FSDPModule
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
-from terakoya.training.distributed.mesh import AXES, DATA, ProcessMesh
-from terakoya.training.engines.fsdp_groups import shard_module
-from terakoya.training.engines.pipeline_stage import Stage
-from terakoya.training.engines.tensor_division import divide_models
-from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, TensorDivision
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.model.module_parts import ADAPTED, named_values
+from terakoya_parallel.fsdp_groups import shard_module
+from terakoya_parallel.mesh import AXES, DATA, ProcessMesh
+from terakoya_parallel.pipeline_stage import Stage
+from terakoya_parallel.tensor_division import divide_models
+from terakoya_parallel.tensor_layers import ProcessTensorParallelGroup, TensorDivision
 
 SHARE = ("dp_shard", "sp")
 """The axes along which `fully_shard` divides weights: without it, processes along them hold the same ones."""

@@ -15,11 +15,11 @@ from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.engines.pipeline import schedulable_count
-from terakoya.training.engines.pipeline_stage import MicroBatch, Stage
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import top_level_models
 from terakoya_contract.toy import SEQUENCE_LENGTH, VOCABULARY, make_rows, make_store, values
+from terakoya_parallel.pipeline import schedulable_count
+from terakoya_parallel.pipeline_stage import MicroBatch, Stage
 
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 CPU = torch.device("cpu")

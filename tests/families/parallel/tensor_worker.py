@@ -14,8 +14,8 @@ from worlds import Job
 
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.parallel import ParallelEngine
 from terakoya.training.trainer import Trainer
+from terakoya_parallel.engine import ParallelEngine
 
 
 def work(jobs: Sequence[Job], context: DistributedContext) -> None:
