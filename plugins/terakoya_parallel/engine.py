@@ -42,17 +42,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from terakoya.components import Architecture, Optimizer
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parallel import Parallel
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import LossFn, SavedTensors
+from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
-from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
 from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
-from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import saved_values
 from terakoya_parallel.fsdp_groups import local_values
 from terakoya_parallel.held_module import SHARE, hold_parts
@@ -79,53 +74,42 @@ class ParallelEngine(DDPEngine):
         counted: those of `trained` that no process before this one holds too.
     """
 
-    def __init__(
-        self,
-        context: DistributedContext,
-        module: nn.Module,
-        optimizer: Optimizer,
-        architectures: Sequence[Architecture],
-        vocabulary: Vocabulary,
-        *,
-        parallel: Parallel,
-        precision: str,
-        max_grad_norm: float,
-        micro_steps: int,
-        scaler: LossScaler | None,
-        learning_rate_shares: Mapping[str, float],
-        deferred: DeferredTensors | None,
-    ) -> None:
-        """Keeps this process's parts of `module`, with the weights of rank 0, and builds their optimizer. `deferred`
-        computes them where the module was built without them.
+    def __init__(self, inputs: EngineInputs) -> None:
+        """Keeps this process's parts of the module, with the weights of rank 0, and builds their optimizer.
 
         Raises:
             UserError: as `hold_parts`, or `dp_shard_size` does not divide the replicas.
         """
+        parameters, module, context = inputs.parameters, inputs.module, inputs.context
+        parallel, optimizer, precision = parameters.parallel, parameters.optimizer, parameters.precision
+        architectures = parameters.objective.architectures(parameters.architecture)
         mesh = self.processes = ProcessMesh.of(context, parallel)
         exchange = UlyssesExchange if parallel.sp_size > 1 else KeyValueExchange
         self.exchange = None if (group := mesh.group("sp")) is None else exchange(group)
-        initial = InitialWeights(module, deferred, context)
-        held = hold_parts(module, architectures, vocabulary, mesh, parallel, precision=precision, device=context.device)
+        initial = InitialWeights(module, inputs.deferred, context)
+        held = hold_parts(
+            module, architectures, inputs.vocabulary, mesh, parallel, precision=precision, device=context.device
+        )
         self.names, self.parts, self.alike, self.groups = held.names, held.parts, held.alike, held.groups
         initial.fill(held.module, held.names, held.parts)
         local = held.module.to(context.device)
         self.pipeline: Pipeline | None = None
         if (group := mesh.group("pp")) is not None:
             zero_bubble = parallel.pp_schedule == "zero_bubble"
-            self.pipeline = Pipeline(held.stages, group, zero_bubble=zero_bubble, micro_steps=micro_steps)
+            self.pipeline = Pipeline(held.stages, group, zero_bubble=zero_bubble, micro_steps=inputs.micro_steps)
 
         # Their optimizer is built for parameters, under `fully_shard` DTensors, and updates plain tensors.
         own_names = {id(value): self.names[own] for own, value in local.named_parameters()}
         fused = context.device.type in ("cpu", "cuda")
-        built = build_optimizer(optimizer, local, learning_rate_shares, fused=fused, names=own_names)
+        built = build_optimizer(optimizer, local, inputs.learning_rate_shares, fused=fused, names=own_names)
         super().__init__(
             context,
             local,
             built,
             precision="fp32" if held.stages else precision,  # each stage runs autocast itself: no forward contains all
-            max_grad_norm=max_grad_norm,
-            scaler=scaler,
-            micro_steps=micro_steps,
+            max_grad_norm=parameters.max_grad_norm,
+            scaler=inputs.scaler,
+            micro_steps=inputs.micro_steps,
         )
         self.sharing = (*(SHARE if self.groups else ()), *(("tp",) if mesh.size("tp") > 1 else ()))
         self.full_module = not (held.stages or self.sharing)

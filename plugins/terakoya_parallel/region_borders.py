@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.training.engines import fp8
+from terakoya_parallel import fp8_scales
 
 Change = Callable[[Tensor], Tensor]
 """What is done to hidden states, or to their gradient, at a border."""
@@ -109,7 +109,7 @@ class GatheredBorder(Border):
     def keep_own_input(self, layer: nn.Module) -> None:
         """Makes `layer`, an `nn.Linear` or Conv1D within, keep only this process's positions of what it reads. One that
         multiplies in 8 bits is compiled, and stays as it is."""
-        if fp8.multiplies(layer):
+        if fp8_scales.multiplies(layer):
             return
         layer.__dict__["border"] = self
         layer.__dict__["forward"] = MethodType(_multiply_gathered, layer)  # a method: blocks share their graphs

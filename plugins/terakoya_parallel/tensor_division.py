@@ -25,9 +25,9 @@ from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.padded_head import PART
 from terakoya.training.distributed.topology import split_evenly
-from terakoya.training.engines import fp8
 from terakoya.training.model.adapted_layers import drops_inputs
 from terakoya.training.model.module_parts import architecture_of, top_level_models
+from terakoya_parallel import fp8_scales
 from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, enter_at, partition_blocks
 
 KEY = "parallel.tp_size"
@@ -114,7 +114,7 @@ def _look_up_part(embedding: nn.Embedding, part: VocabularyPart, group: TensorPa
 
 def _score_part(head: nn.Linear, part: VocabularyPart, group: TensorParallelGroup) -> None:
     head.out_features = part.count
-    fp8.share_scales(head, group, inputs=False, outputs=True)
+    fp8_scales.share_scales(head, group, inputs=False, outputs=True)
     enter_at(head, group.summed)
 
     def add_other_parts(head: nn.Module, given: Any, logits: Tensor) -> Tensor | None:

@@ -34,9 +34,9 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.engines import fp8
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.model.adapted_layers import find_layer, input_layers, output_layers
+from terakoya_parallel import fp8_scales
 from terakoya_parallel.region_borders import Border, GatheredBorder, all_gather, multiply, reduce_scatter
 
 LINEAR = (nn.Linear, Conv1D)
@@ -257,7 +257,7 @@ def partition_blocks(
             enter_at(layer, border)
         for module in block.modules():  # what is whole may see parts of heads or positions
             if isinstance(module, nn.Linear) and module.weight not in division.parts:
-                fp8.share_scales(module, group, inputs=True, outputs=True)
+                fp8_scales.share_scales(module, group, inputs=True, outputs=True)
         for name, attributes in partition.divided_attributes.items():
             _divide_attributes(find_layer(block, name), attributes, group.size)
         division.in_region.update(
@@ -276,7 +276,7 @@ def _divide_layer(
         layer.bias = division.divide(layer.bias, 0, group, matrices=matrices)
     width = {True: ("out_features", "nf"), False: ("in_features", "nx")}[outputs][isinstance(layer, Conv1D)]
     _divide_attributes(layer, (width,), group.size)
-    fp8.share_scales(layer, group, inputs=not outputs, outputs=outputs)
+    fp8_scales.share_scales(layer, group, inputs=not outputs, outputs=outputs)
 
 
 def _divide_attributes(module: nn.Module, attributes: Sequence[str], size: int) -> None:

@@ -31,6 +31,7 @@ def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A copy of the sources without one family, or without any, that Python imports instead of the installed ones."""
     folder = tmp_path_factory.mktemp("house")
     gone = list(FAMILIES) if request.param == ALL else [request.param]
+    gone += [name for name, family in FAMILIES.items() if name not in gone and set(family.needs) & set(gone)]
     unwanted = shutil.ignore_patterns("__pycache__", *(f"terakoya_{family}" for family in gone))
     for name in ("core", "plugins", "parameters"):
         shutil.copytree(ROOT / name, folder / name, ignore=unwanted)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from terakoya.components import Architecture
 from terakoya.config import deepspeed as deepspeed_settings
 from terakoya.config import mup, parallel_conflicts
-from terakoya.config.parallel import SIZES
+from terakoya.plugins.engines import SIZES
 
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields

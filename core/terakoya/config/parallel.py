@@ -13,9 +13,7 @@ from terakoya.config.nccl import Nccl
 from terakoya.config.settings import Settings
 from terakoya.errors import UserError
 from terakoya.json_settings import read_settings
-
-SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
-"""The keys with which several processes work on the same rows."""
+from terakoya.plugins.engines import SIZES
 
 
 class Parallel(Settings):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from terakoya import plugins
 from terakoya.components import Architecture
 from terakoya.components.rows import WIDTH_STEP
-from terakoya.config.parallel import SIZES
+from terakoya.plugins.engines import SIZES
 
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields

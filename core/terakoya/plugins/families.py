@@ -18,6 +18,8 @@ class Family:
         components: kinds and names: "importers megatron".
         keys: key paths of settings files.
         languages: names for `TERAKOYA_LANG`.
+        engines: names in `parallel.engine`; "ddp" where processes work on the same rows.
+        needs: other families, without which it cannot be installed.
     """
 
     verbs: Sequence[str] = ()
@@ -25,6 +27,8 @@ class Family:
     components: Sequence[str] = ()
     keys: Sequence[str] = ()
     languages: Sequence[str] = ()
+    engines: Sequence[str] = ()
+    needs: Sequence[str] = ()
 
 
 FAMILIES: dict[str, Family] = {
@@ -39,10 +43,12 @@ FAMILIES: dict[str, Family] = {
             "prepare --set",
         ),
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
+        needs=("parallel",),
     ),
-    "contract": Family(verbs=("plugins new", "plugins check")),
+    "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "hub": Family(verbs=("upload",)),
     "japanese": Family(languages=("ja",)),
+    "parallel": Family(engines=("ddp", "fsdp")),
     "quality": Family(
         verbs=("evaluate", "finetune"),
         functions={

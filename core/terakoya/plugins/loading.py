@@ -44,8 +44,8 @@ TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
 REGISTER_HOOKS = {kind: f"register_{kind}" for kind in KINDS}
 """Kind of component -> the hook that registers it."""
 
-SETTINGS = "register_settings"
-FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", SETTINGS, "run_files")
+SETTINGS, ENGINES = "register_settings", "register_engines"
+FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", SETTINGS, ENGINES, "run_files")
 """The hooks that bring what is no component."""
 
 
@@ -85,6 +85,8 @@ class Registry:
     settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """Settings files that are no components, by the command and the options that read them."""
     run_files: Listeners = ()
+    engines: Mapping[str, tuple[Callable[[Any], Any], Plugin]] = field(default_factory=dict)
+    """What builds an engine, and the plugin that has it, by name."""
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).
@@ -216,8 +218,9 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
 
     registrations: dict[tuple[str, str], Registration] = {}
     broken = list(finder.broken)
-    settings: dict[str, type[BaseModel]] = {}
-    for kind, hook in {**REGISTER_HOOKS, "settings": SETTINGS}.items():
+    settings: dict[str, tuple[type[BaseModel], Plugin]] = {}
+    engines: dict[str, tuple[Callable[[Any], Any], Plugin]] = {}
+    for kind, hook in {**REGISTER_HOOKS, "settings": SETTINGS, "engines": ENGINES}.items():
         for name, listener in _listeners(manager, hook, plugins.values()):
             plugin = next(each for each in plugins.values() if each.name == name)
             try:
@@ -229,12 +232,17 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
                 continue
             for result in results:
                 if hook == SETTINGS:
-                    _add_settings(settings, result, plugin)
+                    _add_further(settings, hook, result, plugin)
+                elif hook == ENGINES:
+                    _add_further(engines, hook, result, plugin)
                 else:
                     _add(registrations, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
     files = _listeners(manager, "run_files", plugins.values())
-    return Registry(list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, settings, files)
+    models = {words: model for words, (model, _) in settings.items()}
+    return Registry(
+        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files, engines
+    )
 
 
 def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
@@ -288,17 +296,21 @@ def _listeners(manager: pluggy.PluginManager, hook: str, plugins: Iterable[Plugi
     )
 
 
-def _add_settings(settings: dict[str, type[BaseModel]], result: Any, plugin: Plugin) -> None:
-    """Adds one plugin's settings files. Raises UserError for what is none, and for one that is there already."""
-    where = f"plugin {plugin.name} ({plugin.source}): {SETTINGS}"
+def _add_further(found: dict[str, tuple[Any, Plugin]], hook: str, result: Any, plugin: Plugin) -> None:
+    """Adds one plugin's settings files or engines. Raises UserError for what is none, and for one that is there
+    already."""
+    where = f"plugin {plugin.name} ({plugin.source}): {hook}"
+    kind = "class" if hook == SETTINGS else "function"
     if not isinstance(result, Mapping):
-        raise UserError(f"{where}: expected a mapping of name to class, got {type(result).__name__}")
-    for words, model in result.items():
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            raise UserError(f'{where}: "{words}": expected a subclass of BaseModel, got {model!r}')
-        if words in settings:
-            raise UserError(f'{where}: "{words}" is registered twice')
-        settings[words] = model
+        raise UserError(f"{where}: expected a mapping of name to {kind}, got {type(result).__name__}")
+    for name, value in result.items():
+        if hook == SETTINGS and not (isinstance(value, type) and issubclass(value, BaseModel)):
+            raise UserError(f'{where}: "{name}": expected a subclass of BaseModel, got {value!r}')
+        if not callable(value):
+            raise UserError(f'{where}: "{name}": expected a function, got {value!r}')
+        if name in found:
+            raise UserError(f'{where}: "{name}" is registered twice')
+        found[name] = value, plugin
 
 
 def _add(registrations: dict[tuple[str, str], Registration], kind: str, result: Any, plugin: Plugin) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from terakoya.plugins.engines import plugin_engine
 from terakoya.plugins.loading import Registry
 
 
@@ -20,16 +21,19 @@ class RecordCheck(NamedTuple):
 def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns facts about the plugins that a run with these `parameters` (their JSON) uses, for its checkpoints.
 
-    A run uses the plugins that register its components and those that listen to events. `check_plugins` reads this
-    record.
+    A run uses the plugins that register its components and its engine, and those that listen to events. `check_plugins`
+    reads this record.
     """
     names, registered, record = _types(parameters), registry.components(), []
+    engine = plugin_engine(parameters.get("parallel") or {})
     for plugin in registry.plugins:
         components = [
             f"{component.kind}/{component.name}"
             for component in registered
             if component.module == plugin.name and component.name in names
         ]
+        if engine in registry.engines and registry.engines[engine][1] == plugin:
+            components.append(f"engines/{engine}")
         events = [event for event, listeners in registry.hook.listeners.items() if plugin.name in dict(listeners)]
         if components or events:
             source = plugin.source
@@ -56,6 +60,8 @@ def check_plugins(
     register its components. A component that another plugin registers now is not missing.
     """
     names, check = _types(parameters), RecordCheck([], [])
+    if events:  # a finished model needs no engine
+        names |= {plugin_engine(parameters.get("parallel") or {}) or ""}
     current = {plugin.name: plugin for plugin in registry.plugins}
     for recorded in record:
         used = [component for component in recorded["components"] if component.partition("/")[2] in names]
@@ -71,8 +77,8 @@ def check_plugins(
         which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
         plugin = current.get(recorded["name"])
         if plugin is None:
-            found = [registry.registrations.get((kind, name)) for kind, _, name in (key.partition("/") for key in used)]
-            others = sorted({registration.module for registration in found if registration is not None})
+            found = [_plugin_of(registry, *key.split("/", 1)) for key in used]
+            others = sorted({name for name in found if name is not None})
             if None in found or listened:
                 errors = (f"; {broken.error}" for broken in registry.broken if broken.name == recorded["name"])
                 check.missing.append(f"{which} is missing{next(errors, advice)}")
@@ -84,6 +90,14 @@ def check_plugins(
                 f"{which} has changed ({f'{before} -> {after}' if after != before else 'same version'})"
             )
     return check
+
+
+def _plugin_of(registry: Registry, kind: str, name: str) -> str | None:
+    """The plugin that has the component or engine `name` now."""
+    if kind == "engines":
+        return registry.engines[name][1].name if name in registry.engines else None
+    registration = registry.registrations.get((kind, name))
+    return None if registration is None else registration.module
 
 
 def shown_source(requested: str) -> str:

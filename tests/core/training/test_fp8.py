@@ -50,9 +50,7 @@ def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_layers_are_converted_before_fsdp_shards_them(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[Any] = []
     monkeypatch.setattr(distributed_fp8, "convert", lambda module: happened.append(("converted", module)))
-    monkeypatch.setattr(
-        parallel, "ParallelEngine", lambda context, module, *_, **__: happened.append(("sharded", module))
-    )
+    monkeypatch.setattr(parallel, "ParallelEngine", lambda inputs: happened.append(("sharded", inputs.module)))
     module = torch.nn.Linear(2, 2)
     two: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
     for precision in ("fp8", "bf16"):

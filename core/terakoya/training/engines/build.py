@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.loss_scaling import LossScaling
+from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.plugins import registry
+from terakoya.plugins.discovery import might_have
+from terakoya.plugins.engines import plugin_engine
+from terakoya.plugins.families import missing_family
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
+from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.model.bf16_stream import uses_bf16_stream
@@ -36,10 +45,9 @@ def build(
     as in `DDPEngine`. `deferred` has the weights where each process `holds_parts` and none has built them all.
 
     Raises:
-        UserError: engine, architecture and optimizer are incompatible.
+        UserError: engine, architecture and optimizer are incompatible, or no plugin has the engine.
     """
     parallel, precision, max_grad_norm = parameters.parallel, parameters.precision, parameters.max_grad_norm
-    architectures = parameters.objective.architectures(parameters.architecture)
     shares = {name: scale.rate for name, scale in find_scales(parameters, module, vocabulary).items()}
     scaler = None
     if precision == "fp16":
@@ -54,13 +62,13 @@ def build(
         )  # fmt: skip
     if precision == "fp8":
         fp8.convert(module)  # weights are the same ones, which an engine may then shard
-    if holds_parts(parameters, context):
-        from terakoya_parallel.engine import ParallelEngine
-
-        return ParallelEngine(
-            context, module, parameters.optimizer, architectures, vocabulary,
-            parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
-            learning_rate_shares=shares, deferred=deferred,
+    build_parts = find_plugin_engine(parallel) if context.world_size > 1 else None
+    if build_parts is not None:
+        return build_parts(
+            EngineInputs(
+                parameters, module, vocabulary, context, micro_steps, micro_batch_size, scaler=scaler,
+                learning_rate_shares=shares, deferred=deferred,
+            )
         )  # fmt: skip
     module.to(context.device)
     optimizer = build_optimizer(parameters.optimizer, module, shares, fused=context.device.type in ("cpu", "cuda"))
@@ -73,6 +81,22 @@ def build(
 
 
 def holds_parts(parameters: Parameters, context: DistributedContext) -> bool:
-    """Whether each process of a run of `parameters` holds parts of the module on plain torch."""
-    parallel = parameters.parallel
-    return context.world_size > 1 and (parallel.engine == "fsdp" or parallel.replica_size > 1)
+    """Whether a plugin has the engine of the run: each process may then hold parts of the module alone."""
+    return context.world_size > 1 and plugin_engine(dict(parameters.parallel)) is not None
+
+
+def find_plugin_engine(parallel: Parallel) -> Callable[[EngineInputs], Engine] | None:
+    """Returns what builds the engine of a run of several processes in a plugin; None where the core has it.
+
+    Raises:
+        UserError: no plugin has it.
+    """
+    name, plugins = plugin_engine(dict(parallel)), registry()
+    if name is None:
+        return None
+    if name not in plugins.engines:
+        raise UserError(
+            f'parallel: no plugin has the engine of "{parallel.describe()}"{missing_family("engines", name)}'
+            f"{might_have(plugins.broken, plugins.excluded)}"
+        )
+    return plugins.engines[name][0]

@@ -28,6 +28,7 @@ from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.training import run_folder
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.engines.build import find_plugin_engine
 from terakoya.training.stores import Stores
 from terakoya.version import __version__, find_commit
 
@@ -56,8 +57,8 @@ def meet(
 
     Raises:
         RankLostError: not all processes have come in time.
-        UserError: other processes came up than expected; on every rank, one of them cannot use a store or `out`, or two
-            of them were given different things.
+        UserError: other processes came up than expected; on every rank, one of them cannot use a store or `out` or
+            lacks the engine, or two of them were given different things.
     """
     launch = LaunchInfo.from_environment(node_rank=node_rank)
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
@@ -65,6 +66,8 @@ def meet(
     stores, given, error = None, {}, None
     try:
         run_folder.check_place(out)
+        if launch.world_size > 1:
+            find_plugin_engine(parameters.parallel)
         stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
         given = describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {}
     except UserError as failed:

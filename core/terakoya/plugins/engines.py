@@ -1,0 +1,18 @@
+"""Which runs take an engine of a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+OWN = ("ddp", "deepspeed")
+"""The engines of the core, in which each process has rows of its own."""
+SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
+"""The keys with which several processes work on the same rows."""
+
+
+def plugin_engine(parallel: Mapping[str, Any]) -> str | None:
+    """Returns the name of the plugin's engine that a run of several processes with the settings `parallel` takes; None
+    where the core has it. As "ddp" a plugin has the engine of processes that work on the same rows."""
+    engine: str = parallel.get("engine", "ddp")
+    return None if engine in OWN and all(parallel.get(size, 1) == 1 for size in SIZES) else engine
