@@ -19,8 +19,8 @@ from torchao.float8.float8_utils import amax_to_scale, tensor_to_amax
 
 
 def multiply(layer: Any, hidden: Tensor) -> Tensor:
-    """Returns the outputs (..., N) of `layer`, with the attributes of `share_scales`, for `hidden` (..., K). Where they are
-    parts of sums, they are without the bias, which whoever divided the layer adds to the sum."""
+    """Returns the outputs (..., N) of `layer`, with the attributes of `share_scales`, for `hidden` (..., K). Where they
+    are parts of sums, they are without the bias, which whoever divided the layer adds to the sum."""
     if torch.is_autocast_enabled("cuda"):  # as torchao's layer does
         hidden = hidden.to(torch.get_autocast_dtype("cuda"))
     if layer.shares_inputs:

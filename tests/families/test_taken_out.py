@@ -106,6 +106,10 @@ def test_a_bert_from_text_to_an_export(run: Run, house: Path) -> None:
     model = AutoModelForMaskedLM.from_pretrained(house / "work" / "bert")
     tokenizer = AutoTokenizer.from_pretrained(house / "work" / "bert")
     assert model(**tokenizer("町の人", return_tensors="pt")).logits.shape[-1] == model.config.vocab_size
+    if not (house / "plugins" / "terakoya_parallel").exists():
+        sharded = ("--set", 'parallel={"engine": "fsdp"}', "--processes", "2")
+        words = run("train", "tiny_bert.json", "--out", "sharded", *sharded, code=2).stderr
+        assert 'no plugin has the engine of "fsdp"; it belongs to the family parallel' in words
 
 
 @pytest.mark.usefixtures("store")

@@ -25,7 +25,7 @@ def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[di
     reads this record.
     """
     names, registered, record = _types(parameters), registry.components(), []
-    engine = plugin_engine(parameters.get("parallel") or {})
+    engine = plugin_engine(parameters.get("parallel") or {}) or ""
     for plugin in registry.plugins:
         components = [
             f"{component.kind}/{component.name}"
