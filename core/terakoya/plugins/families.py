@@ -46,7 +46,7 @@ FAMILIES: dict[str, Family] = {
         needs=("parallel",),
     ),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
-    "hub": Family(verbs=("upload",)),
+    "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
     "parallel": Family(engines=("ddp", "fsdp")),
     "quality": Family(
