@@ -13,7 +13,7 @@ import toy
 from small_store import rewrite_store_json
 
 from terakoya.config.parameters import Parameters
-from terakoya.plugins import PLUGINS_VARIABLE
+from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training.distributed import agreement
 from terakoya.training.distributed.topology import ProcessInfo
 from terakoya.training.start import meeting
@@ -59,6 +59,9 @@ def two(store: Path, **changes: Any) -> dict[str, Any]:
     return toy.parameters(store, **{"batch_size": {"0": 9, "1": 7}, **changes})
 
 
+ENGINE = next(each.sha256() or "" for each in registry().plugins if each.name == "terakoya_parallel")[:16]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "lines"),
@@ -72,7 +75,8 @@ def two(store: Path, **changes: Any) -> dict[str, Any]:
           "  logging_steps: 1 on rank 0 (a01), 3 on rank 1 (a02)"]),
         (["parallel.engine=fsdp", "parallel.tp_size=2"],
          ['  parallel.engine: "ddp" on rank 0 (a01), "fsdp" on rank 1 (a02)',
-          "  parallel.tp_size: 1 on rank 0 (a01), 2 on rank 1 (a02)"]),
+          "  parallel.tp_size: 1 on rank 0 (a01), 2 on rank 1 (a02)",
+          f'  SHA-256 of plugin terakoya_parallel: nothing on rank 0 (a01), "{ENGINE}" on rank 1 (a02)']),
         (["parallel.engine=deepspeed", "parallel.zero_stage=1"],
          ['  parallel.engine: "ddp" on rank 0 (a01), "deepspeed" on rank 1 (a02)',
           "  parallel.zero_stage: null on rank 0 (a01), 1 on rank 1 (a02)"]),
