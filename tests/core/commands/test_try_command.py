@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from canary import Canary
 from rich.console import Console
 from transformers import (
     BertConfig,
@@ -253,16 +253,6 @@ def test_a_folder_that_cannot_be_loaded_is_an_error(
     assert "cannot be loaded: Error no file named model.safetensors" in run_try(
         capsys, str(tmp_path), "山 に [MASK]", code=2
     )
-
-
-class Canary:
-    """Reading its pickle touches a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.file,)
 
 
 @pytest.mark.slow

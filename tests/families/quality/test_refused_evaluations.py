@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+from canary import Canary
 from start_folders import save_bert, settings
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
@@ -85,16 +86,6 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_named(
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in (GOOD, BAD)))
     said = f'{file}, line 2: the tokenizer cannot encode the text "{BAD}": WordLevel error: Missing [UNK] token'
     assert said in refusal(capsys, "evaluate", tmp_path / "model", "--corpus", file)
-
-
-class Canary:
-    """Reading its pickle touches a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.file,)
 
 
 @pytest.mark.slow
