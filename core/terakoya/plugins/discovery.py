@@ -124,8 +124,9 @@ def add_inherited(variable: str, values: Iterable[str]) -> tuple[str, ...]:
 
 def might_have(broken: Iterable[Broken], excluded: Iterable[str]) -> str:
     """Returns a line for each plugin in which something that was not found might be."""
-    lines = [f"\n  could not be loaded and might have it: {each}" for each in broken]
-    return "".join([*lines, *(f"\n  excluded by --without and might have it: {each}" for each in excluded)])
+    lines = [f"could not be loaded and might have it: {each}" for each in broken]
+    lines += [f"excluded by --without and might have it: {each}" for each in excluded]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 class Finder:

@@ -8,7 +8,7 @@ import pytest
 
 import terakoya
 from terakoya import Command
-from terakoya.commands.main import main
+from terakoya.commands.main import _before_the_verb, main
 from terakoya.commands.verbs import register_commands
 from terakoya.config.other_names import explain_unknown_key
 from terakoya.errors import UserError
@@ -83,8 +83,11 @@ def test_a_plugin_has_a_verb(
     assert code == 2 and "greet: no such command" in err and "excluded by --without and might have it: greet" in err
 
 
-def test_only_options_before_the_verb_load_plugins(greet: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "greet", "--plugin", greet)[0] == 2
+def test_only_options_before_the_verb_load_plugins() -> None:
+    given = ["--plugin", "a.py", "--trace-plugins", "--without=c", "--plugin=b.py", "train", "--plugin", "d.py"]
+    assert _before_the_verb(given, "--plugin") == ("a.py", "b.py")
+    assert _before_the_verb(given, "--without") == ("c",)
+    assert _before_the_verb(["--plugin"], "--plugin") == ()
 
 
 def test_an_installed_plugin_that_fails_takes_no_other_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -408,6 +408,15 @@ def test_another_language_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
     assert call(capsys, "parameters", "list")[1].startswith("name ")
 
 
+def test_a_missing_family_is_named_in_japanese(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERAKOYA_LANG", "ja")
+    code, _, err = call(capsys, "--without", "hub", "upload", "model")
+    assert code == 2 and "ファミリー hub のものですが" in err
+    assert err.endswith("\n  --without で除かれ、持っているかもしれないもの: terakoya_hub\n")
+
+
 def test_what_programs_read_stays_english(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     english = call(capsys, "parameters", "list", "--json")[1]
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
