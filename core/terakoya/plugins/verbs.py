@@ -150,7 +150,7 @@ def _in_order(commands: Mapping[str, Command | Group]) -> dict[str, Command | Gr
     for name, command in commands.items():
         followers.setdefault(command.after if command.after in commands else None, []).append(name)
     ordered: dict[str, Command | Group] = {}
-    waiting = [name for name in reversed(followers.get(None, []))]
+    waiting = list(reversed(followers.get(None, [])))
     while waiting:
         name = waiting.pop()
         ordered[name] = commands[name]
