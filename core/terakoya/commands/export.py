@@ -59,8 +59,7 @@ def command(
         done = export(Path(rest[0]), out, format=format, only=only, weights=weights, settings=settings)
         _report(done)
         if process is not None:
-            trusted = [done.out / name for name in done.custom_code]
-            process.check({done.out / name: model for name, model in done.models.items()}, trusted=trusted)
+            process.check(done.classes, trusted=done.trusted)
     if done.models:
         next_command.after_model(done.out)
 
@@ -76,9 +75,8 @@ def _report(done: ExportResult) -> None:
     console().print(f"exported {done.checkpoint}{step} to {done.out}", soft_wrap=True)
     for sentence in done.compared:
         console().print(Text(f"  {sentence}"), soft_wrap=True)
-    for name, model in done.models.items():
-        folder = done.out / name
-        trust = ", trust_remote_code=True" if name in done.custom_code else ""
+    for folder, model in done.classes.items():
+        trust = ", trust_remote_code=True" if folder in done.trusted else ""
         words = "".join(f", {key}={value}" for key, value in mecab_arguments(folder.resolve()).items())
         for line in (
             f"from transformers import AutoTokenizer, {model}",

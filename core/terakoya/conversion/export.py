@@ -50,6 +50,16 @@ class ExportResult:
     custom_code: frozenset[str]
     compared: Sequence[str] = ()
 
+    @property
+    def classes(self) -> Mapping[Path, str]:
+        """The folder of each model -> the Transformers class that loads it."""
+        return {self.out / name: model for name, model in self.models.items()}
+
+    @property
+    def trusted(self) -> Sequence[Path]:
+        """The folders of the models that are loaded with `trust_remote_code`."""
+        return [self.out / name for name in self.custom_code]
+
 
 def export(
     source: Path,

@@ -17,6 +17,7 @@ from terakoya.atomic_files import write_text
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
+from terakoya.conversion.elsewhere import elsewhere
 from terakoya.conversion.export import export
 from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.errors import Stopped, TemporaryFailure, UserError
@@ -248,7 +249,9 @@ class _Plan:
         return {"checkpoint": content_digest(checkpoint / "state"), "manifest": manifest}
 
     def _export(self) -> Mapping[str, Any]:
-        result = export(self.pipeline.run, self.pipeline.export)
+        with elsewhere() as process:
+            result = export(self.pipeline.run, self.pipeline.export)
+            process.check(result.classes, trusted=result.trusted)
         return {"step": result.step, "models": dict(result.models)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import unidic_lite
 from transformers import AutoTokenizer
 
 import terakoya
+from terakoya.errors import UserError
 from terakoya.pipeline.run import _Plan, read_pipeline, run_pipeline
 from terakoya.store.token_store import TokenStore
 from terakoya_plugins.word_finders.mecab import Mecab
@@ -72,6 +74,11 @@ def test_masks_are_words_from_raw_text_to_the_exported_model(tmp_path: Path, mon
     assert compared > 500 and inside > 50
     assert json.loads(Path("run/parameters.json").read_text())["objective"]["whole_word_mask"] is True
     assert tokenizer("雨[MASK]").input_ids[-2] == tokenizer.mask_token_id
+
+    shutil.rmtree("model")
+    monkeypatch.setattr("terakoya.conversion.elsewhere.PROGRAM", "raise SystemExit('no Transformers here')")
+    with pytest.raises(UserError, match="written, but .* no Transformers here"):
+        list(run_pipeline(read_pipeline(Path("pipeline.json"))))
 
 
 def test_a_store_is_out_of_date_where_the_dictionary_of_its_words_has_changed(
