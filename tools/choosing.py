@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from terakoya.estimation.speed import describe_hours
+from terakoya.pipeline.choosing import FAMILIES as RECIPES
 from terakoya.pipeline.choosing import Choice, choose, choose_vocabulary, count_tokens, find_machine
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "choosing.md"
@@ -17,7 +18,7 @@ CORPORA = (("10 MB", 1e7), ("100 MB", 1e8), ("1 GB", 1e9), ("10 GB", 1e10), ("10
 """Bytes of Japanese text in UTF-8, which has about three bytes a character."""
 MACHINES = (("rtx-4090", 1), ("a100-80gb", 1), ("h200", 1), ("h200", 8))
 HOURS = 24
-FAMILIES = ("bert", "modernbert", "llama")
+FAMILIES = ("encoder", "electra", "decoder")
 
 HEAD = """\
 # Which model, for how long?
@@ -30,9 +31,10 @@ H200, and at least 10 to 40 ms for each micro-step, as small models are too litt
 train --dry-run` says on your machine. Each run gets at most {hours} hours, also at the slow end. Sizes are those of
 Japanese text in UTF-8, uncompressed. `passes` is how often the run passes over the corpus.
 
-The rules: a model gets at least 20 tokens for each parameter outside the embeddings. BERT passes at most 40 times over
-its corpus and needs 2 different tokens for each such parameter; GPT passes 4 times and needs 5. A run of fewer than
-5,000 steps gets smaller batches. `terakoya init` writes the reason for each number into the pipeline file.
+The rules: a model gets at least 20 tokens for each parameter outside the embeddings. An encoder passes at most 40 times
+over its corpus and needs 2 different tokens for each such parameter; a decoder passes 4 times and needs 5. A run of
+fewer than 5,000 steps gets smaller batches. `terakoya init` writes the reason for each number into the pipeline file.
+`--like bert` and other models choose among the presets of their papers, by the same rules.
 """
 
 
@@ -40,8 +42,8 @@ def choose_for(size: float, gpu: str, count: int, family: str) -> Choice:
     """Returns the choice for `size` bytes of Japanese text and `count` cards."""
     characters = round(size / 3)
     return choose(
-        tokens=count_tokens(characters, "ja"), vocabulary=choose_vocabulary(characters), family=family, goal="model",
-        machine=find_machine(gpu, count), hours=HOURS,
+        tokens=count_tokens(characters, "ja"), vocabulary=choose_vocabulary(characters), recipe=RECIPES[family],
+        goal="model", machine=find_machine(gpu, count), hours=HOURS,
     )  # fmt: skip
 
 

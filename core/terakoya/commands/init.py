@@ -16,7 +16,6 @@ from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError, nearest
 
-Family = Literal["bert", "electra", "roberta", "deberta", "modernbert", "t5", "gpt2", "llama"]
 Goal = Literal["try", "model"]
 T = TypeVar("T")
 
@@ -30,9 +29,17 @@ def command(
         ),
     ] = None,
     family: Annotated[
-        Family | None,
+        str | None,
         typer.Option(
-            help="bert, electra ...: encoders that understand text; gpt2, llama: generators of text; t5: text to text."
+            help="encoder (default), electra: models that understand text; decoder: writes text; t5: text to text. "
+            "Each by the recipe that was measured best."
+        ),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="By the recipe of a paper: bert, electra, roberta, deberta, modernbert, gpt2 or llama.",
         ),
     ] = None,
     goal: Annotated[
@@ -69,7 +76,7 @@ def command(
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.launch.measuring import measure_here
     from terakoya.log import console, error_console, translated
-    from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine
+    from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine, find_recipe
     from terakoya.pipeline.corpus_facts import look_at
     from terakoya.pipeline.new_pipeline import held_out_share, make_pipeline, render
     from terakoya.pipeline.settings import Pipeline, read_pipeline
@@ -90,9 +97,11 @@ def command(
             asks,
             missing="CORPUS: expected files of text",
         )
-    family = family or _choice(
-        "family: bert, electra, roberta, deberta, modernbert (encoders), t5, gpt2, llama", Family, "bert", asks
-    )
+    question = "family: encoder, electra (understand text), decoder (writes it), t5"
+    if family is None and like is None:
+        family, recipe = _ask(question, "encoder", lambda text: (text, find_recipe(text, None)), asks)
+    else:
+        recipe = find_recipe(family, like)
     is_told = goal == "try" or (goal is not None and hours is not None)
     goal = goal or _choice(
         "goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model", asks
@@ -111,19 +120,20 @@ def command(
     held_out = round(tokens * held_out_share(facts.count))
     with error_console().status(translated("measuring and choosing"), spinner="dots"):
         choice = choose(
-            tokens=tokens, vocabulary=vocabulary, family=family, goal=goal, machine=machine, hours=hours,
+            tokens=tokens, vocabulary=vocabulary, recipe=recipe, goal=goal, machine=machine, hours=hours,
             held_out=held_out,
         )  # fmt: skip
-    pipeline, comments = make_pipeline(corpus, facts, choice, family=family, goal=goal, machine=machine, work=work)
+    pipeline, comments = make_pipeline(corpus, facts, choice, recipe=recipe, goal=goal, machine=machine, work=work)
     pipeline |= {name: value for name, value in how.items() if value != Pipeline.model_fields[name].default}
-    again = ["terakoya", "init", *corpus, "--family", family, "--goal", goal, "--hours", f"{hours:g}"]
+    kind = ["--like", like] if like else ["--family", family or "encoder"]
+    again = ["terakoya", "init", *corpus, *kind, "--goal", goal, "--hours", f"{hours:g}"]
     again += [*(["--encoding", encoding] if encoding else [])]
     again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(gpus)] if gpus else [])]
     heading = translated(f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}")
     comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))
     read_pipeline(out)
-    for key in ("corpus", "parameters", "parameters.data", "parameters.max_steps"):
+    for key in ("corpus", "parameters", "parameters.architecture", "parameters.data", "parameters.max_steps"):
         if key in comments:
             console().print(comments[key], markup=False, soft_wrap=True)
     console().print(f"{out}: written; it gives the reason for each number", markup=False, soft_wrap=True)

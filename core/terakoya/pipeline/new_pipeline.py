@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from terakoya.config.presets import presets_folder
 from terakoya.estimation.speed import describe_hours
+from terakoya.json_settings import read_settings
 from terakoya.log import lines_of, plural, translated
 from terakoya.pipeline.choosing import (
-    CAUSAL,
     LEAST_STEPS,
     LEAST_STEPS_BETWEEN,
     PASSES,
     Choice,
     Goal,
     Machine,
+    Recipe,
     describe_preset,
 )
 from terakoya.pipeline.corpus_facts import CorpusFacts
@@ -41,7 +43,14 @@ LIMITS = {
 
 
 def make_pipeline(
-    sources: Sequence[str], facts: CorpusFacts, choice: Choice, *, family: str, goal: Goal, machine: Machine, work: Path
+    sources: Sequence[str],
+    facts: CorpusFacts,
+    choice: Choice,
+    *,
+    recipe: Recipe,
+    goal: Goal,
+    machine: Machine,
+    work: Path,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path."""
     parameters = {key: value for key, value in choice.parameters.items() if key != "_comment"}
@@ -57,7 +66,7 @@ def make_pipeline(
         **({"field": facts.field} if facts.formats != ("txt",) else {}),
         **({"documents": facts.documents} if facts.documents != "blank" else {}),
         "clean": [{"type": "exact_duplicates"}, *([] if is_few else [{"type": "hold_out", "share": share}])],
-        "tokenizer": make_tokenizer(family, facts.language, choice.vocabulary),
+        "tokenizer": make_tokenizer(recipe, facts.language, choice.vocabulary),
         "tokenizer_folder": str(work / "tokenizer"),
         "store": str(work / "store"),
         **({} if is_few else {"validation_store": str(work / "store.val")}),
@@ -66,7 +75,7 @@ def make_pipeline(
         "export": str(work / "model"),
         **({"training_processes": machine.count} if machine.device.gpu else {}),
     }
-    comments = _comments(facts, choice, family=family, machine=machine, share=share)
+    comments = _comments(facts, choice, recipe=recipe, machine=machine, share=share)
     if is_few:
         comments["clean"] = "Equal documents are dropped."
         comments["parameters.data"] = (
@@ -77,9 +86,9 @@ def make_pipeline(
     return pipeline, comments
 
 
-def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any]:
-    """Returns the settings of the tokenizer for a family of models and a language."""
-    if family in CAUSAL:
+def make_tokenizer(recipe: Recipe, language: str, vocabulary: int) -> dict[str, Any]:
+    """Returns the settings of the tokenizer for the models of a recipe and a language."""
+    if recipe.causal:
         return {
             "type": "sentencepiece",
             "vocab_size": vocabulary,
@@ -87,7 +96,7 @@ def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any
             "input_sentence_size": 5_000_000,
         }
     words = {"dictionary": "unidic_lite"} if language == "ja" else {"word_tokenizer": "basic"}
-    unused = {"num_unused_tokens": SENTINELS} if family == "t5" else {}
+    unused = {"num_unused_tokens": SENTINELS} if recipe.spans else {}
     return {"type": "mecab_wordpiece", **words, "vocab_size": vocabulary, **unused}
 
 
@@ -98,12 +107,14 @@ def held_out_share(documents: int) -> float:
     return float(f"{max(share, min(0.2, 20 / max(1, documents))):.1g}")
 
 
-def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machine, share: float) -> dict[str, str]:
-    parameters, estimated, preset_rows = choice.parameters, choice.estimated, _preset_rows(choice.preset)
+def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Machine, share: float) -> dict[str, str]:
+    parameters, estimated = choice.parameters, choice.estimated
+    preset = read_settings(presets_folder() / f"{choice.preset}.json")
+    preset_rows = sum(preset["batch_size"].values())
     speed = estimated.speed
     assert speed is not None, "a choice has a speed"
     rows, length = sum(parameters["batch_size"].values()), parameters["data"]["sequence_length"]
-    kind = "causal" if family in CAUSAL else "masked"
+    kind = "causal" if recipe.causal else "masked"
     language = {"ja": "Japanese", "en": "English or another language in Latin letters", "other": "another language"}
     splitter = "SentencePiece, which needs no dictionary, with bytes for rare characters"
     if kind == "masked":
@@ -123,10 +134,13 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         "gets fewer, so that each is seen often enough to be learned.",
         "parameters": f"The preset {choice.preset}: {describe_preset(choice.preset)}. With this vocabulary it has "
         f"{estimated.sizes.parameters / 1e6:,.1f} M. Chosen because: {LIMITS[choice.limit]}.",
+        **({"parameters.architecture": recipe.reason} if recipe.reason else {}),
         "parameters.optimizer": "The preset's learning rate, times the square root of the change of the batch."
         if rows != preset_rows
         else "The preset's.",
-        "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run.",
+        "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run."
+        if parameters["schedule"]["type"] == preset["schedule"]["type"]
+        else "The preset's rate never falls, for other runs to end; this run ends itself in its last fifth.",
         "parameters.batch_size": f"{rows:,} row{plural(rows)} of {length:,} tokens a step"
         + (
             f". The preset has {preset_rows:,}; a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch."
@@ -146,13 +160,6 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         "apart.",
         "training_processes": "One for each GPU.",
     }
-
-
-def _preset_rows(name: str) -> int:
-    from terakoya.config.presets import presets_folder
-    from terakoya.json_settings import read_settings
-
-    return sum(read_settings(presets_folder() / f"{name}.json")["batch_size"].values())
 
 
 def _amount(tokens: float) -> str:

@@ -118,6 +118,13 @@ class PlannedPhase:
         unit, warmup = schedule.warmup(progress)
         return (unit, warmup, length(progress, unit)) if warmup > length(progress, unit) else None
 
+    def final_share(self, start_of_run: Progress) -> float | None:
+        """Returns the share of its peak at which the learning rate ends; None where validations decide."""
+        schedule, progress = self.parameters.schedule, self.progress(start_of_run, 0)
+        if schedule.needs_validation:
+            return None
+        return schedule.factor(replace(progress, step=progress.max_steps, tokens=progress.max_tokens))
+
     def learning_rate(self, of_run: Progress, tokens_before: int) -> float:
         """Returns the learning rate of the step after the progress `of_run`."""
         progress = self.progress(of_run, tokens_before)

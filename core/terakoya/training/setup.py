@@ -62,6 +62,9 @@ log = logging.getLogger("terakoya")
 Advice = Callable[[Parameters, Vocabulary, DistributedContext], AbstractContextManager[None]]
 """Returns a context in which a run is built and trained, and which may add advice to an error."""
 
+TRUNK = 0.1
+"""The share of its peak above which a learning rate has not decayed at the end of a run."""
+
 
 def no_advice(
     parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
@@ -356,7 +359,7 @@ def _report_weights(
 
 
 def _check_schedules(plan: RunPlan, run: Run, run_log: RunLog) -> None:
-    """Says where a warm-up does not end.
+    """Says where a warm-up does not end, and where the learning rate stays high.
 
     Raises:
         UserError: the schedule of a phase does not fit it.
@@ -370,6 +373,11 @@ def _check_schedules(plan: RunPlan, run: Run, run_log: RunLog) -> None:
                 f"schedule: the warm-up of {warmup:,} {unit} ends after the {end:,} that are trained: the learning "
                 f"rate reaches {reached} of its peak at most"
             )
+    if (share := plan.phases[-1].final_share(run.progress())) is not None and share > TRUNK:
+        run_log.print(
+            f"schedule: the learning rate ends at {share:.0%} of its peak: a trunk, whose models get better in a decay, "
+            "which `terakoya fork` begins"
+        )
 
 
 def _report_run(

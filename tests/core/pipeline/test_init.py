@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,16 @@ from typer.testing import CliRunner
 
 from terakoya.commands import init
 from terakoya.commands.main import build_app
+from terakoya.components import Progress
 from terakoya.config.parameters import Parameters
+from terakoya.config.presets import preset_names, presets_folder
 from terakoya.errors import UserError
 from terakoya.estimation.devices import find_device
 from terakoya.estimation.fake_step import number_of_layers
 from terakoya.estimation.speed import Speed
+from terakoya.json_settings import read_settings
 from terakoya.pipeline import choosing
-from terakoya.pipeline.choosing import FAMILIES, Machine, choose, choose_vocabulary, find_machine
+from terakoya.pipeline.choosing import FAMILIES, PAPERS, Machine, choose, choose_vocabulary, find_machine, find_recipe
 from terakoya.pipeline.corpus_facts import look_at
 from terakoya.pipeline.new_pipeline import make_tokenizer, render
 from terakoya.pipeline.settings import read_pipeline
@@ -96,9 +100,11 @@ def test_larger_corpora_get_larger_vocabularies() -> None:
     assert sizes == sorted(sizes) and sizes[0] == 3000 and sizes[-1] == 32_768
 
 
-def chosen(tokens: float, gpu: str, count: int, hours: float, family: str = "bert") -> choosing.Choice:
+def chosen(tokens: float, gpu: str, count: int, hours: float, like: str = "bert") -> choosing.Choice:
     machine = find_machine(gpu, count)
-    return choose(tokens=int(tokens), vocabulary=32_768, family=family, goal="model", machine=machine, hours=hours)
+    return choose(
+        tokens=int(tokens), vocabulary=32_768, recipe=PAPERS[like], goal="model", machine=machine, hours=hours
+    )
 
 
 @pytest.mark.slow
@@ -114,7 +120,13 @@ def test_the_hours_hold_at_the_speed_that_was_measured() -> None:
     def found(hours: float) -> choosing.Choice:
         machine = replace(CPU, device=replace(CPU.device, memory=1 << 36), measure=measure)
         return choose(
-            tokens=10**9, vocabulary=4000, family="bert", goal="model", machine=machine, hours=hours, held_out=10**5
+            tokens=10**9,
+            vocabulary=4000,
+            recipe=PAPERS["bert"],
+            goal="model",
+            machine=machine,
+            hours=hours,
+            held_out=10**5,
         )
 
     short, long = found(1), found(50)
@@ -133,7 +145,6 @@ def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
     small, middle, large = (chosen(tokens, "h100", 1, 24) for tokens in (3e6, 5e7, 2e9))
     assert [each.preset for each in (small, middle, large)] == ["tiny_bert", "bert_small", "bert_large"]
     assert small.limit == middle.limit == "corpus" and large.limit == "family"
-    assert chosen(1e9, "h100", 8, 24, "t5").preset == "t5_base"
     short = chosen(2e9, "rtx-4090", 1, 1)
     assert short.preset == "bert_small" and short.limit == "hours"
     for each in (small, middle, large, short):
@@ -152,10 +163,45 @@ def test_a_model_that_one_gpu_cannot_hold_is_sharded_or_left() -> None:
 
 
 def test_every_family_has_presets_and_a_tokenizer() -> None:
-    assert set(FAMILIES) == set(init.Family.__args__) and set(choosing.GOALS) == set(init.Goal.__args__)
-    assert make_tokenizer("gpt2", "ja", 8000)["type"] == "sentencepiece"
-    assert make_tokenizer("electra", "ja", 8000)["dictionary"] == "unidic_lite"
-    assert make_tokenizer("bert", "en", 8000)["word_tokenizer"] == "basic"
+    assert set(choosing.GOALS) == set(init.Goal.__args__)
+    assert {each for one in (*FAMILIES.values(), *PAPERS.values()) for each in one.presets} <= {*preset_names()}
+    assert make_tokenizer(PAPERS["gpt2"], "ja", 8000)["type"] == "sentencepiece"
+    assert make_tokenizer(FAMILIES["electra"], "ja", 8000)["dictionary"] == "unidic_lite"
+    assert make_tokenizer(PAPERS["bert"], "en", 8000)["word_tokenizer"] == "basic"
+
+
+@pytest.mark.parametrize(("family", "like", "preset"), [
+    (None, None, "bert_ja_base"), ("encoder", None, "bert_ja_base"), ("electra", None, "electra_ja"),
+    (None, "electra", "electra_base"), (None, "bert", "bert_large"), (None, "modernbert", "modernbert_base"),
+])  # fmt: skip
+def test_an_encoder_is_of_the_recipe_that_learns_soonest_unless_a_paper_is_named(
+    family: str | None, like: str | None, preset: str
+) -> None:
+    assert find_recipe(family, like).presets[-1] == preset
+
+
+@pytest.mark.parametrize(("family", "like", "message"), [
+    ("bert", None, "the recipe of its paper is --like bert"), ("encodr", None, 'did you mean "encoder"'),
+    (None, "bart", 'did you mean "bert"'), ("encoder", "bert", "expected one of them"),
+])  # fmt: skip
+def test_recipes_that_are_not_there_are_refused(family: str | None, like: str | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_recipe(family, like)
+
+
+@pytest.mark.parametrize(
+    "recipe", [*FAMILIES.values(), *PAPERS.values()], ids=[*FAMILIES, *(f"like {each}" for each in PAPERS)]
+)
+def test_every_run_ends_with_a_tenth_of_its_rate_at_most(recipe: choosing.Recipe) -> None:
+    """Whatever its length, also where the preset is a trunk."""
+    machine = Machine(find_device("h200"), 8, "bf16")
+    for preset, trained in itertools.product(recipe.presets, (1e7, 3e9, 1e12)):
+        raw = read_settings(presets_folder() / f"{preset}.json")
+        run = next(choosing._runs(raw, trained=trained, machine=machine))
+        parameters = Parameters.from_dict(run, source=preset)
+        rate, steps, tokens = parameters.optimizer.learning_rate, run["max_steps"], int(trained)
+        end = Progress(step=steps, max_steps=steps, tokens=tokens, max_tokens=tokens, learning_rate=rate)
+        assert parameters.schedule.factor(end) <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -167,8 +213,8 @@ def test_short_runs_are_not_all_validation(steps: int, validation: int, checkpoi
 
 
 def test_a_t5_gets_sentinels() -> None:
-    assert make_tokenizer("t5", "ja", 8000)["num_unused_tokens"] == 26
-    assert make_tokenizer("t5", "en", 8000)["num_unused_tokens"] == 26
+    assert make_tokenizer(FAMILIES["t5"], "ja", 8000)["num_unused_tokens"] == 26
+    assert make_tokenizer(FAMILIES["t5"], "en", 8000)["num_unused_tokens"] == 26
 
 
 def test_comments_stand_above_their_keys_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -187,7 +233,7 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)
     files = [Path(each).name for each in corpus(tmp_path)]
-    words = ["init", *files, "--family", "bert", "--goal", "try", "--vocab-size", "200"]
+    words = ["init", *files, "--like", "bert", "--goal", "try", "--vocab-size", "200"]
     done = CliRunner().invoke(build_app(), words)
     assert done.exit_code == 0, done.output
     assert done.stderr.endswith("next: terakoya run pipeline.json\n")
@@ -224,7 +270,7 @@ def test_few_documents_are_split_without_chance(
     monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)
     lines = [json.dumps({"text": numbered(number) * 3}, ensure_ascii=False) for number in range(documents)]
     Path("a.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    words = ["init", "a.jsonl", "--family", "bert", "--goal", "try", "--vocab-size", "200"]
+    words = ["init", "a.jsonl", "--like", "bert", "--goal", "try", "--vocab-size", "200"]
     done = CliRunner().invoke(build_app(), words)
     assert done.exit_code == 0, done.output
     pipeline = read_pipeline(Path("pipeline.json"))
@@ -244,7 +290,7 @@ def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch
     corpus(tmp_path)
     answers = {
         "corpus": ["nothing.txt", str(tmp_path)],
-        "family": ["gpt3", "gpt2"],
+        "family": ["encode", "decoder"],
         "goal": ["model"],
         "GPU": ["h10", ""],
         "hours": ["soon", "nan", "0.02"],
@@ -255,16 +301,18 @@ def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch
         return answers[question.partition(":")[0].split()[0]].pop(0)
 
     def choose(**given: Any) -> NoReturn:
-        raise LookupError(f"{given['family']} {given['goal']} {given['machine'].device.name} {given['hours']}")
+        raise LookupError(
+            f"{given['recipe'].presets[1]} {given['goal']} {given['machine'].device.name} {given['hours']}"
+        )
 
     monkeypatch.setattr(init, "_asks", lambda: True)
     monkeypatch.setattr("typer.prompt", prompt)
     monkeypatch.setattr(choosing, "choose", choose)
     done = CliRunner().invoke(build_app(), ["init"])
-    assert str(done.exception) == "gpt2 model cpu 0.02"
+    assert str(done.exception) == "gpt_ja model cpu 0.02"
     assert not any(answers.values()), "a wrong answer is asked for again"
     refused = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    expected = ("nothing.txt", 'did you mean "gpt2"', 'device "h10": not known', '"soon"', '"nan"')
+    expected = ("nothing.txt", 'did you mean "encoder"', 'device "h10": not known', '"soon"', '"nan"')
     assert len(refused) == len(expected) and all(part in line for part, line in zip(expected, refused, strict=True))
 
 
@@ -297,5 +345,5 @@ def test_the_gpu_is_asked_for_only_where_the_plan_is_open(
     monkeypatch.setattr("typer.prompt", prompt)
     monkeypatch.setattr(choosing, "find_machine", find_machine)
     files = [Path(each).name for each in corpus(tmp_path)]
-    done = CliRunner().invoke(build_app(), ["init", *files, "--family", "bert", *given])
+    done = CliRunner().invoke(build_app(), ["init", *files, "--like", "bert", *given])
     assert str(done.exception) == f"machine {'h100' if '--gpu' in given else None}" and questions == asked

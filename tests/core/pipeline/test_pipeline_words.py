@@ -77,7 +77,7 @@ def test_masks_are_words_from_raw_text_to_the_exported_model(tmp_path: Path, mon
 
     shutil.rmtree("model")
     monkeypatch.setattr("terakoya.conversion.elsewhere.PROGRAM", "raise SystemExit('no Transformers here')")
-    with pytest.raises(UserError, match="written, but .* no Transformers here"):
+    with pytest.raises(UserError, match=r"written, but .* no Transformers here"):
         list(run_pipeline(read_pipeline(Path("pipeline.json"))))
 
 

@@ -77,6 +77,22 @@ def test_a_warmup_that_does_not_end_is_told(
     assert said.count("the warm-up of") == (told is not None) and (told or "") in said
 
 
+@pytest.mark.parametrize(("schedule", "told"), [
+    ({"type": "constant"}, "ends at 100% of its peak: a trunk"),
+    ({"type": "cosine", "min_lr": 5e-4}, "ends at 50% of its peak: a trunk"),
+    ({"type": "cosine", "min_lr": 1e-4}, None), ({"type": "linear"}, None), ({"type": "plateau"}, None),
+])  # fmt: skip
+def test_a_learning_rate_that_stays_high_is_told(
+    schedule: dict[str, Any], told: str | None, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = toy.parameters(store, schedule=schedule, optimizer={"type": "adamw", "learning_rate": 1e-3}, max_steps=1)
+    if schedule["type"] == "plateau":
+        raw |= {"evaluation": {"steps": 1, "batches": 1}, "data": raw["data"] | {"validation": [str(store)]}}
+    train_in_this_process(Parameters.from_dict(raw, source="test"), tmp_path)
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert said.count("the learning rate ends") == (told is not None) and (told or "") in said
+
+
 @pytest.mark.slow
 def test_what_ended_a_run_is_its_error_also_where_a_plugin_fails_at_its_end(store: Path, tmp_path: Path) -> None:
     """The exit code says whether a launcher starts the run again."""
