@@ -375,8 +375,8 @@ def _check_schedules(plan: RunPlan, run: Run, run_log: RunLog) -> None:
             )
     if (share := plan.phases[-1].final_share(run.progress())) is not None and share > TRUNK:
         run_log.print(
-            f"schedule: the learning rate ends at {share:.0%} of its peak: a trunk, whose models get better in a decay, "
-            "which `terakoya fork` begins"
+            f"schedule: the learning rate ends at {share:.0%} of its peak: a trunk, whose models get better in a "
+            "decay, which `terakoya fork` begins"
         )
 
 

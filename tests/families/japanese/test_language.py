@@ -470,7 +470,7 @@ def test_init_writes_its_reasons_in_japanese(
     monkeypatch.setattr(choosing, "find_machine", lambda gpu, gpus, measure: Machine(find_device("cpu"), 1, "fp32"))
     text = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
     Path("corpus.txt").write_text("".join(f"{text}{number}\n" for number in range(300)), encoding="utf-8")
-    code, out, err = call(capsys, "init", "corpus.txt", "--family", "bert", "--goal", "try", "--hours", "1")
+    code, out, err = call(capsys, "init", "corpus.txt", "--like", "bert", "--goal", "try", "--hours", "1")
     assert code == 0 and err.endswith("次は: terakoya run pipeline.json\n")
     assert "pipeline.json: 書きました。数字ごとの理由も書いてあります" in out and "文字、日本語 (日本語の文字 " in out
     written = Path("pipeline.json").read_text(encoding="utf-8")
