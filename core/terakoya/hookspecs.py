@@ -51,7 +51,9 @@ class Command:
     """A verb of the command line; `from terakoya import Command`.
 
     Attributes:
-        function: its parameters are the arguments and options, as typer reads them, and its docstring is the help.
+        function: its parameters are the arguments and options, as typer reads them, and its docstring is the help. In
+            the place of a parameter that is a dataclass stand those fields of it that are `Annotated` with an option or
+            argument of typer; one that is not given has the field's default.
         example: a whole command line, shown at the end of the help.
         after: the verb behind which the list of verbs has this one; None: at the end.
         passes_options: whether options that the function does not declare are no error: it finds them in
@@ -109,7 +111,7 @@ def register_options() -> Mapping[str, Callable[..., None]]:  # type: ignore[emp
     """Called as `register_commands`, in every process that reads a command line. Returns functions by the name of a
     verb of the core or of another plugin. Such a function is called instead of the verb, and its keyword-only
     parameters are further options of it, as typer reads them: `function(verb, arguments, **options)`, where
-    `verb(**arguments)` runs the verb."""
+    `verb(**arguments)` runs the verb: `arguments["options"]` is the options object of a `verb(options)`."""
 
 
 @hookspec

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 if TYPE_CHECKING:
+    import typer
+
     from terakoya.conversion.elsewhere import Elsewhere
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class UploadOptions:
     """What is uploaded, and what its card says.
 
@@ -40,22 +42,59 @@ class UploadOptions:
         process: what loads the models elsewhere before they are pushed; None skips this.
     """
 
-    source: Path
-    name: str
-    prompt: str | None = None
-    public: bool = False
-    also: Sequence[Path] = ()
-    only: str | None = None
-    run: Path | None = None
-    evaluations: Sequence[Path] = ()
-    license: str | None = None
-    datasets: Sequence[str] = ()
-    dataset_license: str | None = None
-    languages: Sequence[str] | None = None
-    authors: Sequence[str] = ()
-    citation: Path | None = None
-    trust_remote_code: bool = False
-    dry_run: Path | None = None
+    source: Annotated[Path, typer.Argument(help="RUN, a checkpoint, or an exported folder.", metavar="DIR")]
+    name: Annotated[str, typer.Option(help="The repository.", metavar="ORGANISATION/NAME")]
+    prompt: Annotated[
+        str | None, typer.Option(help="Try the model with this text first; the card shows the text and the output.")
+    ] = None
+    public: Annotated[bool, typer.Option("--public/--private", help="Whether everybody may read a new repository.")] = (
+        False
+    )
+    also: Annotated[
+        Sequence[Path],
+        typer.Option(help="A file to push besides those of the model; may be repeated.", metavar="FILE"),
+    ] = ()
+    only: Annotated[
+        str | None, typer.Option(help="Upload only this one of several models: generator or discriminator.")
+    ] = None
+    run: Annotated[
+        Path | None, typer.Option(help="For an exported folder: the run that it comes from, for the card.")
+    ] = None
+    evaluations: Annotated[
+        Sequence[Path],
+        typer.Option(
+            "--evaluation",
+            help="A file of `terakoya evaluate --out`, for the card; may be repeated.",
+            metavar="FILE",
+        ),
+    ] = ()
+    license: Annotated[str | None, typer.Option(help="The licence for the card, such as apache-2.0.")] = None
+    datasets: Annotated[
+        Sequence[str],
+        typer.Option("--dataset", help="Where the text comes from: OWNER/NAME on the Hub, or words; may be repeated."),
+    ] = ()
+    dataset_license: Annotated[
+        str | None, typer.Option(help="The licence of the text for the card, such as cc-by-sa-4.0.")
+    ] = None
+    languages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--language",
+            help="A language for the card, such as en; may be repeated. Default: ja where the vocabulary has kana.",
+        ),
+    ] = None
+    authors: Annotated[
+        Sequence[str], typer.Option("--author", help="Who made the model, for the card's citation; may be repeated.")
+    ] = ()
+    citation: Annotated[
+        Path | None, typer.Option(help="A file with your own BibTeX entry for the card.", metavar="FILE")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
+    ] = False
+    dry_run: Annotated[
+        Path | None, typer.Option(help="Push nothing; write the files into this new folder.", metavar="FOLDER")
+    ] = None
     try_model: Callable[[Path, str], str] | None = None
     report: Callable[[str], None] = lambda text: None
     process: Elsewhere | None = None

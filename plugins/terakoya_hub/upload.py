@@ -54,7 +54,7 @@ def upload(source: Path, name: str, **options: Any) -> UploadResult:
             the model that is loaded back differs.
         TemporaryFailure: the run removed the checkpoint while it was read.
     """
-    return upload_model(UploadOptions(source, name, **options))
+    return upload_model(UploadOptions(source=source, name=name, **options))
 
 
 def upload_model(options: UploadOptions) -> UploadResult:

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 import terakoya
-from terakoya.commands.try_model import try_texts
+from terakoya.commands.try_model import TryOptions, try_texts
 from terakoya.corpus.corpus import Corpus
 from terakoya.doctor.diagnose import diagnose
 from terakoya.training.checkpoint.state import StoredTensors
@@ -197,8 +197,8 @@ ROADS: Mapping[str, Callable[[Path], object]] = {
         folder / "masked", tasks=[str(folder / "suite.yaml")], stores=[folder / "data"]
     ),
     "finetune": finetune,
-    "try masked": lambda folder: try_texts(folder / "masked", [TEXT]),
-    "try causal": lambda folder: try_texts(folder / "causal", ["kami ton"], max_new_tokens=2),
+    "try masked": lambda folder: try_texts(TryOptions(folder=folder / "masked", texts=[TEXT])),
+    "try causal": lambda folder: try_texts(TryOptions(folder=folder / "causal", texts=["kami ton"], max_new_tokens=2)),
     "doctor": lambda folder: diagnose(folder),
 }
 

@@ -22,60 +22,6 @@ if TYPE_CHECKING:
     from terakoya.estimation.phases import PhaseEstimate
 
 
-def command(
-    parameters: Annotated[
-        Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
-    ],
-    set_: ParametersSet = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of processes, one per device. Default: the fewest that the run can use."),
-    ] = None,
-    nodes: NodesOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", "--gpu", help="Device of each process: h100, a100-80gb, ... or cpu. Default: this machine's."
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of the vocabulary, if the stores do not exist yet.")
-    ] = None,
-    mfu: Annotated[
-        float | None, typer.Option(min=0.0001, max=1.0, help="Fraction of the device's bf16 peak to assume for hours.")
-    ] = None,
-    tflops: Annotated[
-        float | None, typer.Option(min=1e-6, help="Instead of --mfu: TFLOP/s of a device, as a run reports.")
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure/--no-measure",
-            help="Where this machine would train: take steps for at most 20 seconds, once, to know its speed.",
-        ),
-    ] = True,
-    run: Annotated[
-        Path | None, typer.Option(help="A run of these parameters on this machine, whose own speed is taken.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> None:
-    """Estimate what a run needs: parameters, FLOPs, memory of each rank, disk, hours.
-
-    Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of
-    steps on this machine, or of a card with that name. Otherwise they are a range.
-    """
-    # the first statement: locals() holds the arguments and nothing else
-    request = Request(**locals())
-
-    from terakoya.log import error_console
-
-    with error_console().status("measuring", spinner="dots"):
-        answer = estimate_run(request)
-    show(request, answer)
-    if not as_json:
-        suggest_next(request)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked of `terakoya estimate`: its arguments, and what a plugin's option assumes.
@@ -84,18 +30,57 @@ class Request:
         assumed_nodes: number of nodes of a `batch_size` of `{"*": ROWS}` where `nodes` is not given.
     """
 
-    parameters: Path
-    set_: Sequence[str] | None = None
-    processes: int | None = None
-    nodes: int | None = None
-    device: str | None = None
-    vocab_size: int | None = None
-    mfu: float | None = None
-    tflops: float | None = None
-    measure: bool = True
-    run: Path | None = None
-    as_json: bool = False
+    parameters: Annotated[
+        Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
+    ]
+    set_: ParametersSet = None
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of processes, one per device. Default: the fewest that the run can use."),
+    ] = None
+    nodes: NodesOption = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", "--gpu", help="Device of each process: h100, a100-80gb, ... or cpu. Default: this machine's."
+        ),
+    ] = None
+    vocab_size: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of the vocabulary, if the stores do not exist yet.")
+    ] = None
+    mfu: Annotated[
+        float | None, typer.Option(min=0.0001, max=1.0, help="Fraction of the device's bf16 peak to assume for hours.")
+    ] = None
+    tflops: Annotated[
+        float | None, typer.Option(min=1e-6, help="Instead of --mfu: TFLOP/s of a device, as a run reports.")
+    ] = None
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Where this machine would train: take steps for at most 20 seconds, once, to know its speed.",
+        ),
+    ] = True
+    run: Annotated[
+        Path | None, typer.Option(help="A run of these parameters on this machine, whose own speed is taken.")
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
     assumed_nodes: int | None = None
+
+
+def command(request: Request) -> None:
+    """Estimate what a run needs: parameters, FLOPs, memory of each rank, disk, hours.
+
+    Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of
+    steps on this machine, or of a card with that name. Otherwise they are a range.
+    """
+    from terakoya.log import error_console
+
+    with error_console().status("measuring", spinner="dots"):
+        answer = estimate_run(request)
+    show(request, answer)
+    if not request.as_json:
+        suggest_next(request)
 
 
 @dataclass(frozen=True)

@@ -5,69 +5,75 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
-from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError, nearest
+from terakoya.preparation.options import PrepareOptions
 
 Goal = Literal["try", "model"]
 T = TypeVar("T")
 
 
-def command(
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `init`, which says what it asks for."""
+
     corpus: Annotated[
-        list[str] | None,
+        Sequence[str],
         typer.Argument(
             metavar="CORPUS...",
             help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",
         ),
-    ] = None,
+    ] = ()
     family: Annotated[
         str | None,
         typer.Option(
             help="encoder (default), electra: models that understand text; decoder: writes text; t5: text to text. "
             "Each by the recipe that was measured best."
         ),
-    ] = None,
+    ] = None
     like: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
             help="By the recipe of a paper: bert, electra, roberta, deberta, modernbert, gpt2 or llama.",
         ),
-    ] = None,
+    ] = None
     goal: Annotated[
         Goal | None,
         typer.Option(help="try: the smallest model, ten minutes; model: the best that corpus and hours allow."),
-    ] = None,
+    ] = None
     gpu: Annotated[
         str | None, typer.Option(help="The GPU that trains: h100, a100-80gb, rtx-4090, ... Default: this machine's.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="How many GPUs. Default: this machine's, or 1.")] = None,
+    ] = None
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many GPUs. Default: this machine's, or 1.")] = None
     hours: Annotated[
         float | None, typer.Option(min=0.01, help="How long training may take. Default: 24, on a CPU 2.")
-    ] = None,
-    encoding: shared.EncodingOption = None,
-    max_rejects: shared.MaxRejectsOption = "0.01",
-    vocab_size: Annotated[int | None, typer.Option(min=100, help="Pieces of the tokenizer. Default: chosen.")] = None,
-    work: Annotated[Path, typer.Option(help="The folder for tokenizer, stores, run and model.")] = Path("work"),
-    out: Annotated[Path, typer.Option(help="The new pipeline file.")] = Path("pipeline.json"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    ] = None
+    encoding: Annotated[str | None, PrepareOptions] = None
+    max_rejects: Annotated[int | float, PrepareOptions] = 0.01
+    vocab_size: Annotated[int | None, typer.Option(min=100, help="Pieces of the tokenizer. Default: chosen.")] = None
+    work: Annotated[Path, typer.Option(help="The folder for tokenizer, stores, run and model.")] = Path("work")
+    out: Annotated[Path, typer.Option(help="The new pipeline file.")] = Path("pipeline.json")
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False
     measure: Annotated[
         bool,
         typer.Option(
             "--measure/--no-measure",
             help="Where this machine trains: take steps of each model in question for at most 20 seconds, once.",
         ),
-    ] = True,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is the default.")] = False,
-) -> None:
+    ] = True
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is the default.")] = False
+
+
+def command(options: Options) -> None:
     """Write a pipeline file for a corpus and a machine, with the reason for each number.
 
     Asks in a terminal for what is not given, unless --yes: corpus, family, goal and hours; for the GPU only where goal
@@ -81,11 +87,13 @@ def command(
     from terakoya.pipeline.new_pipeline import held_out_share, make_pipeline, render
     from terakoya.pipeline.settings import Pipeline, read_pipeline
 
-    if out.exists() and not force:
+    corpus, family, goal, gpu, hours = options.corpus, options.family, options.goal, options.gpu, options.hours
+    out = options.out
+    if out.exists() and not options.force:
         raise UserError(f"{out}: exists already; choose another name with --out, or overwrite it with --force")
     check_writable(out.parent)
-    asks = not yes and _asks()
-    how: Any = {"encoding": encoding, "max_rejects": shared.parse_max_rejects(max_rejects)}
+    asks = not options.yes and _asks()
+    how: Any = {"encoding": options.encoding, "max_rejects": options.max_rejects}
     if corpus:
         facts = look_at(corpus, **how)
     else:
@@ -98,24 +106,24 @@ def command(
             missing="CORPUS: expected files of text",
         )
     question = "family: encoder, electra (understand text), decoder (writes it), t5"
-    if family is None and like is None:
+    if family is None and options.like is None:
         family, recipe = _ask(question, "encoder", lambda text: (text, find_recipe(text, None)), asks)
     else:
-        recipe = find_recipe(family, like)
+        recipe = find_recipe(family, options.like)
     is_told = goal == "try" or (goal is not None and hours is not None)
     goal = goal or _choice(
         "goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model", asks
     )
-    find = partial(find_machine, measure=measure_here if measure else None)
+    find = partial(find_machine, measure=measure_here if options.measure else None)
     if gpu is None and not is_told and asks:
         question = "GPU that trains, such as h100; empty: this machine's"
-        gpu, machine = _ask(question, "", lambda text: (text or None, find(text or None, gpus)), asks)
+        gpu, machine = _ask(question, "", lambda text: (text or None, find(text or None, options.gpus)), asks)
     else:
-        machine = find(gpu, gpus)
+        machine = find(gpu, options.gpus)
     if hours is None:
         default = 24.0 if machine.device.gpu else 2.0
         hours = default if goal == "try" else _ask("hours of training", f"{default:g}", _number, asks)
-    vocabulary = vocab_size or choose_vocabulary(facts.characters)
+    vocabulary = options.vocab_size or choose_vocabulary(facts.characters)
     tokens = count_tokens(facts.characters, facts.language)
     held_out = round(tokens * held_out_share(facts.count))
     with error_console().status(translated("measuring and choosing"), spinner="dots"):
@@ -123,12 +131,14 @@ def command(
             tokens=tokens, vocabulary=vocabulary, recipe=recipe, goal=goal, machine=machine, hours=hours,
             held_out=held_out,
         )  # fmt: skip
-    pipeline, comments = make_pipeline(corpus, facts, choice, recipe=recipe, goal=goal, machine=machine, work=work)
+    pipeline, comments = make_pipeline(
+        corpus, facts, choice, recipe=recipe, goal=goal, machine=machine, work=options.work
+    )
     pipeline |= {name: value for name, value in how.items() if value != Pipeline.model_fields[name].default}
-    kind = ["--like", like] if like else ["--family", family or "encoder"]
+    kind = ["--like", options.like] if options.like else ["--family", family or "encoder"]
     again = ["terakoya", "init", *corpus, *kind, "--goal", goal, "--hours", f"{hours:g}"]
-    again += [*(["--encoding", encoding] if encoding else [])]
-    again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(gpus)] if gpus else [])]
+    again += [*(["--encoding", options.encoding] if options.encoding else [])]
+    again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(options.gpus)] if options.gpus else [])]
     heading = translated(f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}")
     comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))

@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from terakoya.preparation.options import parse_max_rejects
 
 if TYPE_CHECKING:
     from terakoya.config.meanings import Setting
     from terakoya.corpus.corpus import Reading
+
+READING = ("documents", "field", "encoding", "max_rejects")
+"""The options that say how a corpus is read, by which `PrepareOptions` calls them."""
 
 
 def plugin_options(plugins: Sequence[str] | None, without: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -85,37 +85,7 @@ NodesOption = Annotated[
     typer.Option("--nodes", min=1, help='The number of nodes, for a batch_size of {"*": ROWS}: the rows of each.'),
 ]
 
-ProcessesOption = Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)]
-DocumentsOption = Annotated[Literal["blank", "line"], typer.Option(help="What separates documents in txt files.")]
-FieldOption = Annotated[
-    str,
-    typer.Option(
-        "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
-    ),
-]
-EncodingOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="What files are whose encoding is not recognised, such as shift_jis; utf-8: recognise none.",
-        show_default=False,
-    ),
-]
-MaxRejectsOption = Annotated[str, typer.Option(help="Allowed rejected documents: a count, or a share.")]
 
-
-def reading(
-    documents: Literal["blank", "line"], field: str, encoding: str | None, max_rejects: str = "0.01"
-) -> Reading:
-    """Returns how a corpus is read, as the four options say. Raises UserError for what is no count and no share."""
-    return {
-        "documents": documents, "field": field, "encoding": encoding, "max_rejects": parse_max_rejects(max_rejects)
-    }  # fmt: skip
-
-
-CleanOption = Annotated[
-    Path | None, typer.Option(help="A list of cleaning steps, as JSON or YAML.", show_default=False)
-]
-CleanFolderOption = Annotated[
-    Path | None, typer.Option(help="Where --clean keeps its decisions. Default: OUT.clean.", show_default=False)
-]
+def reading(options: Any) -> Reading:
+    """Returns how a corpus is read, as those of the options say that an options object has."""
+    return {name: getattr(options, name) for name in READING if hasattr(options, name)}  # type: ignore[return-value]

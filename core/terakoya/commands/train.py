@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,60 +23,64 @@ if TYPE_CHECKING:
     from terakoya.training.dry_run import DrySteps
 
 
-def command(
-    context: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of `train`."""
+
     parameters: Annotated[
         Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
-    ],
+    ]
     out: Annotated[
         Path,
         typer.Option(
             help="The run's folder, or an address such as s3://bucket/run; training continues if it holds a checkpoint."
         ),
-    ],
-    set_: ParametersSet = None,
+    ]
+    set_: ParametersSet = None
     model_type: Annotated[
         str | None, typer.Option(help="An entry of retarfi/language-pretraining's parameter.json.")
-    ] = None,
-    data: Annotated[list[Path] | None, typer.Option(help="With --model-type: the store(s) to train on.")] = None,
-    validation: Annotated[list[Path] | None, typer.Option(help="With --model-type: held-out store(s).")] = None,
+    ] = None
+    data: Annotated[Sequence[Path], typer.Option(help="With --model-type: the store(s) to train on.")] = ()
+    validation: Annotated[Sequence[Path], typer.Option(help="With --model-type: held-out store(s).")] = ()
     whole_word_mask: Annotated[
         bool, typer.Option("--do_whole_word_mask", "--do-whole-word-mask", help="With --model-type: mask whole words.")
-    ] = False,
+    ] = False
     fp16_type: Annotated[
         int | None,
         typer.Option("--fp16_type", "--fp16-type", help="With --model-type: language-pretraining's --fp16_type."),
-    ] = None,
+    ] = None
     processes: Annotated[
         int | None,
         typer.Option(
             min=1, help="Processes on this machine; default: one a GPU. Under a launcher: the expected number."
         ),
-    ] = None,
-    nodes: NodesOption = None,
+    ] = None
+    nodes: NodesOption = None
     node_rank: Annotated[
         int | None, typer.Option(min=0, help="This node's rank; default GROUP_RANK, SLURM_NODEID, 0.")
-    ] = None,
+    ] = None
     allow_change: Annotated[
-        list[str] | None, typer.Option(help="On resume: a parameter that may differ from the checkpoint's.")
-    ] = None,
+        Sequence[str], typer.Option(help="On resume: a parameter that may differ from the checkpoint's.")
+    ] = ()
     start_over: Annotated[
         bool,
         typer.Option("--start-over", help="Allow step 0 in a folder whose checkpoints are all gone or damaged."),
-    ] = False,
+    ] = False
     work_folder: Annotated[
         Path | None,
         typer.Option(help="With an address in --out: the run's folder on this machine. Default: in the user's cache."),
-    ] = None,
+    ] = None
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check data, processes, batch size and disk, time a few steps, write nothing."),
-    ] = False,
-) -> None:
+    ] = False
+
+
+def command(context: typer.Context, options: TrainOptions) -> None:
     """Pre-train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint and exit; the same command resumes."""
     from terakoya.log import announce
 
-    announce(f"terakoya train: reads {parameters}, loads PyTorch and Transformers ...")
+    announce(f"terakoya train: reads {options.parameters}, loads PyTorch and Transformers ...")
     from terakoya.atomic_files import check_writable
     from terakoya.process_pool import end_with_launcher
     from terakoya.training.distributed import signals
@@ -89,24 +95,25 @@ def command(
         from terakoya.training.resuming.before_torch import check_start
         from terakoya.training.stores import check_places
 
-        folder, address = resolve_out(out, work_folder)
-        if not dry_run:
+        folder, address = resolve_out(options.out, options.work_folder)
+        if not options.dry_run:
             check_writable(folder)
-        launched = LaunchInfo.from_environment(node_rank=node_rank)
+        launched = LaunchInfo.from_environment(node_rank=options.node_rank)
         with naming_missing(folder):
             loaded = read_parameters(
-                parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
-                whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1, nodes=nodes,
+                options.parameters, overrides=options.set_ or (), model_type=options.model_type, data=options.data,
+                validation=options.validation, whole_word_mask=options.whole_word_mask, fp16_type=options.fp16_type,
+                processes=options.processes or 1, nodes=options.nodes,
             )  # fmt: skip
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
                 if address is None:
-                    check_start(folder, loaded, frozenset(allow_change or ()))
+                    check_start(folder, loaded, frozenset(options.allow_change))
                 check_places(loaded)
         if launched.launcher is None:
-            count = processes or _visible_gpus()
+            count = options.processes or _visible_gpus()
             if count > 1:
                 raise typer.Exit(_start_processes(count, stop))
-        if dry_run:
+        if options.dry_run:
             with imports():
                 from terakoya.estimation.model_errors import explain_model_errors
                 from terakoya.training.dry_run import dry_run as check
@@ -115,8 +122,8 @@ def command(
                 loaded,
                 folder,
                 address=address,
-                node_rank=node_rank,
-                expected_processes=processes,
+                node_rank=options.node_rank,
+                expected_processes=options.processes,
                 advice=explain_model_errors,
             )
             if launched.rank == 0:
@@ -124,8 +131,9 @@ def command(
                 next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))
             return
         result = train(
-            loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or (),
-            start_over=start_over, work_folder=work_folder, stop=stop,
+            loaded, options.out, processes=options.processes, node_rank=options.node_rank,
+            allow_change=options.allow_change, start_over=options.start_over, work_folder=options.work_folder,
+            stop=stop,
         )  # fmt: skip
         if launched.rank == 0 and not result.stopped_by:
             next_command.after_training(folder, address)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,27 +25,32 @@ TASK_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestio
 """Endings of the classes that `terakoya finetune` writes."""
 
 
-def command(
-    folder: Annotated[Path, typer.Argument(help="An exported model, a run or a checkpoint.", metavar="DIR")],
+@dataclass(frozen=True, kw_only=True)
+class TryOptions:
+    """The options of `try`."""
+
+    folder: Annotated[Path, typer.Argument(help="An exported model, a run or a checkpoint.", metavar="DIR")]
     texts: Annotated[
-        list[str] | None, typer.Argument(help='For example "東京は日本の[MASK]です。"', metavar="TEXT...")
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of words to show for each mask.")] = 5,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens to generate.")] = 64,
+        Sequence[str], typer.Argument(help='For example "東京は日本の[MASK]です。"', metavar="TEXT...")
+    ] = ()
+    top: Annotated[int, typer.Option(min=1, help="Number of words to show for each mask.")] = 5
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens to generate.")] = 64
     temperature: Annotated[
         float, typer.Option(min=0, help="Sampling temperature; lower is less random, 0 is greedy decoding.")
-    ] = 0.8,
+    ] = 0.8
     top_p: Annotated[
         float, typer.Option(min=0, max=1, help="Sample among the most probable tokens that together have this share.")
-    ] = 0.95,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample among this many most probable tokens; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Start an interactive chat.")] = False,
-    device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None,
+    ] = 0.95
+    top_k: Annotated[int, typer.Option(min=0, help="Sample among this many most probable tokens; 0: all.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0
+    chat: Annotated[bool, typer.Option("--chat", help="Start an interactive chat.")] = False
+    device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+def command(options: TryOptions) -> None:
     """Try a model on a text.
 
     A masked model fills in each [MASK]. A discriminator marks the tokens that it considers replaced. A causal model
@@ -52,15 +58,12 @@ def command(
     """
     from terakoya.runs.finding import names_checkpoint
 
-    try_texts(
-        folder, texts or (), top=top, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k,
-        seed=seed, chat=chat, device=device, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    if names_checkpoint(folder):
-        next_command.show(*next_command.export_words(folder))
-    elif not chat:
-        prompt = ("--prompt", texts[0]) if texts else ()
-        next_command.show(*next_command.upload_words(folder, *prompt))
+    try_texts(options)
+    if names_checkpoint(options.folder):
+        next_command.show(*next_command.export_words(options.folder))
+    elif not options.chat:
+        prompt = ("--prompt", options.texts[0]) if options.texts else ()
+        next_command.show(*next_command.upload_words(options.folder, *prompt))
 
 
 def _refuse_task_head(model: Path) -> None:
@@ -73,20 +76,7 @@ def _refuse_task_head(model: Path) -> None:
             )
 
 
-def try_texts(
-    folder: Path,
-    texts: Sequence[str],
-    *,
-    top: int = 5,
-    max_new_tokens: int = 64,
-    temperature: float = 0.8,
-    top_p: float = 0.95,
-    top_k: int = 0,
-    seed: int = 0,
-    chat: bool = False,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-) -> None:
+def try_texts(options: TryOptions) -> None:
     """Prints what the model in `folder` makes of `texts`. Raises UserError as `terakoya try` reports it."""
     from rich.text import Text
 
@@ -94,38 +84,38 @@ def try_texts(
     from terakoya.inference.loading import find_model, find_models
     from terakoya.log import new_console
 
-    console = new_console()
-    for text in texts or ():
+    console, texts = new_console(), options.texts
+    for text in texts:
         valid = text.encode("utf-8", "replace").decode("utf-8")
         if valid != text:
             raise UserError(f'the text that ends in "{valid[-20:]}": expected UTF-8; a character is cut in two')
-    folder = find_models(folder)
+    folder = find_models(options.folder)
     model, is_discriminator = find_model(folder, texts[0] if texts else "")
     if not is_discriminator:
         _refuse_task_head(model)
     if is_causal(model):
-        sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
-        generator = TextGenerator(model, device=device, trust_remote_code=trust_remote_code)
+        sampling = Sampling(
+            options.max_new_tokens, options.temperature, options.top_p, options.top_k, options.seed
+        )  # fmt: skip
+        generator = TextGenerator(model, device=options.device, trust_remote_code=options.trust_remote_code)
         continuations = generator.generate(texts, sampling) if texts else ()
-        for text, continuation in zip(texts or (), continuations, strict=True):
+        for text, continuation in zip(texts, continuations, strict=True):
             console.print(Text(text, style="bold") + Text(continuation), soft_wrap=True)
-        if chat:
+        if options.chat:
             _chat(generator, sampling, console)
         elif not texts:
             raise UserError("expected a text to continue, or --chat")
         return
-    if chat or not texts:
-        not_causal = ", and no --chat: the model is not a causal language model" if chat else ""
+    if options.chat or not texts:
+        not_causal = ", and no --chat: the model is not a causal language model" if options.chat else ""
         raise UserError(f"{model}: expected a text{not_causal}")
     for text in texts:
         if len(texts) > 1:
             console.print(Text(text, style="bold"), soft_wrap=True)
-        _predict(folder, text, top, max_new_tokens, console, device=device, trust=trust_remote_code)
+        _predict(folder, text, options, console)
 
 
-def _predict(
-    folder: Path, text: str, top: int, max_new_tokens: int, console: Console, *, device: str | None, trust: bool
-) -> None:
+def _predict(folder: Path, text: str, options: TryOptions, console: Console) -> None:
     """Prints the predictions for `text` of a model that is not causal."""
     from rich.text import Text
 
@@ -133,14 +123,15 @@ def _predict(
     from terakoya.inference.predictions import fill_mask, find_replaced, generate
 
     model, is_discriminator = find_model(folder, text)
+    how: Any = {"device": options.device, "trust_remote_code": options.trust_remote_code}
     if is_discriminator:
-        print_tokens(find_replaced(folder, text, device=device, trust_remote_code=trust), console)
+        print_tokens(find_replaced(folder, text, **how), console)
         return
     if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
-        output = generate(folder, text, max_new_tokens=max_new_tokens, device=device, trust_remote_code=trust)
+        output = generate(folder, text, max_new_tokens=options.max_new_tokens, **how)
         console.print(Text(output))
         return
-    filled = fill_mask(folder, text, top=top, device=device, trust_remote_code=trust)
+    filled = fill_mask(folder, text, top=options.top, **how)
     for number, predictions in enumerate(filled, 1):
         console.print(f"[MASK] {number}", markup=False)
         for prediction in predictions:

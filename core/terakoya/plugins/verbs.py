@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ from terakoya.plugins.discovery import (
     might_have,
 )
 from terakoya.plugins.families import missing_family
+from terakoya.plugins.verb_options import as_typer_reads
 
 LANGUAGE_VARIABLE = "TERAKOYA_LANG"
 
@@ -52,11 +51,12 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
     """
     finder = Finder(without, submodules=False)
     commands, origins = dict(own), dict.fromkeys(own, "terakoya")
-    options: list[tuple[str, str, Callable[..., None]]] = []
+    options: dict[str, list[tuple[Callable[..., None], str]]] = {}
     kinds = {"register_commands": Command | Group, "register_options": Callable}
     for plugin, hook, found in _results(kinds, finder, plugins):
         if hook == "register_options":
-            options += [(plugin.name, name, function) for name, function in found.items()]
+            for name, function in found.items():
+                options.setdefault(name, []).append((function, plugin.name))
             continue
         for name, command in found.items():
             if name in commands:
@@ -65,12 +65,13 @@ def find_verbs(own: Mapping[str, Command | Group], plugins: Sequence[str] = (), 
                     f"exclude one with --without {plugin.name}"
                 )
             commands[name], origins[name] = command, plugin.name
-    for plugin_name, name, function in options:
-        command = commands.get(name)
+    for name, added in options.items():
+        if not isinstance(commands.get(name), Command) and not missing_family("verbs", name):
+            raise UserError(f'options of {added[0][1]}: there is no command "{name}"{nearest(name, commands)}')
+    for name, command in commands.items():
         if isinstance(command, Command):
-            commands[name] = _with_options(command, function, f"options of {plugin_name} for {name}")
-        elif not missing_family("verbs", name):
-            raise UserError(f'options of {plugin_name}: there is no command "{name}"{nearest(name, commands)}')
+            added = [(function, f"options of {plugin} for {name}") for function, plugin in options.get(name, ())]
+            commands[name] = replace(command, function=as_typer_reads(command.function, added))
     for name in commands:
         group = name.rpartition(" ")[0]
         if group and not isinstance(commands.get(group), Group):
@@ -121,27 +122,6 @@ def _results(
                 finder.broken.append(Broken(plugin.name, plugin.source, failed.message))
                 continue
             yield plugin, hook, found
-
-
-def _with_options(command: Command, function: Callable[..., None], where: str) -> Command:
-    """Returns `command` with the options that `function` adds to it, as `hookspecs.register_options` says. Raises
-    UserError for an option that the command has already."""
-    own = inspect.signature(command.function, eval_str=True)
-    added = [
-        each
-        for each in inspect.signature(function, eval_str=True).parameters.values()
-        if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    if taken := [each.name for each in added if each.name in own.parameters]:
-        raise UserError(f"{where}: {', '.join(taken)}: it has them already")
-
-    @functools.wraps(command.function)
-    def run(**given: Any) -> None:
-        options = {each.name: given.pop(each.name) for each in added}
-        function(command.function, given, **options)
-
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
-    return replace(command, function=run)
 
 
 def _in_order(commands: Mapping[str, Command | Group]) -> dict[str, Command | Group]:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
 
 if TYPE_CHECKING:
+    import typer
+
     from terakoya.corpus.cleaning_steps import StepsOrFile
     from terakoya.corpus.files import RemoteFile
 
@@ -54,27 +56,87 @@ class PrepareOptions:
             file; None is the tokenizer's own template if it has one, else `alpaca`.
     """
 
-    sources: Sequence[Path | str | RemoteFile]
-    tokenizer: Path
-    out: Path
-    type: str | None = None
-    processes: int | None = None
-    documents: Documents = "blank"
-    field: str = "text"
-    encoding: str | None = None
-    unit: Unit = "document"
-    append_eos: bool = False
-    max_rejects: int | float = 0.01
-    special_tokens_in_text: Specials | None = None
-    max_document_bytes: int = 100_000_000
-    clean: StepsOrFile | None = None
-    clean_folder: Path | None = None
-    held_out: bool = False
-    shard: str | None = None
-    force: bool = False
-    conversations: bool = False
-    template: str | None = None
-    words: WordsSetting | None = None
+    sources: Annotated[
+        Sequence[Path | str | RemoteFile],
+        typer.Argument(
+            metavar="CORPUS...",
+            help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",
+            parser=str,
+        ),
+    ]
+    tokenizer: Annotated[Path, typer.Option(help="The tokenizer's folder.")]
+    out: Annotated[Path, typer.Option(help="The new store's folder.")]
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None
+    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank"
+    field: Annotated[
+        str,
+        typer.Option(
+            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
+        ),
+    ] = "text"
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What files are whose encoding is not recognised, such as shift_jis; utf-8: recognise none.",
+            show_default=False,
+        ),
+    ] = None
+    unit: Annotated[Unit, typer.Option(help="What one sequence is; the layouts lines and pairs need line.")] = (
+        "document"
+    )
+    append_eos: Annotated[bool, typer.Option("--append-eos", help="Store EOS after each document.")] = False
+    max_rejects: Annotated[
+        int | float,
+        typer.Option(
+            metavar="<str>", help="Allowed rejected documents: a count, or a share.", parser=parse_max_rejects
+        ),
+    ] = 0.01
+    type: Annotated[str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)] = (
+        None
+    )
+    special_tokens_in_text: Annotated[
+        Specials | None,
+        typer.Option(help="What happens to [MASK] and the like in the text. Default: parse.", show_default=False),
+    ] = None
+    max_document_bytes: Annotated[int, typer.Option(min=1, help="Reject larger documents.")] = 100_000_000
+    clean: Annotated[
+        StepsOrFile | None,
+        typer.Option(
+            metavar="<path>", help="A list of cleaning steps, as JSON or YAML.", show_default=False, parser=Path
+        ),
+    ] = None
+    clean_folder: Annotated[
+        Path | None, typer.Option(help="Where --clean keeps its decisions. Default: OUT.clean.", show_default=False)
+    ] = None
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Encode the documents that the step hold_out sets aside, not the others.")
+    ] = False
+    shard: Annotated[
+        str | None, typer.Option(help="Encode one shard, such as 3/16; see `terakoya store merge`.", show_default=False)
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Remove another store that OUT holds.")] = False
+    conversations: Annotated[
+        bool, typer.Option("--conversations", help="The files hold conversations, for the objective instruction.")
+    ] = False
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="chat|alpaca|alpaca_en|FILE",
+            help="How conversations are written. Default: the tokenizer's own (chat) if it has one, else alpaca.",
+            show_default=False,
+        ),
+    ] = None
+    words: Annotated[
+        WordsSetting | None,
+        typer.Option(
+            metavar="NAME|JSON",
+            help="Whose words to store, for whole-word masking: mecab, spaces, or a plugin's. Default: the tokenizer's "
+            "own, if it knows words.",
+            show_default=False,
+            parser=parse_words,
+        ),
+    ] = None
 
     @property
     def process_count(self) -> int:

@@ -40,9 +40,10 @@ def prepare(
 ) -> None:
     """Makes the store with datatrove where `--engine` says so."""
     if engine == "datatrove":
-        from terakoya.commands.prepare import options_of, show
+        from terakoya.commands.prepare import announce, show
 
-        options = options_of(arguments)
+        options = arguments["options"]
+        announce(options)
         facts = _run_datatrove(options, executor or "local", executor_settings, set or ())
         if facts is not None:
             show(options, facts)

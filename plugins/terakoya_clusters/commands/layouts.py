@@ -30,13 +30,13 @@ def estimate(
     if gpus is None:
         verb(**arguments)
         return
-    from terakoya.commands.estimate import Request, estimate_run, show, suggest_next
+    from terakoya.commands.estimate import estimate_run, show, suggest_next
     from terakoya.estimation.estimate import with_speed
     from terakoya.estimation.speed import Speed
     from terakoya.log import error_console
     from terakoya_clusters.layouts.find_layouts import find_layouts
 
-    request = Request(**arguments)
+    request = arguments["request"]
     if request.processes is not None:
         raise UserError(f"--gpus {gpus}: includes --processes {request.processes}; give one of them")
     with error_console().status("measuring", spinner="dots"):

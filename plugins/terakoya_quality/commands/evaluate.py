@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
+from terakoya.commands.shared_options import reading
+from terakoya.preparation.options import Documents, PrepareOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,35 +26,38 @@ IN_JSON = ("bits_per_byte", "masked_bits_per_byte", "bytes")
 """What a table of 80 columns has no space for."""
 
 
-def command(
-    source: Annotated[Path, typer.Argument(help="A Transformers folder, a checkpoint or a run.", metavar="DIR")],
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `evaluate`."""
+
+    source: Annotated[Path, typer.Argument(help="A Transformers folder, a checkpoint or a run.", metavar="DIR")]
     data: Annotated[
-        list[Path] | None,
+        Sequence[Path],
         typer.Option(
             metavar="STORE",
             help="A token store; may be repeated. Default for a run: its validation stores. For suites: the folder of "
             "their files.",
         ),
-    ] = None,
+    ] = ()
     corpus: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Raw text (jsonl, txt, parquet ...); may be repeated.")
-    ] = None,
-    field: shared.FieldOption = "text",
-    documents: shared.DocumentsOption = "blank",
-    encoding: shared.EncodingOption = None,
+        Sequence[str], typer.Option(metavar="FILE", help="Raw text (jsonl, txt, parquet ...); may be repeated.")
+    ] = ()
+    field: Annotated[str, PrepareOptions] = "text"
+    documents: Annotated[Documents, PrepareOptions] = "blank"
+    encoding: Annotated[str | None, PrepareOptions] = None
     measure: Annotated[
         Literal["auto", "objective", "perplexity", "pseudo-perplexity"],
         typer.Option(
             help="What to measure; auto: the measure that fits the model, and the objective for a run on stores."
         ),
-    ] = "auto",
+    ] = "auto"
     limit: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Largest number of documents, lines or rows of each data set; pseudo-perplexity: by default 100.",
         ),
-    ] = None,
+    ] = None
     length: Annotated[
         int | None,
         typer.Option(
@@ -61,24 +65,22 @@ def command(
             help="Tokens that the model sees at once; default: a run's longest rows, else the model's limit, at most "
             "2048; for suites, theirs.",
         ),
-    ] = None,
+    ] = None
     stride: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens from one window over a long document to the next; default: half of --length."),
-    ] = None,
+    ] = None
     start_token: Annotated[
         bool,
         typer.Option(
             help="Begin documents with BOS (or EOS if there is no BOS), so that the first token is scored too."
         ),
-    ] = True,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Positions computed at once; fewer need less memory.")
-    ] = 4096,
+    ] = True
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Positions computed at once; fewer need less memory.")] = 4096
     precision: Annotated[
         Literal["fp32", "bf16"] | None, typer.Option(help="Default: fp32; for the objective, the run's own.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None,
+    ] = None
+    device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -87,23 +89,25 @@ def command(
             "fine-tuned; jmteb, jmteb_lite or one of their tasks (jmteb:JSTS), for which it is not; or tasks of "
             "lm-eval, if it is installed.",
         ),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="For suites: the number of seeds. Default: the suite's.")
-    ] = None,
+    ] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="For suites: the number of seeds. Default: the suite's.")] = (
+        None
+    )
     learning_rate: Annotated[
-        list[float] | None, typer.Option(help="For suites: a learning rate to try; may be repeated.")
-    ] = None,
-    epochs: Annotated[list[int] | None, typer.Option(help="For suites: epochs to try; may be repeated.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="For suites: examples of a step.")] = None,
+        Sequence[float], typer.Option(help="For suites: a learning rate to try; may be repeated.")
+    ] = ()
+    epochs: Annotated[Sequence[int], typer.Option(help="For suites: epochs to try; may be repeated.")] = ()
+    batch_size: Annotated[int | None, typer.Option(min=1, help="For suites: examples of a step.")] = None
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
     out: Annotated[
         Path | None, typer.Option(help="Also write the JSON to this file, which `upload --evaluation` takes.")
-    ] = None,
-) -> None:
+    ] = None
+
+
+def command(options: Options) -> None:
     """Measure a model.
 
     Causal models: loss and perplexity of documents; long documents are read in overlapping windows. Masked models:
@@ -119,33 +123,39 @@ def command(
     from terakoya_quality.evaluation.evaluate import evaluate_model
     from terakoya_quality.evaluation.options import EvaluateOptions
 
+    out = options.out
     if out is not None:
         if out.is_dir():
             raise UserError(f"--out {out}: expected a file, got a folder; give --out {out / 'evaluation.json'}")
         check_writable(out.parent)
-    corpora = {file: Corpus(find_files([file]), **shared.reading(documents, field, encoding)) for file in corpus or ()}
-    given = {"seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size}
-    options = EvaluateOptions(
-        source=source, stores=data or (), corpora=corpora, measure=measure, limit=limit, length=length, stride=stride,
-        start_token=start_token, batch_tokens=batch_tokens, precision=precision, device=device,
-        tasks=[task.strip() for task in (tasks or "").split(",") if task.strip()], trust_remote_code=trust_remote_code,
-        tuning={name: value for name, value in given.items() if value is not None}, watch=TuningProgress,
+    tuning = {
+        "seeds": options.seeds, "learning_rates": list(options.learning_rate), "epochs": list(options.epochs),
+        "batch_size": options.batch_size,
+    }  # fmt: skip
+    measured = EvaluateOptions(
+        source=options.source, stores=options.data, measure=options.measure, limit=options.limit,
+        corpora={file: Corpus(find_files([file]), **reading(options)) for file in options.corpus},
+        length=options.length, stride=options.stride, start_token=options.start_token,
+        batch_tokens=options.batch_tokens, precision=options.precision, device=options.device,
+        tasks=[task.strip() for task in (options.tasks or "").split(",") if task.strip()],
+        trust_remote_code=options.trust_remote_code, watch=TuningProgress,
+        tuning={name: value for name, value in tuning.items() if value},
     )  # fmt: skip
-    with error_console().status(translated("evaluating"), spinner="dots") if tasks is None else nullcontext():
-        evaluation = evaluate_model(options)
+    with error_console().status(translated("evaluating"), spinner="dots") if options.tasks is None else nullcontext():
+        evaluation = evaluate_model(measured)
     text = json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False)
     if out is not None:
         write_text(out, f"{text}\n")
-    if as_json:
+    if options.as_json:
         typer.echo(text)
         return
     _show(evaluation)
-    if kind_of(source) == "Transformers model":
-        is_kept = bool(evaluation.finetuned) and _are_kept(source, json.loads(text)["finetuned"])
+    if kind_of(options.source) == "Transformers model":
+        is_kept = bool(evaluation.finetuned) and _are_kept(options.source, json.loads(text)["finetuned"])
         carried = () if out is None or is_kept else ("--evaluation", out)
-        next_command.show(*next_command.upload_words(source, *carried))
+        next_command.show(*next_command.upload_words(options.source, *carried))
     else:
-        next_command.show(*next_command.export_words(source))
+        next_command.show(*next_command.export_words(options.source))
 
 
 def _show(evaluation: Evaluation) -> None:

@@ -219,3 +219,60 @@ def test_wrong_options_are_an_error_that_names_the_plugin(
     polite.write_text(POLITE.replace(old, new), encoding="utf-8")
     with pytest.raises(UserError, match=message):
         find_verbs(register_commands(), [greet, str(polite)])
+
+
+CHOIR = """
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from terakoya import Command, hookimpl
+from terakoya.preparation.options import PrepareOptions
+
+if TYPE_CHECKING:
+    import typer
+    from nowhere import Key
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    songs: Annotated[Sequence[str], typer.Argument(help="What is sung.")]
+    voices: Annotated[Sequence[int], typer.Option("--voice", min=1, help="Singers of a voice.")] = (2, 3)
+    key: Annotated[Key | tuple[str, str], typer.Option(help="The key.", parser=lambda text: tuple(text.split()))] = "F"
+    encoding: Annotated[str | None, PrepareOptions] = None
+    report: Callable[[str], None] = print
+
+def sing(options: Options) -> None:
+    'Sing songs.'
+    options.report(f"{options.songs} {options.voices} {options.key} {options.encoding}")
+
+def twice(verb, arguments, *, again: bool = False):
+    for _ in range(2 if again else 1):
+        verb(**arguments)
+    print(arguments["options"].voices)
+
+@hookimpl
+def register_commands():
+    return {"sing": Command(sing, "terakoya sing Sakura")}
+
+@hookimpl
+def register_options():
+    return {"sing": twice}
+"""
+
+
+def test_the_fields_of_an_options_object_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choir = tmp_path / "choir.py"
+    choir.write_text(CHOIR, encoding="utf-8")
+    verb = ["--plugin", str(choir), "sing"]
+    assert call(capsys, *verb, "Sakura")[1] == "['Sakura'] (2, 3) ('F',) None\n(2, 3)\n"
+    given = ["Sakura", "Kojo", "--voice", "4", "--voice", "5", "--key", "g major", "--encoding", "shift_jis", "--again"]
+    line = "['Sakura', 'Kojo'] [4, 5] ('g', 'major') shift_jis\n"
+    assert call(capsys, *verb, *given)[1] == f"{line}{line}[4, 5]\n"
+    help = call(capsys, *verb, "-h")[1]
+    places = [
+        help.index(each) for each in ("SONGS...", "--voice", "The key.  [default: F]", "--encoding NAME", "--again")
+    ]
+    assert places == sorted(places) and "report" not in help
+    assert "greater than or equal to 1" in call(capsys, *verb, "Sakura", "--voice", "0")[2]

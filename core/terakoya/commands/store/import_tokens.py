@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,41 +25,43 @@ def parse_eos(text: str) -> int | Literal["find"] | None:
     raise UserError(f'--eos: expected an id, "find" or "none", got "{text}"')
 
 
-def command(
-    prefix: Annotated[Path, typer.Argument(help="The files are PREFIX.bin and PREFIX.idx.", metavar="PREFIX")],
-    tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer that made the ids.")],
-    out: Annotated[Path, typer.Option(help="The new store's folder.")],
-    type: Annotated[
-        str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)
-    ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Repair an index that omits the ends of documents.")] = False,
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `store import`: those of `make_store_from_megatron`."""
+
+    prefix: Annotated[Path, typer.Argument(help="The files are PREFIX.bin and PREFIX.idx.", metavar="PREFIX")]
+    tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer that made the ids.")]
+    out: Annotated[Path, typer.Option(help="The new store's folder.")]
+    type: Annotated[str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)] = (
+        None
+    )
+    repair: Annotated[bool, typer.Option("--repair", help="Repair an index that omits the ends of documents.")] = False
     unit: Annotated[
         Unit | None,
         typer.Option(help="What one sequence becomes. Default: line if documents are split.", show_default=False),
-    ] = None,
-    eos: Annotated[str, typer.Option(metavar="ID|find|none", help="The id that ends every document.")] = "find",
-    word_starts: Annotated[bool, typer.Option(help="Rebuild word starts if the tokenizer's pieces mark them.")] = True,
-) -> None:
+    ] = None
+    eos: Annotated[
+        int | Literal["find"] | None,
+        typer.Option(metavar="ID|find|none", help="The id that ends every document.", parser=parse_eos),
+    ] = "find"
+    word_starts: Annotated[bool, typer.Option(help="Rebuild word starts if the tokenizer's pieces mark them.")] = True
+
+
+def command(options: Options) -> None:
     """Make a store from token files of Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
     from terakoya.log import console, plural
     from terakoya.preparation.import_tokens import make_store_from_megatron
 
     facts = make_store_from_megatron(
-        prefix,
-        tokenizer=tokenizer,
-        out=out,
-        type=type,
-        repair=repair,
-        unit=unit,
-        eos=parse_eos(eos),
-        word_starts=word_starts,
-    )
+        options.prefix, tokenizer=options.tokenizer, out=options.out, type=options.type, repair=options.repair,
+        unit=options.unit, eos=options.eos, word_starts=options.word_starts,
+    )  # fmt: skip
     console().print(
-        f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
+        f"{options.out}: {facts.documents:,} document{plural(facts.documents)}, "
         f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens; "
         f"end of document {'not stored' if facts.eos is None else facts.eos}, word starts "
         f"{'rebuilt from the pieces' if facts.word_starts else 'not known'}",
         soft_wrap=True,
         markup=False,
     )
-    next_command.after_store(out, facts)
+    next_command.after_store(options.out, facts)

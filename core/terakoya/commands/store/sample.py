@@ -4,6 +4,7 @@ labels of causal models."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,45 +34,65 @@ _BEGIN = "‖"
 """Mark before the first token of a document in causal rows."""
 
 
-def sample(
-    store: TokenStore,
-    *,
-    rows: int = 3,
-    start: int = 0,
-    tokens: int = 200,
-    masks: bool = False,
-    causal: bool = False,
-    settings: Mapping[str, Any] | None = None,
-    sequence_length: int = 128,
-    seed: int = 42,
-) -> list[list[SampledToken]]:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `store sample`."""
+
+    store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 3
+    start: Annotated[int, typer.Option(min=0, help="First sequence to show.")] = 0
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to show of each sequence.")] = 200
+    masks: Annotated[bool, typer.Option("--masks", help="Show the first training rows, and what masked_lm masks.")] = (
+        False
+    )
+    causal: Annotated[
+        bool,
+        typer.Option("--causal", help="Show the first training rows, and what causal_lm (or instruction) predicts."),
+    ] = False
+    set_: Annotated[
+        Sequence[str],
+        typer.Option(
+            "--set",
+            help="With --masks and --causal: a setting of the objective, such as layout=stream.",
+            metavar="KEY=VALUE",
+        ),
+    ] = ()
+    sequence_length: Annotated[int, typer.Option(min=8, help="With --masks and --causal: tokens per row.")] = 128
+    seed: Annotated[int, typer.Option(min=0, help="With --masks and --causal: the run's seed.")] = 42
+
+
+def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
     """Returns rows of `store`, decoded with the store's own tokenizer.
 
     Without `masks` and `causal` these are `rows` sequences from `start` on, cut after `tokens` tokens. With `masks`
     they are the first rows of `sequence_length` tokens of the running text, masked as in the first epoch of a run with
     `seed`: whole words if the store has word starts. With `causal` they are the first rows that `causal_lm` learns
-    from, or `instruction` for a store of conversations. `settings` are the objective's.
+    from, or `instruction` for a store of conversations.
 
     Raises UserError for a damaged store, for one without a tokenizer, and for settings that the objective does not
     have.
     """
+    from terakoya.commands.component_settings import gather
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
     from terakoya.tokenization.recognise import load_decoder
 
-    if masks and causal:
+    if options.masks and options.causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")
-    if settings and not (masks or causal):
+    settings = gather({}, options.set_, {})
+    if settings and not (options.masks or options.causal):
         raise UserError("--set: these are settings of the objective: give --masks or --causal too")
     tokenizer = load_decoder(store.tokenizer_folder)
-    if causal:
-        objective = _objective(_ANSWERS if store.facts.answers else _CAUSAL, settings or {})
-        return sample_causal(store, tokenizer, objective, rows=rows, sequence_length=sequence_length, seed=seed)
-    if masks:
-        defaults = {"layout": "stream", "whole_word_mask": store.facts.word_starts}
-        objective = _objective(_MASKED, {**defaults, **(settings or {})})
-        return sample_masked(store, tokenizer, objective, rows=rows, sequence_length=sequence_length, seed=seed)
-    return sample_rows(store, tokenizer, rows=rows, start=start, most_tokens=tokens)
+    if not (options.masks or options.causal):
+        return sample_rows(store, tokenizer, rows=options.rows, start=options.start, most_tokens=options.tokens)
+    if options.masks:
+        settings = {"layout": "stream", "whole_word_mask": store.facts.word_starts, **settings}
+    name = _MASKED if options.masks else _ANSWERS if store.facts.answers else _CAUSAL
+    first_rows = sample_masked if options.masks else sample_causal
+    return first_rows(
+        store, tokenizer, _objective(name, settings), rows=options.rows, sequence_length=options.sequence_length,
+        seed=options.seed,
+    )  # fmt: skip
 
 
 def _objective(name: str, settings: Mapping[str, Any]) -> Objective:
@@ -138,29 +159,7 @@ def _escape_line_ends(text: str) -> str:
     return text.replace("\n", "\\n")
 
 
-def command(
-    store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")],
-    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 3,
-    start: Annotated[int, typer.Option(min=0, help="First sequence to show.")] = 0,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to show of each sequence.")] = 200,
-    masks: Annotated[
-        bool, typer.Option("--masks", help="Show the first training rows, and what masked_lm masks.")
-    ] = False,
-    causal: Annotated[
-        bool,
-        typer.Option("--causal", help="Show the first training rows, and what causal_lm (or instruction) predicts."),
-    ] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="With --masks and --causal: a setting of the objective, such as layout=stream.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    sequence_length: Annotated[int, typer.Option(min=8, help="With --masks and --causal: tokens per row.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="With --masks and --causal: the run's seed.")] = 42,
-) -> None:
+def command(options: Options) -> None:
     """Show some text of a store, with the borders of tokens and words.
 
     In causal rows, ‖ begins a document, →x is the label if it is not the next token, and (x) has no label.
@@ -168,23 +167,12 @@ def command(
     """
     from rich.text import Text
 
-    from terakoya.commands.component_settings import gather
     from terakoya.log import console
     from terakoya.store.assembly import CHAT_TEMPLATE
     from terakoya.store.remote_store import open_store
 
-    opened = open_store(store)
-    shown = sample(
-        opened,
-        rows=rows,
-        start=start,
-        tokens=tokens,
-        masks=masks,
-        causal=causal,
-        settings=gather({}, set_ or (), {}),
-        sequence_length=sequence_length,
-        seed=seed,
-    )
+    opened = open_store(options.store)
+    shown = sample(opened, options)
     out = console()
     template = opened.tokenizer_folder / CHAT_TEMPLATE
     if opened.facts.answers and template.is_file():
@@ -198,4 +186,4 @@ def command(
     seen = {token.marking for row in shown for token in row}
     if out.is_terminal and (seen & _MARKINGS.keys()):
         out.print(*(Text(f" {marking} ", style) for marking, style in _MARKINGS.items() if marking in seen))
-    next_command.after_store(store, opened.facts)
+    next_command.after_store(options.store, opened.facts)

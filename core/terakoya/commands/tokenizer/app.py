@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from terakoya.commands import shared_options as shared
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
+from terakoya.commands.shared_options import complete_tokenizer, reading
 from terakoya.errors import UserError
+from terakoya.preparation.options import Documents, PrepareOptions
 
 Kind = Annotated[
     str | None, typer.Option(help="The kind of tokenizer; see `terakoya plugins list`. Default: as in --settings.")
@@ -23,29 +25,34 @@ Set = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any setting of the kind; overrides --settings; repeatable.",
-        autocompletion=shared.complete_tokenizer,
+        autocompletion=complete_tokenizer,
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
 
 
-def train(
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The options of `tokenizer train`."""
+
     corpus: Annotated[
-        list[str] | None,
+        Sequence[str],
         typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
-    ] = None,
-    out: Out = None,
-    type: Kind = None,
-    processes: shared.ProcessesOption = None,
-    documents: shared.DocumentsOption = "blank",
-    field: shared.FieldOption = "text",
-    encoding: shared.EncodingOption = None,
-    max_rejects: shared.MaxRejectsOption = "0.01",
-    clean: shared.CleanOption = None,
-    clean_folder: shared.CleanFolderOption = None,
-    settings: Settings = None,
-    set_: Set = None,
-) -> None:
+    ] = ()
+    out: Out = None
+    type: Kind = None
+    processes: Annotated[int | None, PrepareOptions] = None
+    documents: Annotated[Documents, PrepareOptions] = "blank"
+    field: Annotated[str, PrepareOptions] = "text"
+    encoding: Annotated[str | None, PrepareOptions] = None
+    max_rejects: Annotated[int | float, PrepareOptions] = 0.01
+    clean: Annotated[Path | None, PrepareOptions] = None
+    clean_folder: Annotated[Path | None, PrepareOptions] = None
+    settings: Settings = None
+    set_: Set = None
+
+
+def train(options: TrainOptions) -> None:
     """Train a tokenizer that Transformers loads.
 
     Every setting of the kind is an option too: --vocab-size 32000, --character_coverage=0.9995, --byte-fallback,
@@ -55,23 +62,16 @@ def train(
     from terakoya.log import announce, progress_bar
     from terakoya.tokenization.train import train_tokenizer
 
-    kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
-    sources, out = _take_paths(kind_settings, sources, out)
-    reading = shared.reading(documents, field, encoding, max_rejects)
+    kind_settings, sources = _read_arguments(options.corpus, options.type, options.settings, options.set_)
+    sources, out = _take_paths(kind_settings, sources, options.out)
     announce("terakoya tokenizer train: looks at the corpus ...")
     with progress_bar("tokenizer") as progress:
         facts = train_tokenizer(
-            sources,
-            out,
-            settings=kind_settings,
-            processes=processes,
-            clean=clean,
-            clean_folder=clean_folder,
-            progress=progress,
-            **reading,
-        )
+            sources, out, settings=kind_settings, processes=options.processes, clean=options.clean,
+            clean_folder=options.clean_folder, progress=progress, **reading(options),
+        )  # fmt: skip
     _print_facts(out, facts)
-    next_command.after_tokenizer(out, sources, reading)
+    next_command.after_tokenizer(out, sources, reading(options))
 
 
 def import_tokenizer(
@@ -84,7 +84,7 @@ def import_tokenizer(
     """Make a folder that Transformers loads from the file of a trained model. Settings are options, as for train."""
     from terakoya.tokenization.import_model import import_tokenizer
 
-    kind_settings, sources = _read_arguments(model, type=type, settings=settings, overrides=set_ or ())
+    kind_settings, sources = _read_arguments(model, type, settings, set_)
     if len(sources) != 1 or out is None:
         raise UserError("expected the file of one model, and --out, the new folder")
     _print_facts(out, import_tokenizer(Path(sources[0]), out, settings=kind_settings))
@@ -92,12 +92,13 @@ def import_tokenizer(
 
 
 def _read_arguments(
-    arguments: Sequence[str], *, type: str | None, settings: Path | None, overrides: Sequence[str]
+    arguments: Sequence[str], type: str | None, settings: Path | None, overrides: Sequence[str] | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings, among them the kind as `type`, and the arguments that are not flags."""
     from terakoya import plugins
     from terakoya.json_settings import read_settings
 
+    overrides = overrides or ()
     file = read_settings(settings) if settings is not None else {}
     kind = gather(file, overrides, {} if type is None else {"type": type}, where=str(settings)).pop("type", None)
     if not isinstance(kind, str):

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
+from terakoya.commands.shared_options import reading
+from terakoya.preparation.options import Documents, PrepareOptions
 
 
-def command(
-    corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `train`.")],
-    out: Annotated[Path, typer.Option(help="The new file for the table.")],
-    type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
-    processes: shared.ProcessesOption = None,
-    documents: shared.DocumentsOption = "blank",
-    field: shared.FieldOption = "text",
-    encoding: shared.EncodingOption = None,
-    max_rejects: shared.MaxRejectsOption = "0.01",
-    clean: shared.CleanOption = None,
-    clean_folder: shared.CleanFolderOption = None,
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `tokenizer count`."""
+
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `train`.")]
+    out: Annotated[Path, typer.Option(help="The new file for the table.")]
+    type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")]
+    processes: Annotated[int | None, PrepareOptions] = None
+    documents: Annotated[Documents, PrepareOptions] = "blank"
+    field: Annotated[str, PrepareOptions] = "text"
+    encoding: Annotated[str | None, PrepareOptions] = None
+    max_rejects: Annotated[int | float, PrepareOptions] = 0.01
+    clean: Annotated[Path | None, PrepareOptions] = None
+    clean_folder: Annotated[Path | None, PrepareOptions] = None
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
-    ] = None,
-) -> None:
+        Sequence[str], typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
+    ] = ()
+
+
+def command(options: Options) -> None:
     """Count words once. `tokenizer train --set counts=TABLE` then skips counting, for kinds that split words alike."""
     from terakoya.json_settings import apply_overrides
     from terakoya.log import console, progress_bar
@@ -33,20 +41,20 @@ def command(
 
     with progress_bar("count") as progress:
         table = save_word_counts(
-            corpus,
-            out,
-            settings={**apply_overrides({}, set_ or ()), "type": type},
-            processes=processes,
-            clean=clean,
-            clean_folder=clean_folder,
+            options.corpus,
+            options.out,
+            settings={**apply_overrides({}, options.set_), "type": options.type},
+            processes=options.processes,
+            clean=options.clean,
+            clean_folder=options.clean_folder,
             progress=progress,
-            **shared.reading(documents, field, encoding, max_rejects),
+            **reading(options),
         )
     console().print(
-        f"{out}: {len(table.counts):,} distinct words of {table.words:,} in {table.documents:,} documents; "
+        f"{options.out}: {len(table.counts):,} distinct words of {table.words:,} in {table.documents:,} documents; "
         f"{sum(table.rejected.values()):,} documents rejected",
         soft_wrap=True,
         markup=False,
     )
-    words = ("--type", type, "--set", f"counts={out}", "--out", out.with_name("tokenizer"))
-    next_command.show("tokenizer", "train", *corpus, *words)
+    words = ("--type", options.type, "--set", f"counts={options.out}", "--out", options.out.with_name("tokenizer"))
+    next_command.show("tokenizer", "train", *options.corpus, *words)

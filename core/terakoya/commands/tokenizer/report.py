@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from terakoya.commands import shared_options as shared
 from terakoya.commands.guidance import next_command
+from terakoya.commands.shared_options import reading
 from terakoya.errors import UserError
+from terakoya.preparation.options import Documents, PrepareOptions
 
 
-def command(
-    folders: Annotated[list[Path], typer.Argument(help="One tokenizer's folder, or several.", metavar="TOKENIZER...")],
-    corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
-    html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None,
-    documents: shared.DocumentsOption = "blank",
-    field: shared.FieldOption = "text",
-    encoding: shared.EncodingOption = None,
-    sample_bytes: Annotated[
-        int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")
-    ] = 20_000_000,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `tokenizer report`."""
+
+    folders: Annotated[list[Path], typer.Argument(help="One tokenizer's folder, or several.", metavar="TOKENIZER...")]
+    corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")]
+    html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None
+    documents: Annotated[Documents, PrepareOptions] = "blank"
+    field: Annotated[str, PrepareOptions] = "text"
+    encoding: Annotated[str | None, PrepareOptions] = None
+    sample_bytes: Annotated[int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")] = (
+        20_000_000
+    )
+
+
+def command(options: Options) -> None:
     """Show how tokenizers encode a text: characters per token, unknown and split words, coverage, unused pieces."""
     from rich.table import Table
     from rich.text import Text
@@ -32,19 +39,15 @@ def command(
     from terakoya.tokenization.report import report_tokenizers
     from terakoya.tokenization.report_page import render_page, summary_figures
 
-    if html is not None and not html.parent.is_dir():
-        raise UserError(f"--html {html}: no such folder: {html.parent}")
-    if html is not None:
-        check_writable(html.parent)
-    reading = shared.reading(documents, field, encoding)
+    if options.html is not None and not options.html.parent.is_dir():
+        raise UserError(f"--html {options.html}: no such folder: {options.html.parent}")
+    if options.html is not None:
+        check_writable(options.html.parent)
     with progress_bar("report") as progress:
         reports = report_tokenizers(
-            folders,
-            corpus,
-            sample_bytes=sample_bytes or None,
-            progress=progress,
-            **reading,
-        )
+            options.folders, options.corpus, sample_bytes=options.sample_bytes or None, progress=progress,
+            **reading(options),
+        )  # fmt: skip
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for measured in reports:
@@ -63,7 +66,7 @@ def command(
             translated("longest pieces") if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells)
         )
     console().print(table)
-    if html is not None:
-        write_text(html, render_page(reports, corpus=", ".join(map(str, corpus))))
-        console().print(f"{html}: written", markup=False, soft_wrap=True)
-    next_command.after_tokenizer(folders[0], corpus, reading)
+    if options.html is not None:
+        write_text(options.html, render_page(reports, corpus=", ".join(map(str, options.corpus))))
+        console().print(f"{options.html}: written", markup=False, soft_wrap=True)
+    next_command.after_tokenizer(options.folders[0], options.corpus, reading(options))
