@@ -52,7 +52,7 @@ FAMILIES: dict[str, Family] = {
     "quality": Family(
         verbs=("evaluate", "finetune"),
         functions={
-            "evaluate": "terakoya_quality.evaluation.evaluate",
+            "evaluate": "terakoya.evaluation.evaluate",
             "finetune": "terakoya_quality.finetuning.finetune",
         },
         components=("events task_scores",),

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from terakoya.errors import UserError, nearest
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Evaluation
 from terakoya_quality.evaluation.embedding_data import fetch_command, find_data, load_data, offline
-from terakoya_quality.evaluation.options import EvaluateOptions
-from terakoya_quality.evaluation.result import Evaluation
 from terakoya_quality.evaluation.suites import keep_scores
 from terakoya_quality.finetuning.benchmark import watch_nothing
 from terakoya_quality.finetuning.model import ModelUse, finished_model

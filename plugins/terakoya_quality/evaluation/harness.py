@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from terakoya.errors import UserError
-from terakoya_quality.evaluation.options import EvaluateOptions
-from terakoya_quality.evaluation.result import Numbers
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Numbers
 from terakoya_quality.finetuning.suites import suggest_suites
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from terakoya.errors import UserError
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Evaluation
 from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
-from terakoya_quality.evaluation.options import EvaluateOptions
-from terakoya_quality.evaluation.result import Evaluation
 from terakoya_quality.finetuning.benchmark import benchmark, watch_nothing
 from terakoya_quality.finetuning.model import ModelUse
 from terakoya_quality.finetuning.scores import versions, write_scores

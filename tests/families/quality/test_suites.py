@@ -18,10 +18,10 @@ from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMask
 from terakoya import evaluate
 from terakoya.commands.main import main
 from terakoya.errors import UserError
+from terakoya.evaluation.options import Precision
 from terakoya.inference.scores import read_evaluation
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_quality.commands.training_scores import show_benchmark
-from terakoya_quality.evaluation.options import Precision
 from terakoya_quality.finetuning import benchmark
 from terakoya_quality.finetuning.entities import NamedEntities
 from terakoya_quality.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite

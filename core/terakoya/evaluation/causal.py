@@ -15,12 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from terakoya.errors import UserError
-from terakoya_quality.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
-from terakoya_quality.evaluation.data import DataSet, Text
-from terakoya_quality.evaluation.models import EvaluatedModel
-from terakoya_quality.evaluation.numbers import summarise_totals
-from terakoya_quality.evaluation.options import EvaluateOptions
-from terakoya_quality.evaluation.result import Numbers
+from terakoya.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
+from terakoya.evaluation.data import DataSet, Text
+from terakoya.evaluation.models import EvaluatedModel
+from terakoya.evaluation.numbers import summarise_totals
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Numbers
 
 
 def measure(

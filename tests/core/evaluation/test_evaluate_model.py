@@ -46,15 +46,15 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.evaluation.batches import ScoredSequence, negative_log_likelihood
+from terakoya.evaluation.data import CorpusTexts
+from terakoya.evaluation.models import _trained_length
+from terakoya.evaluation.objective import RunObjective
+from terakoya.evaluation.result import Evaluation
 from terakoya.inference.scores import Measurement, read_evaluation
 from terakoya.plugins import registry
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.token_store import TokenStore
-from terakoya_quality.evaluation.batches import ScoredSequence, negative_log_likelihood
-from terakoya_quality.evaluation.data import CorpusTexts
-from terakoya_quality.evaluation.models import _trained_length
-from terakoya_quality.evaluation.objective import RunObjective
-from terakoya_quality.evaluation.result import Evaluation
 from terakoya_quality.finetuning.model import finished_model
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]

@@ -12,6 +12,8 @@ import torch
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Evaluation, Numbers
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, while_kept
@@ -25,8 +27,6 @@ from terakoya.training.checkpoint.restoring import restore_module, saved_paramet
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, to_bits, total_counts
 from terakoya.training.stores import open_validation, validation_rows
-from terakoya_quality.evaluation.options import EvaluateOptions
-from terakoya_quality.evaluation.result import Evaluation, Numbers
 
 log = logging.getLogger("terakoya")
 

@@ -18,7 +18,7 @@ from terakoya.preparation.options import Documents, PrepareOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from terakoya_quality.evaluation.result import Evaluation
+    from terakoya.evaluation.result import Evaluation
 
 COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "characters")
 """Names of the numbers that are counts; they are shown last."""
@@ -117,11 +117,11 @@ def command(options: Options) -> None:
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.errors import UserError
+    from terakoya.evaluation.evaluate import evaluate_model
+    from terakoya.evaluation.options import EvaluateOptions
     from terakoya.folder_kinds import kind_of
     from terakoya.log import error_console, translated
     from terakoya_quality.commands.training_scores import TuningProgress
-    from terakoya_quality.evaluation.evaluate import evaluate_model
-    from terakoya_quality.evaluation.options import EvaluateOptions
 
     out = options.out
     if out is not None:

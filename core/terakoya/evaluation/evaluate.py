@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Evaluation
 from terakoya.folder_kinds import describe_found
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
-from terakoya_quality.evaluation.options import EvaluateOptions
-from terakoya_quality.evaluation.result import Evaluation
 
 
 def evaluate(source: Path, **options: Any) -> Evaluation:
@@ -25,12 +25,12 @@ def evaluate(source: Path, **options: Any) -> Evaluation:
 
 def evaluate_model(options: EvaluateOptions) -> Evaluation:
     """Measures what `options` ask, as `evaluate`."""
+    from terakoya.evaluation.objective import measure_objective
+    from terakoya.evaluation.perplexity import measure_texts
     from terakoya.inference.loading import find_device
     from terakoya.inference.padded_attention import use_safe_attention
     from terakoya_quality.evaluation import harness
     from terakoya_quality.evaluation.embedding import is_embedding_task, measure_embedding
-    from terakoya_quality.evaluation.objective import measure_objective
-    from terakoya_quality.evaluation.perplexity import measure_texts
     from terakoya_quality.evaluation.suites import measure_suites
     from terakoya_quality.finetuning.suites import is_suite_task
 
