@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from terakoya import Command, hookimpl
@@ -13,13 +13,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands() -> Mapping[str, Command]:
-    """Adds `evaluate` and `finetune`."""
-    from terakoya_quality.commands import evaluate, finetune
+    """Adds `finetune`."""
+    from terakoya_quality.commands import finetune
 
     return {
-        "evaluate": Command(
-            evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz", after="verify"
-        ),
         "finetune": Command(
             finetune.command,
             "terakoya finetune work/model --train train.jsonl --eval eval.jsonl --task classification "
@@ -27,6 +24,14 @@ def register_commands() -> Mapping[str, Command]:
             after="try",
         ),
     }
+
+
+@hookimpl
+def register_options() -> Mapping[str, Callable[..., None]]:
+    """Adds `--tasks` to `evaluate`."""
+    from terakoya_quality.commands import tasks
+
+    return {"evaluate": tasks.evaluate}
 
 
 @hookimpl

@@ -10,6 +10,7 @@ from terakoya.commands import (
     demo,
     doctor,
     estimate,
+    evaluate,
     export,
     fork,
     import_checkpoint,
@@ -106,6 +107,7 @@ def register_commands() -> Mapping[str, Command | Group]:
         "status": Command(status.command, "terakoya status work/run --watch"),
         "save": Command(save.command, "terakoya save work/run"),
         "verify": Command(verify.command, "terakoya verify work/run"),
+        "evaluate": Command(evaluate.command, "terakoya evaluate work/model --corpus held_out.jsonl.gz"),
         "export": Command(export.command, "terakoya export work/run --out work/model", passes_options=True),
         "average": Command(average.command, "terakoya average work/run --last 5 --out work/averaged"),
         "import": Command(

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from terakoya.errors import UserError
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
 from terakoya.folder_kinds import describe_found
+from terakoya.plugins.families import function_of_family
 from terakoya.runs.finding import find_checkpoint, names_checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+Options = TypeVar("Options", bound=EvaluateOptions)
+
+
+@dataclass(frozen=True)
+class Program(Generic[Options]):
+    """A way to measure a model.
+
+    Attributes:
+        is_asked: whether the options ask for it.
+        measure: (options, device) -> what was found. Raises UserError where an option does not fit.
+    """
+
+    is_asked: Callable[[Options], bool]
+    measure: Callable[[Options, torch.device], Evaluation]
 
 
 def evaluate(source: Path, **options: Any) -> Evaluation:
     """Evaluates the model in `source`: a Transformers folder, a checkpoint, a run (its newest whole checkpoint), or
-    RUN@STEP. `options` are the other fields of `EvaluateOptions`.
+    RUN@STEP. `options` are the other fields of `EvaluateOptions`, or with `tasks` those of the family quality's
+    `TaskOptions`.
 
     Raises:
         UserError: the arguments, the model or the data do not fit together.
     """
+    if "tasks" in options or "tuning" in options:
+        return function_of_family("evaluate_tasks")(source, **options)  # type: ignore[no-any-return]
     return evaluate_model(EvaluateOptions(source=source, **options))
 
 
@@ -27,12 +50,18 @@ def evaluate_model(options: EvaluateOptions) -> Evaluation:
     """Measures what `options` ask, as `evaluate`."""
     from terakoya.evaluation.objective import measure_objective
     from terakoya.evaluation.perplexity import measure_texts
+
+    programs = [
+        Program(_asks_for_objective, measure_objective),
+        Program(lambda options: options.has_texts, measure_texts),
+    ]
+    return run_program(programs, options)
+
+
+def run_program(programs: Sequence[Program[Options]], options: Options) -> Evaluation:
+    """Returns what the first of `programs` that `options` ask for finds. Raises UserError if they ask for none."""
     from terakoya.inference.loading import find_device
     from terakoya.inference.padded_attention import use_safe_attention
-    from terakoya_quality.evaluation import harness
-    from terakoya_quality.evaluation.embedding import is_embedding_task, measure_embedding
-    from terakoya_quality.evaluation.suites import measure_suites
-    from terakoya_quality.finetuning.suites import is_suite_task
 
     use_safe_attention()  # also for the models of checkpoints and of lm-eval, which no loader here loads
     device = find_device(options.device, precision=options.model_precision)
@@ -41,33 +70,25 @@ def evaluate_model(options: EvaluateOptions) -> Evaluation:
             f"--device {options.device}: losses are added up in float64, which Apple's GPU (MPS) does not have; "
             "use --device cpu"
         )
-    if any(is_embedding_task(task) for task in options.tasks):
-        return measure_embedding(options, device)
-    if any(is_suite_task(task) for task in options.tasks):
-        return measure_suites(options, device)
-    if options.tuning:
-        raise UserError(f"{next(iter(options.tuned))}: is for --tasks of a suite, such as jglue")
-    checkpoint = find_checkpoint(options.source) if names_checkpoint(options.source) else None
-    if checkpoint is None and not options.source.exists():
+    for program in programs:
+        if program.is_asked(options):
+            return program.measure(options, device)
+    checkpoint_of(options)
+    raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
+
+
+def checkpoint_of(options: EvaluateOptions) -> Path | None:
+    """Returns the checkpoint that is measured; None for a Transformers folder. Raises UserError where there is
+    neither."""
+    if names_checkpoint(options.source):
+        return find_checkpoint(options.source)
+    if not options.source.exists():
         there = describe_found(options.source, "Transformers model")
         raise UserError(f"{options.source}: expected a Transformers folder, a checkpoint or a run, got {there}")
-    on_stores = not options.corpora and not options.tasks
-    if options.measure == "objective" or (options.measure == "auto" and checkpoint is not None and on_stores):
-        return measure_objective(options, checkpoint, device)
-    has_texts = bool(options.stores or options.corpora)
-    if not has_texts and not options.tasks:
-        raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
-    if not has_texts and options.windows:
-        raise UserError(
-            f"{next(iter(options.windows))}: is not for tasks of lm-eval, which cut their texts themselves; "
-            "leave it out"
-        )
-    if options.tasks:
-        harness.check_installed(options.tasks)
-    settings = {"limit": options.limit, "precision": options.model_precision}
-    evaluation = Evaluation(checkpoint or options.source, "", settings)
-    if has_texts:
-        evaluation = measure_texts(options, checkpoint, device)
-    if options.tasks:
-        evaluation = replace(evaluation, tasks=harness.measure_tasks(options, checkpoint, device))
-    return evaluation
+    return None
+
+
+def _asks_for_objective(options: EvaluateOptions) -> bool:
+    is_run = checkpoint_of(options) is not None
+    on_stores = not (options.corpora or options.corpus)
+    return options.measure == "objective" or (options.measure == "auto" and is_run and on_stores)

@@ -12,6 +12,7 @@ import torch
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.evaluation.evaluate import checkpoint_of
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation, Numbers
 from terakoya.plugins import registry
@@ -31,15 +32,16 @@ from terakoya.training.stores import open_validation, validation_rows
 log = logging.getLogger("terakoya")
 
 
-def measure_objective(options: EvaluateOptions, checkpoint: Path | None, device: torch.device) -> Evaluation:
-    """Returns the losses of the run's objective at `checkpoint` on the options' stores, or on its validation stores.
+def measure_objective(options: EvaluateOptions, device: torch.device) -> Evaluation:
+    """Returns the losses of the run's objective on the options' stores, or on its validation stores.
 
     Raises:
         UserError: there is no checkpoint, no store, or an option does not fit.
     """
+    checkpoint = checkpoint_of(options)
     if checkpoint is None:
         raise UserError(f"{options.source}: a Transformers folder has no objective; name a run or a checkpoint")
-    if options.corpora or options.tasks:
+    if options.corpora or options.corpus:
         raise UserError("--measure objective: needs token stores; prepare the corpus, or leave out --measure")
     for option in options.windows:
         raise UserError(f"{option}: the objective uses the run's row length; this option is for perplexity")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from terakoya.preparation.options import Documents, PrepareOptions
 
 if TYPE_CHECKING:
+    import typer
+
     from terakoya.corpus.corpus import Corpus
-    from terakoya_quality.finetuning.search import Watch
 
 Measure = Literal["auto", "objective", "perplexity", "pseudo-perplexity"]
 Precision = Literal["fp32", "bf16"]
@@ -25,6 +27,7 @@ class EvaluateOptions:
         stores: token stores; by default, a run is evaluated on its validation stores. For suites, the folder with
             their files.
         corpora: name -> texts.
+        corpus, field, documents, encoding: files of texts besides, and how they are read, as for `prepare`.
         measure: `auto` is the objective for a run or checkpoint on stores, and for everything else perplexity (causal
             models) or pseudo-perplexity (masked models).
         limit: largest number of documents, lines (pseudo-perplexity) or rows (objective) of each data set.
@@ -36,28 +39,76 @@ class EvaluateOptions:
         batch_tokens: largest number of positions in a batch, with padding.
         precision: by default fp32; for the objective, the run's own, of an fp8 run bf16.
         device: by default the first GPU, or the CPU.
-        tasks: names of lm-eval's tasks; or suites, their tasks and suite files, for which the model is fine-tuned; or
-            benchmarks of mteb and their tasks, see `embedding.BENCHMARKS`.
         trust_remote_code: whether to run Python code that the folder contains.
-        tuning: settings of the fine-tuning that replace those of the suites.
-        watch: (title of a task) -> who follows its trainings.
     """
 
-    source: Path
-    stores: Sequence[Path] = ()
+    source: Annotated[Path, typer.Argument(help="A Transformers folder, a checkpoint or a run.", metavar="DIR")]
+    stores: Annotated[
+        Sequence[Path],
+        typer.Option(
+            "--data",
+            metavar="STORE",
+            help="A token store; may be repeated. Default for a run: its validation stores. For suites: the folder of "
+            "their files.",
+        ),
+    ] = ()
     corpora: Mapping[str, Corpus] | None = None
-    measure: Measure = "auto"
-    limit: int | None = None
-    length: int | None = None
-    stride: int | None = None
-    start_token: bool = True
-    batch_tokens: int = 4096
-    precision: Precision | None = None
-    device: str | None = None
-    tasks: Sequence[str] = ()
-    trust_remote_code: bool = False
-    tuning: Mapping[str, Any] | None = None
-    watch: Callable[[str], AbstractContextManager[Watch]] | None = None
+    corpus: Annotated[
+        Sequence[str], typer.Option(metavar="FILE", help="Raw text (jsonl, txt, parquet ...); may be repeated.")
+    ] = ()
+    field: Annotated[str, PrepareOptions] = "text"
+    documents: Annotated[Documents, PrepareOptions] = "blank"
+    encoding: Annotated[str | None, PrepareOptions] = None
+    measure: Annotated[
+        Measure,
+        typer.Option(
+            help="What to measure; auto: the measure that fits the model, and the objective for a run on stores."
+        ),
+    ] = "auto"
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Largest number of documents, lines or rows of each data set; pseudo-perplexity: by default 100.",
+        ),
+    ] = None
+    length: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Tokens that the model sees at once; default: a run's longest rows, else the model's limit, at most "
+            "2048; for suites, theirs.",
+        ),
+    ] = None
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens from one window over a long document to the next; default: half of --length."),
+    ] = None
+    start_token: Annotated[
+        bool,
+        typer.Option(
+            help="Begin documents with BOS (or EOS if there is no BOS), so that the first token is scored too."
+        ),
+    ] = True
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Positions computed at once; fewer need less memory.")] = 4096
+    precision: Annotated[Precision | None, typer.Option(help="Default: fp32; for the objective, the run's own.")] = None
+    device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
+    ] = False
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether there is text to measure the model on."""
+        return bool(self.stores or self.corpora or self.corpus)
+
+    def texts(self) -> dict[str, Corpus]:
+        """Returns the texts by name. Raises UserError for a file that is none."""
+        from terakoya.corpus.corpus import Corpus
+        from terakoya.corpus.files import find_files
+
+        how = {"documents": self.documents, "field": self.field, "encoding": self.encoding}
+        return {**(self.corpora or {}), **{file: Corpus(find_files([file]), **how) for file in self.corpus}}
 
     @property
     def model_precision(self) -> Precision:
@@ -69,11 +120,3 @@ class EvaluateOptions:
         """Option of the command line -> its value, of those given that are for perplexity alone."""
         given = {"--length": self.length, "--stride": self.stride}
         return {option: value for option, value in given.items() if value is not None}
-
-    @property
-    def tuned(self) -> dict[str, Any]:
-        """Option of the command line -> its value, of the settings in `tuning`."""
-        return {
-            f"--{name.replace('learning_rates', 'learning_rate').replace('_', '-')}": value
-            for name, value in (self.tuning or {}).items()
-        }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.errors import UserError
 from terakoya.evaluation import causal, masked, models
 from terakoya.evaluation.data import CorpusTexts, DataSet, StoreTexts, open_store
+from terakoya.evaluation.evaluate import checkpoint_of
 from terakoya.evaluation.models import EvaluatedModel
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
@@ -18,13 +17,13 @@ from terakoya.store.tokenizer_identity import describe_different_ids
 from terakoya.tokenization.train import check_has_documents
 
 
-def measure_texts(options: EvaluateOptions, checkpoint: Path | None, device: torch.device) -> Evaluation:
-    """Returns the loss and the perplexity that fit the model in `checkpoint`, or else in the options' Transformers
-    folder, on their stores and corpora.
+def measure_texts(options: EvaluateOptions, device: torch.device) -> Evaluation:
+    """Returns the loss and the perplexity that fit the options' model, on their stores and corpora.
 
     Raises:
         UserError: the model, the data and the options do not fit together.
     """
+    checkpoint = checkpoint_of(options)
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
     if checkpoint is not None:
         model = models.load_checkpoint(checkpoint, read_manifest(checkpoint), device=device, dtype=dtype)
@@ -51,7 +50,7 @@ def _data_sets(model: EvaluatedModel, options: EvaluateOptions) -> list[DataSet]
         ids: list[int] = encoded["input_ids"]
         return ids
 
-    corpora = options.corpora or {}
+    corpora = options.texts()
     for corpus in corpora.values():
         check_has_documents(corpus)
     size = model.model.get_input_embeddings().num_embeddings

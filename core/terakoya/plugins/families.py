@@ -50,9 +50,16 @@ FAMILIES: dict[str, Family] = {
     "japanese": Family(languages=("ja",)),
     "parallel": Family(engines=("ddp", "fsdp")),
     "quality": Family(
-        verbs=("evaluate", "finetune"),
+        verbs=(
+            "finetune",
+            "evaluate --tasks",
+            "evaluate --seeds",
+            "evaluate --learning-rate",
+            "evaluate --epochs",
+            "evaluate --batch-size",
+        ),
         functions={
-            "evaluate": "terakoya.evaluation.evaluate",
+            "evaluate_tasks": "terakoya_quality.evaluation.tasks",
             "finetune": "terakoya_quality.finetuning.finetune",
         },
         components=("events task_scores",),

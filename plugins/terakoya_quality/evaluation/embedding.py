@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from terakoya.errors import UserError, nearest
-from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
 from terakoya_quality.evaluation.embedding_data import fetch_command, find_data, load_data, offline
 from terakoya_quality.evaluation.suites import keep_scores
+from terakoya_quality.evaluation.tasks import TaskOptions
 from terakoya_quality.finetuning.benchmark import watch_nothing
 from terakoya_quality.finetuning.model import ModelUse, finished_model
 from terakoya_quality.finetuning.scores import versions
@@ -41,7 +41,7 @@ def is_embedding_task(name: str) -> bool:
     return name.partition(":")[0] in BENCHMARKS
 
 
-def measure_embedding(options: EvaluateOptions, device: torch.device) -> Evaluation:
+def measure_embedding(options: TaskOptions, device: torch.device) -> Evaluation:
     """Returns the scores of the options' model on their benchmarks and tasks, see `BENCHMARKS`, of texts of at most
     `length` tokens, by default 512, or the model's limit if that is less. The scores are written into the folder of a
     Transformers model, after each task.

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from terakoya.errors import UserError
-from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Numbers
+from terakoya_quality.evaluation.tasks import TaskOptions
 from terakoya_quality.finetuning.suites import suggest_suites
 
 
@@ -27,7 +27,7 @@ def check_installed(tasks: Sequence[str]) -> None:
         )
 
 
-def measure_tasks(options: EvaluateOptions, checkpoint: Path | None, device: torch.device) -> Mapping[str, Numbers]:
+def measure_tasks(options: TaskOptions, checkpoint: Path | None, device: torch.device) -> Mapping[str, Numbers]:
     """Returns the harness's numbers for the causal model in `checkpoint`, or else in the options' Transformers folder,
     by task and metric.
 

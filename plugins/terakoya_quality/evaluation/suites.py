@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from terakoya.errors import UserError
-from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
 from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
+from terakoya_quality.evaluation.tasks import TaskOptions
 from terakoya_quality.finetuning.benchmark import benchmark, watch_nothing
 from terakoya_quality.finetuning.model import ModelUse
 from terakoya_quality.finetuning.scores import versions, write_scores
@@ -23,7 +23,7 @@ from terakoya_quality.finetuning.suites import is_suite_task, suggest_suites
 logger = logging.getLogger("terakoya")
 
 
-def measure_suites(options: EvaluateOptions, device: torch.device) -> Evaluation:
+def measure_suites(options: TaskOptions, device: torch.device) -> Evaluation:
     """Returns the scores of the options' model on their tasks. Those of a Transformers folder are written into it, too,
     after each task, except with a `limit`.
 

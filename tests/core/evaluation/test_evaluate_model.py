@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import math
 import random
 import shutil
-import sys
-import types
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -55,7 +52,6 @@ from terakoya.inference.scores import Measurement, read_evaluation
 from terakoya.plugins import registry
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.token_store import TokenStore
-from terakoya_quality.finetuning.model import finished_model
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
 
@@ -279,14 +275,11 @@ def test_what_is_written_is_read_for_the_card(tmp_path: Path) -> None:
     ]
 
 
-def test_a_step_of_a_run_is_evaluated_and_fine_tuned(run: Path) -> None:
+def test_a_step_of_a_run_is_evaluated(run: Path) -> None:
     step, checkpoint = Path(f"{run}@4"), run / "checkpoints/step-00000004"
     assert evaluate(step).model == checkpoint and evaluate(step).settings["step"] == 4
     with pytest.raises(UserError, match=r"no checkpoint of step 3; its checkpoints are of 4"):
         evaluate(Path(f"{run}@3"))
-    bias, trained = "cls.predictions.bias", load_file(checkpoint / "model/model.safetensors")
-    with finished_model(step) as folder:  # for `finetune` and `evaluate --tasks`
-        assert torch.equal(load_file(folder / "model.safetensors")[bias], trained[bias])
 
 
 def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores: tuple[Path, Path]) -> None:
@@ -390,13 +383,11 @@ def test_a_run_and_its_export_have_the_same_pseudo_perplexity(run: Path, tmp_pat
         ({"measure": "pseudo-perplexity", "corpora": True}, "GPT2LMHeadModel has no such measure, only perplexity"),
         ({"stride": 32, "corpora": True}, "--stride 32: expected 1 to 31"),
         ({"length": 33, "corpora": True}, "--length 33: the model takes at most 32 tokens"),
-        ({"tasks": ["lambada"]}, 'pip install "terakoya[evaluate]"'),
     ],
 )
 def test_arguments_that_do_not_fit_are_errors(
-    gpt2: Path, tmp_path: Path, arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    gpt2: Path, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
     if arguments.get("corpora"):
         arguments = {**arguments, "corpora": {"t": Corpus([corpus(tmp_path)])}}
     with pytest.raises(UserError) as raised:
@@ -440,35 +431,6 @@ def test_a_store_of_another_tokenizer_is_an_error(gpt2: Path, tmp_path: Path, st
         evaluate(gpt2, stores=[other])
 
 
-def test_tasks_are_passed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in with the signature of lm-eval 0.4."""
-    received: dict[str, Any] = {}
-
-    def simple_evaluate(
-        model: str, model_args: dict[str, Any], tasks: list[str], limit: int | None = None, device: str | None = None,
-        log_samples: bool = True,
-    ) -> dict[str, Any]:  # fmt: skip
-        received.update(model=model, tasks=tasks, limit=limit, **model_args)
-        if "nonsense" in tasks:
-            raise KeyError("nonsense")
-        return {"results": {"lambada": {"alias": "lambada", "acc,none": 0.25, "acc_stderr,none": 0.01}}}
-
-    module = types.ModuleType("lm_eval")
-    module.__spec__ = importlib.machinery.ModuleSpec("lm_eval", None)
-    module.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lm_eval", module)
-    evaluation = evaluate(gpt2, tasks=["lambada"], limit=7)
-    assert evaluation.tasks == {"lambada": {"acc,none": 0.25, "acc_stderr,none": 0.01}} and evaluation.results == {}
-    assert evaluation.settings == {"limit": 7, "precision": "fp32"}
-    assert (
-        received["model"] == "hf"
-        and received["pretrained"] == str(gpt2) == received["tokenizer"]
-        and received["limit"] == 7
-    )
-    with pytest.raises(UserError, match="lm-eval refuses: 'nonsense'"):
-        evaluate(gpt2, tasks=["nonsense"])
-
-
 def test_the_command_prints_a_table_or_json(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(corpus(tmp_path))
     numbers = evaluate(gpt2, corpora={file: Corpus([file])}).results[file]  # type: ignore[list-item]
@@ -493,14 +455,3 @@ def main_returns(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert not caught.value.code
-
-
-def test_tasks_without_the_harness_are_refused_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("terakoya_quality.evaluation.harness.importlib.util.find_spec", lambda name: None)
-    (tmp_path / "config.json").write_text("{}")  # no model: loading it would be another error
-    with pytest.raises(UserError, match="lm-eval is not installed"):
-        evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["lambada"])
-    with pytest.raises(UserError, match='--tasks jglu: no such suite or task; did you mean "jglue"'):
-        evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["jglu"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy
 from canary import Canary
+from safetensors.torch import load_file
 from start_folders import save_bert, settings
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
@@ -20,6 +21,7 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training import setup
+from terakoya_quality.finetuning.model import finished_model
 
 WORDS = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "</s>", "a", "b")
 GOOD, BAD = "a b a", "b strange"
@@ -63,6 +65,14 @@ def test_a_mistake_is_answered_with_what_to_do(
     command, *said = row
     answer = refusal(capsys, *command.split(" "))
     assert all(words in answer for words in said) and not (place / "m").exists()
+
+
+def test_a_step_of_a_run_is_what_is_fine_tuned(place: Path) -> None:
+    trained = load_file(place / "r/checkpoints/step-00000001/model/model.safetensors")
+    with finished_model(Path(f"{place / 'r'}@1")) as folder:
+        exported = load_file(folder / "model.safetensors")
+    shared = exported.keys() & trained.keys()
+    assert len(shared) > 5 and all(torch.equal(exported[name], trained[name]) for name in shared)
 
 
 @pytest.mark.slow

@@ -1,0 +1,88 @@
+"""`terakoya.evaluate` with `tasks`: chooses the program that measures these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terakoya.errors import UserError
+from terakoya.evaluation.evaluate import Program, checkpoint_of, evaluate_model, run_program
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.result import Evaluation
+
+if TYPE_CHECKING:
+    import torch
+
+    from terakoya_quality.finetuning.search import Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(EvaluateOptions):
+    """What is measured of which model, and how.
+
+    Attributes:
+        tasks: names of lm-eval's tasks; or suites, their tasks and suite files, for which the model is fine-tuned; or
+            benchmarks of mteb and their tasks, see `embedding.BENCHMARKS`.
+        tuning: settings of the fine-tuning that replace those of the suites.
+        watch: (title of a task) -> who follows its trainings.
+    """
+
+    tasks: Sequence[str] = ()
+    tuning: Mapping[str, Any] | None = None
+    watch: Callable[[str], AbstractContextManager[Watch]] | None = None
+
+    @property
+    def tuned(self) -> dict[str, Any]:
+        """Option of the command line -> its value, of the settings in `tuning`."""
+        return {
+            f"--{name.replace('learning_rates', 'learning_rate').replace('_', '-')}": value
+            for name, value in (self.tuning or {}).items()
+        }
+
+
+def evaluate_tasks(source: Path, **options: Any) -> Evaluation:
+    """Evaluates as `terakoya.evaluate` with `tasks`; `options` are the other fields of `TaskOptions`."""
+    return measure(TaskOptions(source=source, **options))
+
+
+def measure(options: TaskOptions) -> Evaluation:
+    """Measures what `options` ask, as `evaluate_tasks`."""
+    from terakoya_quality.evaluation.embedding import is_embedding_task, measure_embedding
+    from terakoya_quality.evaluation.suites import measure_suites
+    from terakoya_quality.finetuning.suites import is_suite_task
+
+    programs: list[Program[TaskOptions]] = [
+        Program(lambda options: any(map(is_embedding_task, options.tasks)), measure_embedding),
+        Program(lambda options: any(map(is_suite_task, options.tasks)), measure_suites),
+        Program(lambda options: True, _measure_with_harness),
+    ]
+    return run_program(programs, options)
+
+
+def _measure_with_harness(options: TaskOptions, device: torch.device) -> Evaluation:
+    """Returns the numbers of lm-eval, beside those of the texts that are given as well."""
+    from terakoya_quality.evaluation import harness
+
+    if options.tuning:
+        raise UserError(f"{next(iter(options.tuned))}: is for --tasks of a suite, such as jglue")
+    checkpoint = checkpoint_of(options)
+    if options.measure == "objective":
+        raise UserError("--measure objective: needs token stores; prepare the corpus, or leave out --measure")
+    if not options.tasks:
+        return evaluate_model(options)
+    if not options.has_texts and options.windows:
+        raise UserError(
+            f"{next(iter(options.windows))}: is not for tasks of lm-eval, which cut their texts themselves; "
+            "leave it out"
+        )
+    harness.check_installed(options.tasks)
+    settings = {"limit": options.limit, "precision": options.model_precision}
+    evaluation = Evaluation(checkpoint or options.source, "", settings)
+    if options.has_texts:
+        from terakoya.evaluation.perplexity import measure_texts
+
+        evaluation = measure_texts(options, device)
+    return replace(evaluation, tasks=harness.measure_tasks(options, checkpoint, device))
