@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, get_args, get_origin
 
@@ -43,6 +43,7 @@ def as_typer_reads(function: Callable[..., None], added: Sequence[tuple[Callable
         parameters |= further
         callers.append((adds, list(further)))
 
+    @functools.wraps(function)
     def run(**given: Any) -> None:
         verb = function
         for adds, options in callers:
@@ -52,7 +53,6 @@ def as_typer_reads(function: Callable[..., None], added: Sequence[tuple[Callable
             given[name] = model(**{each: value for each, value in values.items() if value is not None})
         verb(**given)
 
-    run.__doc__ = function.__doc__
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters.values()]
     )
@@ -66,7 +66,7 @@ def _asking_first(
     return lambda **arguments: function(verb, arguments, **options)
 
 
-@cache
+@functools.cache
 def options_of(model: type) -> Mapping[str, Parameter]:
     """Returns the fields of the dataclass `model` that are options, in their order: those `Annotated` with an option or
     argument of typer, or with another dataclass, whose option of that name is meant. What typer cannot read is told in
