@@ -17,7 +17,7 @@ from settings import Case, Measurement, Settings
 from torch import Tensor, nn
 
 from terakoya.toolkit.architectures import attention as rules
-from terakoya.toolkit.architectures.attention_backends import flash, sdpa
+from terakoya.toolkit.architectures._attention_backends import flash, sdpa
 from terakoya.training.model import determinism
 from terakoya.training.model.bf16_functions import embedding_gradient
 

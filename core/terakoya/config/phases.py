@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from terakoya.components import Schedule
 from terakoya.config.data import TrainStore
 from terakoya.config.settings import Settings
-from terakoya.toolkit.nested_component import NestedComponent
+from terakoya.plugins.nested_component import NestedComponent
 
 LENGTHS = ("steps", "tokens", "share")
 """The keys of which one sets the length of a phase."""

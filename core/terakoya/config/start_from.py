@@ -15,8 +15,8 @@ from terakoya.components import Initializer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.json_settings import short_json
+from terakoya.plugins.nested_component import NestedComponent
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
-from terakoya.toolkit.nested_component import NestedComponent
 
 Folder = Annotated[Path, Field(strict=False)]
 Growth = Literal["stack", "identity", "tile"]

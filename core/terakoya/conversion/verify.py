@@ -163,13 +163,15 @@ def _verify_model(folder: Path, findings: Findings) -> None:
     that changed to another number is not found.
     """
     from terakoya.toolkit.formats import folder_digests
-    from terakoya.toolkit.formats.partial_files import find_partial_files
     from terakoya.training.model.start_config import silence_transformers
 
     try:
         config = read_json(folder / "config.json")
         recorded = folder_digests.read(folder)
-        problems, count = list(folder_digests.find_changes(folder) if recorded else find_partial_files(folder)), 0
+        problems, count = (
+            list(folder_digests.find_changes(folder) if recorded else folder_digests.find_partial_files(folder)),
+            0,
+        )
         if not problems:
             count, problems = _check_weights(folder)
         if not problems and "auto_map" not in config:

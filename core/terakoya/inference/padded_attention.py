@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from terakoya.toolkit.architectures import attention_backends
+from terakoya.toolkit.architectures import attention
 
 
 def use_safe_attention() -> None:
     """Lets all models of Transformers in this process attend so that padding changes no other number."""
     AttentionMaskInterface.register("sdpa", mask_without_empty_rows)
-    attention_backends.leave_out_cudnn()
+    attention.leave_out_cudnn()
 
 
 def mask_without_empty_rows(*arguments: Any, **settings: Any) -> Tensor | None:

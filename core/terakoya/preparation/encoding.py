@@ -13,6 +13,7 @@ from typing import Any
 
 from terakoya.components import EncodedDocuments, FindWords, Tokenizer
 from terakoya.corpus.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
+from terakoya.corpus.unread_text import count_unread
 from terakoya.errors import UserError
 from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.conversation_encoder import ConversationEncoder, EncodedConversations
@@ -21,7 +22,6 @@ from terakoya.store.document_sizes import measure_texts
 from terakoya.store.parts import PartBuilder, PartFacts
 from terakoya.store.recorded_options import UNKNOWN
 from terakoya.store.token_store import Unit
-from terakoya.toolkit.tokenizers.unread_text import count_unread
 
 BATCH_CHARACTERS = 1 << 20
 BATCH_DOCUMENTS = 4096

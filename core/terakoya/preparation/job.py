@@ -19,6 +19,7 @@ from terakoya.components import Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Reject
 from terakoya.corpus.rejects import Rejects, describe_rejects, has_many_rejects
+from terakoya.corpus.unread_text import warn_of_unread
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.preparation.chat_template import ChatTemplate
@@ -35,7 +36,6 @@ from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT,
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
 from terakoya.store.writer import PartsContent
 from terakoya.tokenization.languages import warn_of_lost_dakuten
-from terakoya.toolkit.tokenizers.unread_text import warn_of_unread
 
 logger = logging.getLogger("terakoya")
 

@@ -26,7 +26,7 @@ from terakoya.log import translated
 from terakoya.plugins import PluginError, Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
-from terakoya.toolkit.architectures import attention, attention_backends
+from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker
@@ -267,7 +267,7 @@ def build_trainer(
 
     if context.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = parameters.tf32
-        attention_backends.leave_out_cudnn()
+        attention.leave_out_cudnn()
         determinism.choose(parameters.deterministic)
         if parameters.deterministic:
             run_log.print(determinism.NOTICE)

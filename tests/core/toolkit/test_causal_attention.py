@@ -12,7 +12,7 @@ from slow_varlen import slow_varlen
 from torch import Tensor
 from transformers import AttentionInterface, GPT2Config, GPT2Model
 
-from terakoya.toolkit.architectures import attention, document_attention
+from terakoya.toolkit.architectures import _document_attention, attention
 
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3, [0] * 12])
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 4, 8
@@ -156,4 +156,4 @@ def test_document_by_document_equals_the_mask(key_heads: int, window: int | None
 
 def test_rows_whose_neighbouring_documents_have_the_same_number_are_not_joined() -> None:
     document_ids = torch.tensor([[0, 0, 1], [1, 1, -1], [-1, -1, -1], [0, 0, 0]])
-    assert document_attention.lengths(document_ids) == [2, 1, 2, 1, 3, 3]
+    assert _document_attention.lengths(document_ids) == [2, 1, 2, 1, 3, 3]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from terakoya.toolkit.objectives import low_precision_entropy
+from terakoya.toolkit.objectives import _low_precision_entropy
 from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 
@@ -27,7 +27,7 @@ def case(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_it_equals_float64(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, at_once: int, of_loss: float, of_z: float
 ) -> None:
-    monkeypatch.setattr(low_precision_entropy, "ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr(_low_precision_entropy, "ELEMENTS_AT_ONCE", at_once)
     logits, labels = case(dtype)
     exact = logits.detach().double().requires_grad_()
     expected = F.cross_entropy(exact, labels, ignore_index=-100, reduction="sum")
@@ -48,7 +48,7 @@ def test_it_equals_float64(
 
 
 def test_no_float32_array_of_the_logits_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_precision_entropy, "ELEMENTS_AT_ONCE", 3000)
+    monkeypatch.setattr(_low_precision_entropy, "ELEMENTS_AT_ONCE", 3000)
     logits, labels = case(torch.bfloat16)
     sizes: list[int] = []
     convert = Tensor.float
@@ -66,8 +66,8 @@ def test_no_float32_array_of_the_logits_size(monkeypatch: pytest.MonkeyPatch) ->
 def test_columns_beyond_the_classes_count_nothing() -> None:
     logits, labels = case(torch.bfloat16)
     padded = torch.cat([logits.detach(), torch.full((50, 20), 5.0, dtype=logits.dtype)], 1).requires_grad_()
-    narrow, z = low_precision_entropy.summed_cross_entropy(logits * 1, labels)
-    wide, wide_z = low_precision_entropy.summed_cross_entropy(padded * 1, labels, Columns(300))
+    narrow, z = _low_precision_entropy.summed_cross_entropy(logits * 1, labels)
+    wide, wide_z = _low_precision_entropy.summed_cross_entropy(padded * 1, labels, Columns(300))
     assert torch.equal(wide, narrow) and torch.equal(wide_z, z)
     (want,), (got,) = torch.autograd.grad(narrow + z, logits), torch.autograd.grad(wide + wide_z, padded)
     assert torch.equal(got[:, :300], want) and torch.count_nonzero(got[:, 300:]) == 0
@@ -105,12 +105,12 @@ def test_a_label_that_is_no_class_is_an_error() -> None:
 @pytest.mark.nightly
 def test_what_a_gpu_compiles_computes_the_same() -> None:
     logits, labels = case(torch.bfloat16)
-    used = labels != low_precision_entropy.IGNORED
+    used = labels != _low_precision_entropy.IGNORED
     share, both = 0.25 * used, 0.3 * used
-    expected, of_labels = low_precision_entropy.cross_entropy_rows(logits.detach(), labels)
-    compiled = low_precision_entropy._compile(low_precision_entropy._rows)(logits.detach(), labels)
+    expected, of_labels = _low_precision_entropy.cross_entropy_rows(logits.detach(), labels)
+    compiled = _low_precision_entropy._compile(_low_precision_entropy._rows)(logits.detach(), labels)
     assert torch.allclose(compiled[0], expected, rtol=1e-6) and torch.equal(compiled[1], of_labels)
     ours, theirs = logits.detach().clone(), logits.detach().clone()
-    low_precision_entropy.cross_entropy_gradient_(ours, labels, expected, both, share)
-    low_precision_entropy._compile(low_precision_entropy._gradient)(theirs, labels, expected, both, share)
+    _low_precision_entropy.cross_entropy_gradient_(ours, labels, expected, both, share)
+    _low_precision_entropy._compile(_low_precision_entropy._gradient)(theirs, labels, expected, both, share)
     assert ((ours.float() - theirs.float()).abs() <= 2**-8 * ours.float().abs() + 1e-6).all()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from terakoya.toolkit.objectives import padded_head as padding
-from terakoya.toolkit.objectives.causal_module import CausalModule
+from terakoya.toolkit.objectives._causal_module import CausalModule
 from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.cross_entropy import (
     summed_cross_entropy_,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from terakoya.config.start_from import StartFrom
 from terakoya.plugins import registry
-from terakoya.toolkit.architectures.rope_scaling import RopeScaling
+from terakoya.toolkit.architectures._rope_scaling import RopeScaling
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.model.start_config import compare_settings
 from terakoya_contract import toy

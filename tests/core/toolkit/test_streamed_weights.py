@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from terakoya.toolkit.formats.streamed_weights import DTYPES, save, write_file
+from terakoya.toolkit.formats._streamed_weights import DTYPES, save, write_file
 
 
 def test_a_file_has_the_bytes_that_safetensors_writes(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from terakoya.components import Architecture
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.toolkit.objectives import padded_head as padding
-from terakoya.toolkit.objectives.causal_module import CausalModule
+from terakoya.toolkit.objectives._causal_module import CausalModule
 from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.padded_head import padded_head
 from terakoya.training.model.bf16_stream import PADDED_COPIES, WeightCopies

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from terakoya.errors import UserError
-from terakoya.toolkit.architectures import attention_backends, document_attention
+from terakoya.toolkit.architectures import _attention_backends, _document_attention
 
 PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
@@ -164,7 +164,7 @@ def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dic
         if WHOLE_ROWS in batch:
             return {"causal": True, **_exchange(batch)}
         if backend == PREFIX + "sdpa" and document_ids.device.type == "cpu":
-            return {"causal": True, "document_lengths": document_attention.lengths(document_ids), **_exchange(batch)}
+            return {"causal": True, "document_lengths": _document_attention.lengths(document_ids), **_exchange(batch)}
     return _arguments(model, batch, causal=True)
 
 
@@ -256,7 +256,7 @@ def _register(name: str, attend: Callable[..., tuple[Tensor, Tensor | None]]) ->
 def _refusal(module: nn.Module, backend: str, unknown: list[str]) -> str:
     """Returns the message for a model whose attention has the arguments `unknown`, which `backend` does not compute."""
     model_type = getattr(getattr(module, "config", None), "model_type", "unknown")
-    elsewhere = set(unknown) <= signature(attention_backends.eager).parameters.keys()
+    elsewhere = set(unknown) <= signature(_attention_backends.eager).parameters.keys()
     remedy = '"attention": "sdpa" without parallel.sp_size computes it' if elsewhere else "turn it off in the config"
     return (
         f"architecture with model_type {model_type}: {type(module).__name__} passes {', '.join(unknown)} to its "
@@ -265,8 +265,9 @@ def _refusal(module: nn.Module, backend: str, unknown: list[str]) -> str:
 
 
 for _name in BACKENDS:
-    _register(_name, getattr(attention_backends, _name))
-_register(MASKED, attention_backends.sdpa)
+    _register(_name, getattr(_attention_backends, _name))
+_register(MASKED, _attention_backends.sdpa)
+leave_out_cudnn = _attention_backends.leave_out_cudnn
 
 
 def choose(requested: str, *, device: torch.device, length: int, **facts: Any) -> str:

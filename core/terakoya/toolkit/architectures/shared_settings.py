@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from terakoya.toolkit.architectures.rope_scaling import RopeScaling
+from terakoya.toolkit.architectures._rope_scaling import RopeScaling
 
 HiddenSize = Annotated[PositiveInt, Field(description="The width of the hidden states.")]
 NumHiddenLayers = Annotated[PositiveInt, Field(description="Number of blocks.")]

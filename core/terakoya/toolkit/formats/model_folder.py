@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from terakoya.atomic_files import os_error_of
-from terakoya.toolkit.formats import streamed_weights
+from terakoya.toolkit.formats import _streamed_weights
 
 FORMER_NAMES_OF_TWO = {"gemma3_text": ("rope_theta", "rope_local_base_freq")}
 """What Transformers 4 calls the bases of rotary positions in whole and in local layers, by the type of models that have
@@ -39,7 +39,7 @@ def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None 
         if value_of is None:
             model.save_pretrained(folder, state_dict=state)
         else:
-            streamed_weights.save(model, folder, state, value_of)
+            _streamed_weights.save(model, folder, state, value_of)
     _add_former_rotary_keys(folder / "config.json")
 
 

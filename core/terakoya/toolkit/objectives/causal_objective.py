@@ -14,7 +14,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.objectives.check_head import check_head
 
 if TYPE_CHECKING:
-    from terakoya.toolkit.objectives.causal_module import CausalModule
+    from terakoya.toolkit.objectives._causal_module import CausalModule
 
 
 def terms(*, z_loss: float) -> Mapping[str, LossTerm]:
@@ -59,7 +59,7 @@ def build(
 ) -> CausalModule:
     """Returns the root module of the objective `name` over a randomly initialised model. Raises UserError for an
     architecture without a causal head."""
-    from terakoya.toolkit.objectives.causal_module import CausalModule
+    from terakoya.toolkit.objectives._causal_module import CausalModule
 
     check_head(name, architecture, "causal")
     model = architecture.build(vocabulary, "causal")

@@ -2,7 +2,7 @@
 
 `torch.nn.functional.cross_entropy` keeps the log probabilities and allocates a gradient in addition to the logits:
 three arrays of rows x vocabulary. Here the forward overwrites the logits with exponentials, and the backward overwrites
-those with the gradient: one array. Logits in bf16 or fp16 stay in that precision, see `low_precision_entropy`.
+those with the gradient: one array. Logits in bf16 or fp16 stay in that precision, see `_low_precision_entropy`.
 
 Logits of a padded head have further columns, which count nothing and get a gradient of 0 here: a slice of the logits
 before would cost another array in the backward. Of a vocabulary that processes divide, each has the logits of its own
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from terakoya.toolkit.objectives import low_precision_entropy
+from terakoya.toolkit.objectives import _low_precision_entropy
 from terakoya.toolkit.objectives.columns import Columns, without_padding
 
 IGNORED = -100
@@ -34,8 +34,8 @@ def summed_cross_entropy_(logits: Tensor, labels: Tensor, columns: Columns | Non
     Where logits require a gradient, they are overwritten, and the backward can run once. It raises RuntimeError if the
     operation that computed the logits needs them for its own backward.
     """
-    if logits.dtype in low_precision_entropy.DTYPES and torch.is_grad_enabled() and logits.requires_grad:
-        return low_precision_entropy.summed_cross_entropy(logits, labels, columns)[0]
+    if logits.dtype in _low_precision_entropy.DTYPES and torch.is_grad_enabled() and logits.requires_grad:
+        return _low_precision_entropy.summed_cross_entropy(logits, labels, columns)[0]
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         return _without_gradient(logits, labels, columns)
@@ -65,8 +65,8 @@ def summed_cross_entropy_and_z_(
     a row's exponentials. This term keeps logits from drifting (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section
     5).
     """
-    if logits.dtype in low_precision_entropy.DTYPES and torch.is_grad_enabled() and logits.requires_grad:
-        return low_precision_entropy.summed_cross_entropy(logits, labels, columns)
+    if logits.dtype in _low_precision_entropy.DTYPES and torch.is_grad_enabled() and logits.requires_grad:
+        return _low_precision_entropy.summed_cross_entropy(logits, labels, columns)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         loss, own = _without_gradient(logits, labels, columns), without_padding(logits, columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from terakoya.components import Architecture
-from terakoya.toolkit.nested_component import NestedComponent
+from terakoya.plugins.nested_component import NestedComponent
 
 NestedArchitecture = Annotated[Architecture, NestedComponent("architectures")]
 """An architecture of any registered type, written and read with its type."""

@@ -15,9 +15,9 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
+from terakoya.corpus.unread_text import find_unread
+from terakoya.toolkit.tokenizers._token_spans import ByteSpans, library_spans
 from terakoya.toolkit.tokenizers.fast_bpe import FastBpe, fast_bpe
-from terakoya.toolkit.tokenizers.token_spans import ByteSpans, library_spans
-from terakoya.toolkit.tokenizers.unread_text import find_unread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

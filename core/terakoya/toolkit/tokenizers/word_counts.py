@@ -20,9 +20,9 @@ import numpy as np
 from terakoya.corpus.corpus import Block, Corpus, Document
 from terakoya.corpus.files import format_of
 from terakoya.corpus.rejects import Rejects
+from terakoya.corpus.unread_text import count_unread, find_unread, warn_of_unread
 from terakoya.errors import UserError
 from terakoya.process_pool import workers
-from terakoya.toolkit.tokenizers.unread_text import count_unread, find_unread, warn_of_unread
 
 Splitter = Callable[[str], Iterable[str]]
 """A function from a document to its words; `stops_at_nul`, if it has that, is as in `WordSplitter`."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.corpus.unread_text import find_unread
 from terakoya.toolkit.tokenizers.bert_folder import BertFolder
-from terakoya.toolkit.tokenizers.unread_text import find_unread
 from terakoya.toolkit.tokenizers.word_splitters import WordSplitter
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX
 from terakoya_tokenizer.characters import lower_cased

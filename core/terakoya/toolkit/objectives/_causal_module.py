@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
+from terakoya.toolkit.objectives._head_in_parts import sum_with_gradients
 from terakoya.toolkit.objectives.columns import most_likely
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
-from terakoya.toolkit.objectives.head_in_parts import sum_with_gradients
 from terakoya.toolkit.objectives.padded_head import padded_head
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from terakoya.errors import UserError
-from terakoya.toolkit.architectures import document_attention
+from terakoya.toolkit.architectures import _document_attention
 
 
 def leave_out_cudnn() -> None:
@@ -83,7 +83,7 @@ def sdpa(
             sdpa, module, attention_mask=None, causal=causal, sliding_window=sliding_window, scaling=scaling,
             dropout=dropout, softcap=softcap, s_aux=s_aux,
         )  # fmt: skip
-        return document_attention.by_document(attend, query, key, value, document_lengths), None
+        return _document_attention.by_document(attend, query, key, value, document_lengths), None
     if softcap is not None or s_aux is not None:
         attended, _ = eager(
             module, query, key, value, attention_mask, document_mask=document_mask, causal=causal,
