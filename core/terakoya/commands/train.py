@@ -158,7 +158,7 @@ def _say_time(steps: DrySteps, parameters: Parameters, folder: Path) -> None:
         hours, source = seconds * steps.steps / 3600, f"at the speed of the run in {folder} until now"
     time = translated(describe_hours((hours, hours)))
     error_console().print(f"time: {time} for all {steps.steps:,} steps, {translated(source)}", soft_wrap=True)
-    first = parameters.of_phases[0]
+    first = parameters.at_start
     run = rate_facts(
         first, vocab_size=steps.vocab_size, rows=steps.share.micro_batch_size, processes=steps.processes
     )  # fmt: skip

@@ -39,18 +39,19 @@ def check_table(table: Mapping[str, int]) -> None:
 
 def for_nodes(raw: Mapping[str, Any], nodes: int | None, *, source: str) -> dict[str, Any]:
     """Returns the parameters `raw` with an entry for each of `nodes` nodes in place of each table in the short form,
-    also in those of phases. Errors name `source` as the file of `raw`.
+    also of those in its lists. Errors name `source` as the file of `raw`.
 
     Raises:
         UserError: a table is in the short form, and `nodes` is None.
     """
-    result, table, phases = dict(raw), raw.get("batch_size"), raw.get("phases")
+    result, table = dict(raw), raw.get("batch_size")
     if isinstance(table, Mapping) and set(table) == {EACH_NODE}:
         result["batch_size"] = _one_entry_a_node(table, nodes, source)
-    if isinstance(phases, list):
-        result["phases"] = [
-            for_nodes(each, nodes, source=source) if isinstance(each, Mapping) else each for each in phases
-        ]
+    for key, entries in raw.items():
+        if isinstance(entries, list):
+            result[key] = [
+                for_nodes(each, nodes, source=source) if isinstance(each, Mapping) else each for each in entries
+            ]
     return result
 
 

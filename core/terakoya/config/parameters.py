@@ -24,8 +24,9 @@ from pydantic import (
 from terakoya import plugins
 from terakoya.components import Component
 from terakoya.components.progress import Length
-from terakoya.config import batch_table, conflicts, file_kinds, phase_plan
+from terakoya.config import batch_table, conflicts, file_kinds, phases
 from terakoya.config import lora as lora_settings
+from terakoya.config.data import Data
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
 from terakoya.config.other_names import explain_unknown_key, key_paths
 from terakoya.config.presets import find_parameters
@@ -110,7 +111,7 @@ class Parameters(ParameterFields):
                 raise ValueError(f'expected exactly one of {keys}, got none; give one, such as "max_steps": 10000')
             raise ValueError(f"expected exactly one of {keys}, got {', '.join(given)}; set the others to null")
         conflicts.check_conflicts(self)
-        for problem in phase_plan.find_problems(self):
+        for problem in phases.find_problems(self):
             raise ValueError(problem)
         assert len(self._phase_parameters) == len(self.phases)  # wrong keys of a phase are found here
         return self
@@ -119,6 +120,16 @@ class Parameters(ParameterFields):
     def of_phases(self) -> tuple[Self, ...]:
         """The parameters of each phase, which have no phases themselves; these parameters where the run has none."""
         return self._phase_parameters or (self,)
+
+    @property
+    def all_data(self) -> tuple[Data, ...]:
+        """The data of each phase."""
+        return tuple(each.data for each in self.of_phases)
+
+    @property
+    def at_start(self) -> Self:
+        """The parameters of the first steps."""
+        return self.of_phases[0]
 
     def built_in(self, phase: int) -> Self:
         """These parameters with the architecture that the model has in the phase of this number, counted from 1."""
@@ -131,7 +142,7 @@ class Parameters(ParameterFields):
 
     def _of_phase(self, number: int) -> Self:
         try:
-            changes = phase_plan.changes_of(self.phases[number], self, number)
+            changes = phases.changes_of(self.phases[number], self, number)
             return type(self)(**{**dict(self), "phases": (), **changes})
         except UserError as error:
             raise ValueError(str(error)) from None

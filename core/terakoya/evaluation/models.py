@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
+from terakoya.runs.checkpoints import trained_length
 from terakoya.training.model.start_config import silence_transformers
 
 Kind = Literal["causal", "masked"]
@@ -101,15 +101,7 @@ def load_checkpoint(
         tokenizer = load_tokenizer(folder / "tokenizer")
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     evaluated = _evaluated_model(folder, model.to(device, dtype), tokenizer, _kind(folder, config, model))
-    return replace(evaluated, trained_length=_trained_length(manifest))
-
-
-def _trained_length(manifest: Mapping[str, Any]) -> int:
-    """Returns the length of the longest rows up to the checkpoint with this `manifest`, in tokens."""
-    parameters = manifest["parameters"]
-    begun = (parameters.get("phases") or ())[: manifest.get("phase", {"number": 1})["number"]]
-    lengths = [(phase.get("data") or {}).get("sequence_length") for phase in begun]
-    return max(length or parameters["data"]["sequence_length"] for length in lengths or [None])
+    return replace(evaluated, trained_length=trained_length(manifest))
 
 
 def _evaluated_model(

@@ -107,12 +107,12 @@ class RunObjective:
         self.module, self.flash = module, backend == "flash"
 
     def validation_stores(self) -> dict[str, TokenStore]:
-        """The run's validation stores by name, with `data.split` the parts of the training stores of all phases.
+        """The run's validation stores by name, with `data.split` the parts of all training stores.
 
         Raises:
             UserError: a store is missing or damaged.
         """
-        return open_validation(self.parameters.data, [phase.data for phase in self.parameters.of_phases])
+        return open_validation(self.parameters.data, self.parameters.all_data)
 
     def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Numbers:
         """Evaluates the objective on the rows of `store`.

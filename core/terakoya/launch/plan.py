@@ -140,7 +140,7 @@ def make_job(
         *(() if nodes is None else ("--nodes", str(nodes))),
     )
     data = loaded.data
-    mixtures = (data.train, *(stage.train for stage in data.stages), *(phase.data.train for phase in loaded.of_phases))
+    mixtures = (data.train, *(stage.train for stage in data.stages), *(each.train for each in loaded.all_data))
     stores = [entry.store for mixture in mixtures for entry in mixture]
     return Job(
         name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,

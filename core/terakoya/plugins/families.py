@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module, util
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -91,6 +92,6 @@ def function_of_family(name: str) -> Any:
     """Returns what a family has for `terakoya` as `name`. Raises AttributeError if no installed one has it."""
     for family in FAMILIES.values():
         module = family.functions.get(name)
-        if module is not None and util.find_spec(module.partition(".")[0]) is not None:
+        if module is not None and find_spec(module.partition(".")[0]) is not None:
             return getattr(import_module(module), name)
     raise AttributeError(f"terakoya has no attribute {name!r}{missing_family('functions', name)}")

@@ -156,6 +156,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def trained_length(manifest: Mapping[str, Any]) -> int:
+    """Returns the length of the longest rows up to the checkpoint with this `manifest`, in tokens."""
+    parameters = manifest["parameters"]
+    begun = (parameters.get("phases") or ())[: manifest.get("phase", {"number": 1})["number"]]
+    lengths = [(phase.get("data") or {}).get("sequence_length") for phase in begun]
+    return max(length or parameters["data"]["sequence_length"] for length in lengths or [None])
+
+
 def find_conflict(name: str, manifest: Mapping[str, Any]) -> str | None:
     """Returns how the values of `manifest`, in a folder called `name`, contradict each other; None if they do not.
 

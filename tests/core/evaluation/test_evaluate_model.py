@@ -45,12 +45,11 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.evaluation.batches import ScoredSequence, negative_log_likelihood
 from terakoya.evaluation.data import CorpusTexts
-from terakoya.evaluation.models import _trained_length
 from terakoya.evaluation.objective import RunObjective
 from terakoya.evaluation.result import Evaluation
 from terakoya.inference.scores import Measurement, read_evaluation
 from terakoya.plugins import registry
-from terakoya.runs.checkpoints import read_manifest
+from terakoya.runs.checkpoints import read_manifest, trained_length
 from terakoya.store.token_store import TokenStore
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
@@ -364,7 +363,7 @@ def test_a_run_is_read_in_windows_as_long_as_its_rows(run: Path, stores: tuple[P
 def test_rows_of_phases_to_come_are_not_trained(phase: int, length: int) -> None:
     lengths = [{}, {"data": {"sequence_length": 64}}, {"data": None}, {"data": {"sequence_length": 128}}]
     manifest = {"parameters": {"data": {"sequence_length": 16}, "phases": lengths}, "phase": {"number": phase}}
-    assert _trained_length(manifest) == length
+    assert trained_length(manifest) == length
 
 
 def test_a_run_and_its_export_have_the_same_pseudo_perplexity(run: Path, tmp_path: Path) -> None:
