@@ -45,7 +45,7 @@ FASTEST: Mapping[int, Literal["flash", "sdpa"]] = {}
 """The faster backend for rows of at most so many tokens, as it was measured where both compute a run; rows that are
 longer than all of these take flash, which does no work outside of documents.
 
-Measured so far, and no reason for an entry: compiled blocks of bert_base with rows of 512 on an H200, not
+Measured so far, and no reason for an entry: fused blocks of bert_base with rows of 512 on an H200, not
 deterministic, where the card waits for the host: 508,762 tokens/s with sdpa and 491,353 with flash, no more than two
 such measurements differ by."""
 MOST_DOCUMENTS = 65_535

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from terakoya.toolkit.objectives.columns import Columns, VocabularyPart
+from terakoya.toolkit.torch_operations import is_traced
 
 MULTIPLE = 64
 DEVICES = ("cuda",)
@@ -35,7 +36,7 @@ def padded_head(model: PreTrainedModel) -> Iterator[Columns | None]:
     vocabulary only this process's. Yields what the columns are, or None where they are the vocabulary.
 
     There are no further columns where V is a multiple of 64, the head is no plain linear layer whose weight is here
-    whole, its product takes no Tensor Cores, or nothing is trained. torch's compiler pads by itself.
+    whole, its product takes no Tensor Cores, or nothing is trained. What torch traces is padded by torch.
 
     Where the head has no `OWN_FORWARD`, the padded weight is made at its first call, in autocast's precision if that is
     on, and once if this is opened again while it is open.
@@ -46,7 +47,7 @@ def padded_head(model: PreTrainedModel) -> Iterator[Columns | None]:
         if isinstance(head, nn.Linear) and isinstance(head.__dict__.get("forward"), _PaddedForward):
             yield Columns(head.out_features, part)
             return
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not _gains(head):
+        if is_traced() or not torch.is_grad_enabled() or not _gains(head):
             yield None if part is None else Columns(part.count, part)
             return
         head.forward = _PaddedForward(head)
