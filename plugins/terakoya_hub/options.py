@@ -15,28 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class UploadOptions:
-    """What is uploaded, and what its card says.
+    """What is uploaded, and what its card says. What the help of an option says is not repeated here.
 
     Attributes:
         source: RUN, RUN@STEP, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept;
             a warning names the options that then change nothing.
-        name: the repository, ORGANISATION/NAME.
-        prompt: a text to try the model with before the push. The output is reported and written into the card; if the
-            model fails, nothing is pushed.
-        public: whether everybody may read a new repository.
-        also: files to push besides those of the model.
+        prompt: if the model fails on it, nothing is pushed.
         only: the only model to push of several; it becomes the repository itself.
-        run: the run or checkpoint that an exported folder comes from, for the card. Of a run it is the checkpoint that
-            the folder names, or the newest one where it names none.
-        evaluations: files that `terakoya evaluate --out` wrote, for the card and its metadata.
-        license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
-        datasets: where the text comes from, names on the Hub or words, for the card.
-        dataset_license: the licence of the text, for the card.
-        languages: codes of the languages, for the card; None is Japanese where the vocabulary has kana, else none.
-        authors: who made the model, for the card's citation.
-        citation: a file with the authors' own entry of BibTeX, for the card.
-        trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
-        dry_run: a new folder to write instead of pushing.
+        run: the run or checkpoint that an exported folder comes from. Of a run it is the checkpoint that the folder
+            names, or the newest one where it names none.
+        languages: None is Japanese where the vocabulary has kana, else none.
         try_model: (folder, prompt) -> the model's output.
         report: receives a line for each finished step.
         process: what loads the models elsewhere before they are pushed; None skips this.

@@ -30,7 +30,6 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.doctor.diagnose import diagnose
 from terakoya.training.checkpoint.state import StoredTensors
 from terakoya_contract import toy as toy_model
-from terakoya_quality.finetuning.settings import TuningSettings
 
 T = TypeVar("T")
 SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32, "hidden_size": 16}
@@ -182,7 +181,7 @@ def evaluate_texts(folder: Path, kind: str) -> None:
 def finetune(folder: Path) -> None:
     terakoya.finetune(
         folder / "masked", folder / "tuned", task="classification", train=folder / "data/train.json",
-        eval=folder / "data/eval.json", settings=TuningSettings(**TUNING),
+        eval=folder / "data/eval.json", **TUNING,
     )  # fmt: skip
 
 

@@ -20,26 +20,17 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """What is measured of which model, and how.
+    """What is measured of which model, and how. What the help of an option says is not repeated here.
 
     Attributes:
-        source: the model: a Transformers folder, a checkpoint, a run (its newest whole checkpoint), or RUN@STEP.
-        stores: token stores; by default, a run is evaluated on its validation stores. For suites, the folder with
-            their files.
+        source: a run is its newest whole checkpoint; RUN@STEP is another one.
         corpora: name -> texts.
-        corpus, field, documents, encoding: files of texts besides, and how they are read, as for `prepare`.
         measure: `auto` is the objective for a run or checkpoint on stores, and for everything else perplexity (causal
             models) or pseudo-perplexity (masked models).
-        limit: largest number of documents, lines (pseudo-perplexity) or rows (objective) of each data set.
-        length, stride: of the windows over long documents, in tokens; by default the longest rows of training, of a
-            run or checkpoint, else the model's limit, at most 2048; and half of that. For suites, `length` is the
-            largest number of tokens of an input.
-        start_token: whether to begin each document with the tokenizer's BOS, or EOS if it has no BOS, so that the
-            first token is scored too.
+        length, stride: of the windows over long documents, in tokens. For suites, `length` is the largest number of
+            tokens of an input.
         batch_tokens: largest number of positions in a batch, with padding.
-        precision: by default fp32; for the objective, the run's own, of an fp8 run bf16.
-        device: by default the first GPU, or the CPU.
-        trust_remote_code: whether to run Python code that the folder contains.
+        precision: for the objective of an fp8 run bf16.
     """
 
     source: Annotated[Path, typer.Argument(help="A Transformers folder, a checkpoint or a run.", metavar="DIR")]

@@ -26,34 +26,17 @@ WordsSetting = str | Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """Which text becomes which token store, and how.
+    """Which text becomes which token store, and how. What the help of an option says is not repeated here.
 
     Attributes:
         sources: files, folders, patterns such as `text/*.parquet`, and addresses such as `s3://bucket/wiki`.
-        tokenizer: the tokenizer's folder, or its name on the Hugging Face Hub if it was downloaded before.
-        out: the new store's folder.
-        type: the tokenizer's registered name; None recognises it by its files.
-        processes: number of processes; None is one for each CPU.
-        documents: what separates documents in txt files: a blank line, or every line end.
-        field: the key or column that holds the text.
-        encoding: what files are that are not UTF-8, and whose encoding is not recognised; None rejects them.
-        unit: what one sequence of the store is.
-        append_eos: whether EOS is stored after each document.
-        max_rejects: how many documents may be rejected, a count (int) or a share of all documents (float); empty
-            ones do not count.
-        special_tokens_in_text: what happens to `[MASK]` and the like in the text; None is the tokenizer's own setting.
-        max_document_bytes: documents that are larger are rejected.
+        tokenizer: its folder, or its name on the Hugging Face Hub if it was downloaded before.
+        max_rejects: a count (int) or a share of all documents (float); empty ones do not count.
         clean: cleaning steps, or a JSON file with a list of them.
-        clean_folder: folder that records which documents the steps drop; None is `OUT.clean` next to the store.
-        held_out: whether to take the documents that the step `hold_out` sets aside, instead of the others.
-        shard: `3/16` encodes that share of the corpus only; merged in order, the stores of all shares are the store of
-            the corpus.
-        force: whether to remove another store that `out` holds.
-        conversations: whether the files hold conversations.
-        words: the word finder whose words are stored: its name, or an object with `type` and its settings; None stores
-            the words that the tokenizer knows, if it does.
-        template: how conversations are written: `chat` (the tokenizer's own template), `alpaca`, `alpaca_en` or a Jinja
-            file; None is the tokenizer's own template if it has one, else `alpaca`.
+        clean_folder: records which documents the steps drop.
+        shard: merged in order, the stores of all shards are the store of the corpus.
+        words: the word finder whose words are stored: its name, or an object with `type` and its settings.
+        template: `chat` (the tokenizer's own template), `alpaca`, `alpaca_en` or a Jinja file.
     """
 
     sources: Annotated[

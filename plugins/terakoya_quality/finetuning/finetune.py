@@ -15,7 +15,6 @@ from terakoya_quality.finetuning.options import FinetuneOptions
 from terakoya_quality.finetuning.rows import read_rows
 from terakoya_quality.finetuning.scores import write_scores
 from terakoya_quality.finetuning.search import Callbacks, SearchResult, search
-from terakoya_quality.finetuning.settings import TuningSettings
 
 
 def finetune(source: Path, out: Path, **options: Any) -> SearchResult:
@@ -33,15 +32,15 @@ def finetune(source: Path, out: Path, **options: Any) -> SearchResult:
 
 def finetune_model(options: FinetuneOptions) -> SearchResult:
     """Does what `options` say, as `finetune`."""
-    kind = find_kind(options.task)
+    kind, settings = find_kind(options.task), options.settings
     check_new_folder(options.out)
     files = {"train": options.train, "eval": options.eval, **({} if options.test is None else {"test": options.test})}
-    sets = {name: read_rows(file, columns=options.columns, limit=options.limit) for name, file in files.items()}
+    sets = {name: read_rows(file, columns=dict(options.columns), limit=options.limit) for name, file in files.items()}
     device = find_device(options.device, precision=options.precision)
     use = ModelUse(device=device, precision=options.precision, trust=options.trust_remote_code)
     with finished_model(options.source) as folder:
         result = search(
-            folder, kind, sets, options.settings or TuningSettings(), use=use,
+            folder, kind, sets, settings, use=use,
             watch=Callbacks(options.report, options.progress),
         )  # fmt: skip
         with torch.random.fork_rng(devices=[]), new_folder(options.out) as draft:

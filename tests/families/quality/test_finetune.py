@@ -58,7 +58,7 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     train, held_out = write(tmp_path / "t.jsonl", classified(80, 1)), write(tmp_path / "e.jsonl", classified(60, 2))
     settings = FAST.model_copy(update={"learning_rates": (1e-6, 1e-2), "epochs": (3,), "seeds": 2})
     first, second = (
-        finetune(model, tmp_path / name, task="classification", train=train, eval=held_out, settings=settings)
+        finetune(model, tmp_path / name, task="classification", train=train, eval=held_out, **dict(settings))
         for name in ("one", "two")
     )
     accuracy = first.scores["eval"]["accuracy"]
@@ -95,7 +95,7 @@ def test_a_deberta_is_finetuned_in_bf16(model: Path, tmp_path: Path) -> None:
     }
     results = {
         precision: finetune(
-            base, tmp_path / precision, task="classification", settings=FAST, precision=precision, **files
+            base, tmp_path / precision, task="classification", **dict(FAST), precision=precision, **files
         )
         for precision in ("fp32", "bf16")
     }
@@ -115,7 +115,7 @@ def test_a_finetuned_model_has_no_card_and_scores_of_its_base_and_says_how_many_
     (base / SCORES).write_text(json.dumps(scores))
     options: dict[str, Any] = {"task": "classification", "train": file, "eval": file}
     for name, limit in (("few", 8), ("all", None)):
-        finetune(base, tmp_path / name, **options, settings=TuningSettings(epochs=(1,)), limit=limit)
+        finetune(base, tmp_path / name, **options, epochs=(1,), limit=limit)
         assert not {"README.md", "training.svg"} & {each.name for each in (tmp_path / name).iterdir()}
         (kept,) = read_kept(tmp_path / name)
         assert kept.data == "t.jsonl" and kept.settings.get("limit") == limit
@@ -132,7 +132,7 @@ def test_the_weights_of_the_best_seed_are_kept(model: Path, tmp_path: Path, monk
     monkeypatch.setattr("terakoya_quality.finetuning.search._score", score)
     file = write(tmp_path / "t.jsonl", classified(8, 1))
     settings = TuningSettings(epochs=(1,), seeds=3)
-    result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+    result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, **dict(settings))
     written = load_file(tmp_path / "out/model.safetensors")["classifier.weight"]
     assert torch.equal(written, seen[1]) and not torch.equal(seen[0], seen[1])
     assert result.scores["eval"]["accuracy"].mean == pytest.approx(0.6)
@@ -183,7 +183,7 @@ def test_a_number_for_a_pair_is_learnt(model: Path, tmp_path: Path) -> None:
         second = draw.choice(WORDS[5:])
         rows.append({"text1": first, "text2": second, "label": WORDS.index(first) - WORDS.index(second) / 2})
     train, held_out = write(tmp_path / "t.jsonl", rows[:150]), write(tmp_path / "e.jsonl", rows[150:])
-    result = finetune(model, tmp_path / "out", task="regression", train=train, eval=held_out, settings=FAST)
+    result = finetune(model, tmp_path / "out", task="regression", train=train, eval=held_out, **dict(FAST))
     regressor, tokenizer = loaded("AutoModelForSequenceClassification", tmp_path / "out")
     predicted = [
         logits_of(regressor, **tokenizer(row["text1"], row["text2"], return_tensors="pt")).item() for row in rows[150:]
@@ -210,7 +210,7 @@ def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
         rows.append({"tokens": words, "tags": tags} if in_words else {"text": text, "spans": spans})
     train, held_out = write(tmp_path / "t.jsonl", rows[:50]), write(tmp_path / "e.jsonl", rows[50:])
     settings = FAST.model_copy(update={"epochs": (3,)})
-    result = finetune(model, tmp_path / "out", task="ner", train=train, eval=held_out, settings=settings)
+    result = finetune(model, tmp_path / "out", task="ner", train=train, eval=held_out, **dict(settings))
     assert result.scores["eval"]["f1"].mean > 0.8
     assert list(result.task.labels) == ["O", "B-ape", "I-ape"]
     if in_words:  # each word is a token here
@@ -236,7 +236,7 @@ def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
         rows.append({"question": word, "context": " ".join(words), "answers": [{"text": word, "answer_start": start}]})
     train, held_out = write(tmp_path / "t.jsonl", rows[:160]), write(tmp_path / "e.jsonl", rows[160:])
     settings = FAST.model_copy(update={"max_length": 16, "stride": 4, "epochs": (5,)})
-    result = finetune(model, tmp_path / "out", task="qa", train=train, eval=held_out, settings=settings)
+    result = finetune(model, tmp_path / "out", task="qa", train=train, eval=held_out, **dict(settings))
     assert result.scores["eval"]["exact_match"].mean > 0.8
     answerer, tokenizer = loaded("AutoModelForQuestionAnswering", tmp_path / "out")
     short = [row for row in rows[160:] if len(row["context"].split()) <= 12]  # one window
@@ -260,7 +260,7 @@ def test_choices_are_learnt(model: Path, tmp_path: Path, own_class: bool, monkey
         rows.append({"question": choices[label := draw.randrange(3)], "choices": choices, "label": label})
     train, held_out = write(tmp_path / "t.jsonl", rows[:160]), write(tmp_path / "e.jsonl", rows[160:])
     settings = FAST.model_copy(update={"epochs": (8,)})
-    result = finetune(model, tmp_path / "out", task="choice", train=train, eval=held_out, settings=settings)
+    result = finetune(model, tmp_path / "out", task="choice", train=train, eval=held_out, **dict(settings))
     accuracy = result.scores["eval"]["accuracy"].mean
     kind = "AutoModelForMultipleChoice" if own_class else "AutoModelForSequenceClassification"
     chooser, tokenizer = loaded(kind, tmp_path / "out")
@@ -373,11 +373,11 @@ def test_long_texts_are_cut_and_counted(model: Path, tmp_path: Path) -> None:
     rows = [*classified(6, 1), {"text": "mi " * 40, "label": "bad"}]
     file = write(tmp_path / "t.jsonl", rows)
     settings = TuningSettings(epochs=(1,))
-    result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+    result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, **dict(settings))
     assert result.cut == {"train": 1, "eval": 1} and result.settings.max_length == 24
     with pytest.raises(UserError, match="max_length 25: the model takes at most 24 tokens"):
         settings = TuningSettings(max_length=25)
-        finetune(model, tmp_path / "new", task="classification", train=file, eval=file, settings=settings)
+        finetune(model, tmp_path / "new", task="classification", train=file, eval=file, **dict(settings))
 
 
 @pytest.mark.slow
@@ -385,8 +385,8 @@ def test_a_head_for_other_labels_is_replaced(model: Path, tmp_path: Path) -> Non
     two = write(tmp_path / "two.jsonl", classified(4, 1))
     three = write(tmp_path / "three.jsonl", [*classified(4, 1), {"text": "mi", "label": "neither"}])
     settings = TuningSettings(epochs=(1,))
-    finetune(model, tmp_path / "first", task="classification", train=two, eval=two, settings=settings)
-    finetune(tmp_path / "first", tmp_path / "new", task="classification", train=three, eval=three, settings=settings)
+    finetune(model, tmp_path / "first", task="classification", train=two, eval=two, **dict(settings))
+    finetune(tmp_path / "first", tmp_path / "new", task="classification", train=three, eval=three, **dict(settings))
     assert load_file(tmp_path / "new/model.safetensors")["classifier.weight"].shape == (3, 32)
 
 
@@ -444,7 +444,7 @@ def test_models_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None
         TextVectors(broken, max_length=None, use=ModelUse(device=torch.device("cpu")))
     settings = TuningSettings(learning_rates=(1e30,), epochs=(3,), batch_size=1)
     with pytest.raises(UserError, match=r"the loss is not finite with learning rate 1e\+30; try smaller ones"):
-        finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+        finetune(model, tmp_path / "out", task="classification", train=file, eval=file, **dict(settings))
 
 
 @pytest.mark.parametrize(("steps", "broken"), [(1, 1), (3, 3), (3, 2)])
@@ -466,7 +466,7 @@ def test_a_gradient_that_is_not_finite_is_noticed_also_in_the_last_step(
     settings = TuningSettings(epochs=(1,), batch_size=2)
     told = "before anything was trained" if broken == 1 else "the loss is not finite with learning rate"
     with pytest.raises(UserError, match=told):
-        finetune(model, tmp_path / "out", task="classification", train=file, eval=file, settings=settings)
+        finetune(model, tmp_path / "out", task="classification", train=file, eval=file, **dict(settings))
     assert taken[0] == steps and not (tmp_path / "out").exists()
 
 
@@ -479,7 +479,7 @@ def test_a_text_without_a_token_is_refused_with_its_line(tmp_path: Path) -> None
     config = transformers.GPT2Config(vocab_size=15, n_positions=16, n_embd=8, n_layer=1, n_head=1)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     with pytest.raises(UserError, match=r"t\.jsonl, line 5: its text has no tokens"):
-        finetune(folder, tmp_path / "out", task="classification", train=file, eval=file, settings=FAST)
+        finetune(folder, tmp_path / "out", task="classification", train=file, eval=file, **dict(FAST))
 
 
 def test_the_pipelines_that_the_command_names_are_there() -> None:
