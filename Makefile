@@ -22,11 +22,12 @@ demo: $(VENV)/.base
 test: $(VENV)/.dev
 	$(PYTEST) $(PARALLEL)
 
-# The inner loop: what takes less than half a second each.
+# The inner loop: all but the tests that are slow by tests/durations.json.
 quick: $(VENV)/.dev
 	$(PYTEST) $(PARALLEL) -q -m "not nightly and not slow"
 
-# After tests have become longer or shorter: tests/durations.json, by which workers take the longest files first.
+# After tests have become longer or shorter: tests/durations.json, by which workers take the longest files first and
+# `make quick` leaves slow tests out.
 durations: $(VENV)/.dev
 	$(PYTEST) $(PARALLEL) --write-durations
 
@@ -56,9 +57,9 @@ docs-serve: $(VENV)/.docs
 cluster: $(VENV)/.dev
 	$(PYTEST) tests/tools/test_cluster.py tests/tools/test_engine_table.py tests/tools/test_slurm.py
 
-# What is too slow for every change: 200 kills, full tables, the demo from nothing.
+# What is too slow for every change: many kills, full tables, the demo from nothing.
 nightly: $(VENV)/.dev
-	$(PYTEST) -m nightly --timeout=7200
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m nightly --timeout=7200
 
 # The comparisons whose figures the README gives; each also runs alone, --help says what it takes.
 bench: $(VENV)/.dev

@@ -10,8 +10,9 @@ import math
 import os
 import signal
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,15 @@ settings.register_profile("terakoya", deadline=None)
 settings.load_profile("terakoya")
 
 DURATIONS = Path(__file__).with_name("durations.json")
-"""Seconds that each test file takes; `make durations` writes it."""
+"""Seconds that each test file takes, and which of its tests are slow; `make durations` writes it."""
+SLOW = 0.25
+"""A test is slow that takes more seconds, with its fixtures. One of the session counts from `COSTLY` on."""
+COSTLY = 2.0
 spent: dict[str, float] = defaultdict(float)
+slow: dict[str, set[str]] = defaultdict(set)
 """Those of this run."""
+fixture_seconds: dict[str, float] = {}
+"""What the fixtures of this process have taken that count."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,21 +65,52 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} anew")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files first that take longest, before them new ones: workers take whole files, and a long one that
-    starts last would leave the others idle."""
-    seconds = json.loads(DURATIONS.read_bytes())
-    items.sort(key=lambda item: -seconds.get(_name(item.path), math.inf))
+    """Marks the slow tests, and puts the files first that take longest, before them new ones: workers take whole files,
+    and a long one that starts last would leave the others idle."""
+    known = json.loads(DURATIONS.read_bytes())
+    new = {"seconds": math.inf, "slow": []}
+    items.sort(key=lambda item: -known.get(_name(item.path), new)["seconds"])
+    for item in items:
+        if _function(item.name) in known.get(_name(item.path), new)["slow"]:
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    began = time.monotonic()
+    made = yield
+    seconds = time.monotonic() - began
+    fixture_seconds[fixturedef.argname] = seconds if fixturedef.scope != "session" or seconds > COSTLY else 0.0
+    return made
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]) -> None:
+    fixtures = sum(fixture_seconds.get(name, 0.0) for name in item.fixturenames)
+    if call.when == "call" and call.duration + fixtures > SLOW:
+        item.user_properties.append(("slow", True))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    spent[_name(DURATIONS.parents[1] / report.location[0])] += report.duration
+    file = _name(DURATIONS.parents[1] / report.location[0])
+    spent[file] += report.duration
+    if any(name == "slow" for name, _ in report.user_properties):
+        slow[file].add(_function(report.location[2]))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--write-durations") and not hasattr(session.config, "workerinput"):
-        rounded = {name: round(seconds, 1) for name, seconds in sorted(spent.items())}
-        DURATIONS.write_text(json.dumps(rounded, indent=0) + "\n")
+        lines = [
+            f"{json.dumps(name)}: {json.dumps({'seconds': round(seconds, 1), 'slow': sorted(slow[name])})}"
+            for name, seconds in sorted(spent.items())
+        ]
+        DURATIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _function(name: str) -> str:
+    return name.partition("[")[0]
 
 
 def _name(file: Path) -> str:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,22 +49,48 @@ def house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+SERVER = """
+import json, os, sys
+import torch, transformers
+from terakoya.commands.main import main
+from terakoya.training import setup
+
+for line in sys.stdin:
+    words, *outputs = json.loads(line)
+    child = os.fork()
+    if child:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for number, output in enumerate(outputs, 1):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdin = open(os.devnull)
+    main(words)
+"""
+"""Runs the commands that arrive as lines, each in a fork, which need not import torch; writes their exit codes."""
+
+
 @pytest.fixture(scope="module")
-def run(house: Path) -> Run:
+def run(house: Path) -> Iterator[Run]:
     """Runs `terakoya` in the copy, in its folder `work`."""
     work = house / "work"
     work.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TERAKOYA_")}
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=work, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**environment, "PYTHONPATH": str(house), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
 
     def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "terakoya", *words], cwd=work, capture_output=True, text=True,
-            env={**environment, "PYTHONPATH": str(house), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
-        return done
+        outputs = [house / "stdout", house / "stderr"]
+        assert server.stdin is not None and server.stdout is not None
+        print(json.dumps([words, *map(str, outputs)]), file=server.stdin, flush=True)
+        done = int(server.stdout.readline())
+        said = [file.read_text(encoding="utf-8") for file in outputs]
+        assert done == code, said[0][-3000:] + said[1][-3000:]
+        return subprocess.CompletedProcess(words, done, *said)
 
-    return run
+    yield run
+    server.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")

@@ -71,11 +71,8 @@ def test_a_preset_has_the_published_size(preset: str) -> None:
 
 
 def test_every_preset_of_full_size_is_in_the_table() -> None:
-    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} | {
-        "bert_large",
-        "electra_small",
-        "eurobert_210m",
-    }
+    others = {"bert_large", "electra_small", "eurobert_210m"}
+    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} | others
 
 
 def test_deberta_v3s_generator_is_half_as_deep_and_as_wide() -> None:
@@ -98,7 +95,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     at_night(
         json.loads(ENTRIES.read_text()),
-        always=("bert-base-dist", "electra-small", "roberta-base", "deberta-base", "electra-small-additional"),
+        always=("bert-base-dist", "electra-small", "electra-small-additional"),
     ),
 )
 def test_an_entry_trains_resumes_is_exported_and_loads(
@@ -305,7 +302,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
     ("name", "precision"),
     at_night(
         itertools.product(RUNS, ("fp32", "bf16")),
-        always=[("modernbert-replaced", "bf16"), ("deberta-v3", "fp32"), ("t5", "bf16")],
+        always=[("modernbert-replaced", "bf16"), ("t5", "fp32")],
     ),
 )
 def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_path: Path) -> None:
@@ -338,9 +335,7 @@ def test_a_classification_head_on_a_modernbert_reads_the_whole_text() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", at_night(("roberta", "deberta", "deberta_v2", "modernbert", "t5"), always=("deberta_v2", "t5"))
-)
+@pytest.mark.parametrize("name", at_night(("roberta", "deberta", "deberta_v2", "modernbert", "t5"), always=("t5",)))
 def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
     architecture = (
         {"type": "t5", **RUNS["t5"][0], "dropout_rate": 0.0} if name == "t5" else {"type": name, **FAMILY[name]}

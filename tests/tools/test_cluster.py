@@ -21,13 +21,14 @@ from typing import Any
 import pytest
 import toy
 import warm_python
+from selection import at_night
 
 logger = logging.getLogger("terakoya.tests")
 
 CLUSTER = Path(__file__).parents[2] / "tools/cluster/cluster.sh"
 HOSTS = ("a01", "a02", "a03")
 TABLE = {"a01": 7, "a02": 5, "a03": 4}
-STEPS = 60
+STEPS = 40
 SILENCE = 10
 """`parallel.timeout_seconds`: seconds after which processes give up silent ones."""
 NOTICE = 10.0 + 30.0
@@ -279,8 +280,9 @@ def test_every_engine_trains_over_hosts_as_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cable", at_night([False, True], always=[False]), ids=["alone", "and a cable"])
 def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
-    cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
+    cable: bool, cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     arguments = ("--max-restarts", "3", "--submit")
@@ -295,11 +297,12 @@ def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
         first = max(toy.records(out, "resume"))
         assert first >= 5
 
-        run.until_step(first + 12)
-        cluster.link("a02", "down")
-        run.until_noticed(HOSTS, time.monotonic(), seconds=SILENCE + NOTICE)
-        cluster.link("a02", "up")
-        run.until(lambda: max(toy.records(out, "resume")) > first)
+        if cable:
+            run.until_step(first + 12)
+            cluster.link("a02", "down")
+            run.until_noticed(HOSTS, time.monotonic(), seconds=SILENCE + NOTICE)
+            cluster.link("a02", "up")
+            run.until(lambda: max(toy.records(out, "resume")) > first)
         run.finish()
     assert toy.losses(out) == toy.losses(undisturbed)
 

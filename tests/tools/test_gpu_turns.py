@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+from selection import at_night
 
 GPU = Path(__file__).resolve().parents[2] / "tools" / "gpu"
 sys.path[:0] = [str(GPU), str(GPU.with_name("bench"))]
@@ -157,7 +158,7 @@ def test_our_side_says_how_often_the_gpu_waited_in_its_windows(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["bert_base", "electra_small", "gpt2_125m"])
+@pytest.mark.parametrize("preset", at_night(["bert_base", "electra_small", "gpt2_125m"], always=["electra_small"]))
 def test_the_peer_is_given_the_rows_of_our_steps(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ids under the same masks, with the same labels; as rows, and as the documents in them."""
     toy = shared.Settings(tmp_path, tmp_path, tiny=True, apart=False)
@@ -191,7 +192,7 @@ def test_the_peer_is_given_the_rows_of_our_steps(preset: str, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["bert_base", "gpt2_125m"])
+@pytest.mark.parametrize("preset", at_night(["bert_base", "gpt2_125m"], always=["bert_base"]))
 def test_on_documents_the_peer_computes_our_loss(preset: str, tmp_path: Path) -> None:
     from terakoya.config.parameters import Parameters
     from terakoya.store.token_store import TokenStore

@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from selection import at_night
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
@@ -59,7 +60,7 @@ def arguments(bench: ModuleType, store: Path, family: str, folder: Path) -> obje
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["bert", "gpt"])
+@pytest.mark.parametrize("family", at_night(["bert", "gpt"], always=["bert"]))
 def test_both_legs_are_measured_alike(bench: ModuleType, store: Path, tmp_path: Path, family: str) -> None:
     settings = arguments(bench, store, family, tmp_path)
     raw = bench.ours(settings)

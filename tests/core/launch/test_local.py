@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import toy
+from selection import at_night
 
 from terakoya import process_pool
 from terakoya.launch import local
@@ -35,7 +36,7 @@ def start(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forks")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", at_night([signal.SIGTERM, signal.SIGINT], always=[signal.SIGINT]))
 def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signals, store: Path, tmp_path: Path) -> None:
     process = start(store, tmp_path / "run")
     process.send_signal(number)

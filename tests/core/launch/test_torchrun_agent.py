@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import toy
+from selection import at_night
 
 PROCESS = """\
 import os, signal, sys, time
@@ -143,8 +145,13 @@ class Agent:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ELASTIC], ids=["once", "with restarts"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "more"),
+    at_night(
+        itertools.product([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], [(), ELASTIC]),
+        always=[(signal.SIGTERM, ELASTIC), (signal.SIGHUP, ())],
+    ),
+)
 def test_after_a_stop_request_the_processes_save_and_the_agent_exits_with_75(
     number: signal.Signals, more: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -231,7 +238,7 @@ def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_
     agents[0].until((tmp_path / "finishes/finished").exists)
     time.sleep(2.0)  # until the agent has seen that its process has exited
     agents[0].process.send_signal(signal.SIGTERM)
-    time.sleep(6.5)
+    time.sleep(3.0)
     assert agents[0].process.poll() is None, agents[0].output()
     agents[1].process.send_signal(signal.SIGTERM)
     assert [agent.end()[0] for agent in agents] == [0, 75]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from selection import at_night
 from small_preparation import prepare_corpus
 from small_store import damage
 from word_tokenizer import WordEncoder, WordTokenizer, line_ids, make_folder
@@ -151,12 +152,13 @@ def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_fo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stride", at_night([1, 3], always=[3]))
 def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
-    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
+    stride: int, corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     large_blocks = Corpus(corpus.sources, block_bytes=15_000)
     prepare_corpus(large_blocks, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
-    # For every k, a child dies at its k-th flush to disk, and another child continues.
+    # For every k (every third one by day), a child dies at its k-th flush to disk, and another child continues.
     code = """
 logging.getLogger("terakoya").setLevel(logging.ERROR)
 count = 0
@@ -168,10 +170,10 @@ def dying(descriptor):
         os.kill(os.getpid(), signal.SIGKILL)
     fsync(descriptor)
 os.fsync = dying
-folder = Path(sys.argv[1])
-limit, finished = 0, 0
+folder, stride = Path(sys.argv[1]), int(sys.argv[2])
+limit, finished = 1 - stride, 0
 while not finished:
-    limit += 1
+    limit += stride
     child = os.fork()
     if not child:
         run(folder, folder / "killed" / str(limit), 1, 15_000)
@@ -179,21 +181,21 @@ while not finished:
     finished = os.WIFEXITED(os.waitpid(child, 0)[1])
 Path(folder / "killed" / "rounds").write_text(str(limit))
 os.fsync = fsync
-for number in range(1, limit):
+for number in range(1, limit, stride):
     run(folder, folder / "killed" / str(number), 1, 15_000)
 """
     (tmp_path / "killed").mkdir()
-    process = start(code, tmp_path)
+    process = start(code, tmp_path, stride)
     assert process.communicate()[1] == "" and process.returncode == 0
     rounds = int((tmp_path / "killed" / "rounds").read_text())
     assert rounds > 25  # four flushes per part, then those of the join
     expected = contents(tmp_path / "whole")
-    for limit in range(1, rounds):
+    for limit in range(1, rounds, stride):
         assert contents(tmp_path / "killed" / str(limit)) == expected, limit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", at_night([1, 2, 3], always=[2]))
 def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, processes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,7 +222,7 @@ def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", at_night([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], always=[signal.SIGINT]))
 def test_workers_end_with_their_parent_at_once(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -117,15 +117,15 @@ def test_another_number_of_processes_gives_the_same_rows_and_nearly_the_same_los
 
 
 @pytest.mark.nightly
-def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
-    """Killed at 200 random instants, saving at every step: the run always resumes, and ends with the right weights."""
+def test_forty_kills(store: Path, tmp_path: Path) -> None:
+    """Killed at 40 random instants, saving at every step: the run always resumes, and ends with the right weights."""
     settings = toy.parameters(
         store, max_steps=1_000_000, schedule={"type": "constant"}, checkpoint={"save_steps": 1, "keep": 2},
         logging_steps=1,
     )  # fmt: skip
     metrics = tmp_path / "cut/metrics.jsonl"
     draw = random.Random(0)
-    for kill in range(200):
+    for kill in range(40):
         (process,) = toy.start(settings, tmp_path / "cut")
         began = time.monotonic()
         size = metrics.stat().st_size if metrics.exists() else 0
@@ -139,7 +139,7 @@ def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
         process.process.join()
     length = max(toy.records(tmp_path / "cut")) + 3
     interrupted = metrics.read_text().count("left by an interrupted save")
-    assert length > 100 and interrupted > 20, "it must run long enough to save, and be killed inside saves"
+    assert length > 100 and interrupted > 3, "it must run long enough to save, and be killed inside saves"
     settings["max_steps"] = length
     toy.train(settings, tmp_path / "cut")
     toy.train({**settings, "checkpoint": {"save_steps": length}}, tmp_path / "straight")

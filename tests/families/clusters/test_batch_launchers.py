@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import toy
+from selection import at_night
 from stand_in_programs import Programs
 
 from terakoya.components import JobState
@@ -137,8 +138,13 @@ def test_every_host_gets_its_number_and_all_hosts(launcher: str, programs: Progr
 AGAIN = {"grid_engine": "qsub -terse -v TERAKOYA_FIRST_JOB=7", "pbs": "qsub -v TERAKOYA_FIRST_JOB=7"}
 
 
-@pytest.mark.parametrize("launcher", HOSTS)
-@pytest.mark.parametrize(("code", "again"), [(0, False), (75, False), (2, False), (3, False), (143, False), (1, True)])
+@pytest.mark.parametrize(
+    ("launcher", "code", "again"),
+    at_night(
+        [(name, code, code == 1) for name in HOSTS for code in (0, 75, 2, 3, 143, 1)],
+        always=[("grid_engine", 2, False), ("pbs", 75, False), *((name, 1, True) for name in HOSTS)],
+    ),
+)
 def test_after_which_exit_codes_another_job_continues(
     launcher: str, code: int, again: bool, programs: Programs, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import fsspec
 import psutil
 import pytest
 from fake_slurm import FakeSlurm
+from selection import at_night
 from small_preparation import new_job, prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
@@ -83,7 +84,12 @@ def submit(settings: dict | None = None, *, force: bool = False) -> SubmittedJob
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"tasks": 1}, {"tasks": 2}, {"tasks": 7, "workers": 2}, {"tasks": 1000}])
+@pytest.mark.parametrize(
+    "settings",
+    at_night(
+        [{"tasks": 1}, {"tasks": 2}, {"tasks": 7, "workers": 2}, {"tasks": 1000}], always=[{"tasks": 7, "workers": 2}]
+    ),
+)
 def test_local_gives_the_bytes_of_one_process(folder: Path, settings: dict) -> None:
     facts = prepare_with_datatrove(new_job("out", processes=2), settings=settings)
     assert contents(folder / "out") == one_process("whole")
@@ -121,7 +127,8 @@ def test_shares_are_adjacent_and_hold_every_block_once(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
+@pytest.mark.parametrize("engine", at_night(["datatrove", "processes"], always=["datatrove"]))
+def test_a_killed_command_is_finished_by_either_engine(engine: str, folder: Path) -> None:
     code = """
 from small_preparation import new_job
 from terakoya_clusters.preparation.datatrove import prepare_with_datatrove
@@ -129,24 +136,22 @@ if __name__ == "__main__":
     prepare_with_datatrove(new_job("out", processes=2))
 """
     (folder / "command.py").write_text(code)
-    for engine in ("datatrove", "processes"):
-        environment = {**os.environ, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([sys.executable, "command.py"], env=environment, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while len(list(Path("out/.parts").glob("0*.json"))) < 4 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) >= 2
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert not psutil.wait_procs(children, timeout=20)[1], "workers outlived the command"
-        assert 4 <= len(list(Path("out/.parts").glob("0*.part"))) < 20
-        if engine == "processes":
-            one_process("out")
-        else:
-            prepare_with_datatrove(new_job("out", processes=2))
-        assert contents(folder / "out") == one_process("whole")
-        Path("out").rename(f"done-{engine}")
+    environment = {**os.environ, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "command.py"], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(Path("out/.parts").glob("0*.json"))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not psutil.wait_procs(children, timeout=20)[1], "workers outlived the command"
+    assert 4 <= len(list(Path("out/.parts").glob("0*.part"))) < 20
+    if engine == "processes":
+        one_process("out")
+    else:
+        prepare_with_datatrove(new_job("out", processes=2))
+    assert contents(folder / "out") == one_process("whole")
 
 
 @pytest.mark.slow

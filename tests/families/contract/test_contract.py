@@ -32,14 +32,11 @@ def test_a_component_passes_the_checks_of_its_kind(component: Registration) -> N
 
 PAIRS = list(itertools.product(_names("objectives"), _names("architectures")))
 EACH_TIME = [
-    *(("masked_lm", name) for name in ("bert", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert")),
-    *(("causal_lm", name) for name in ("gpt2", "gptj", "qwen3", "mistral", "olmo2", "gemma3_text")),
-    ("causal_lm", "modernbert_decoder"), ("instruction", "llama"), ("replaced_token", "electra"),
-    ("span_corruption", "t5"), ("retromae", "modernbert"), ("contrastive", "bert"),
-    # refused: without a generator, without a causal head
-    ("replaced_token", "t5"), ("causal_lm", "bert"),
+    ("masked_lm", "modernbert"), ("causal_lm", "gpt2"), ("instruction", "llama"), ("replaced_token", "electra"),
+    ("span_corruption", "t5"), ("retromae", "bert"), ("contrastive", "bert"),
+    ("causal_lm", "bert"),  # refused: it has no causal head
 ]  # fmt: skip
-"""Each objective and each architecture once; all pairs are tried at night."""
+"""Each objective once; all pairs are tried at night."""
 
 
 @pytest.mark.slow
@@ -48,19 +45,18 @@ def test_it_learns_resumes_exports_and_loads(architecture: str, objective: str, 
     _run(tmp_path, architectures=architecture, objectives=objective)
 
 
-def test_each_objective_and_each_architecture_learns_at_each_change() -> None:
-    kinds = (_names("objectives"), _names("architectures"))
-    assert [sorted(set(names)) for names in zip(*EACH_TIME, strict=True)] == [sorted(names) for names in kinds]
+def test_each_objective_learns_at_each_change() -> None:
+    assert sorted({objective for objective, _ in EACH_TIME}) == sorted(_names("objectives"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", _names("optimizers"))
+@pytest.mark.parametrize("optimizer", at_night(_names("optimizers"), always=["muon"]))
 def test_an_optimizer_learns_and_resumes(optimizer: str, tmp_path: Path) -> None:
     _run(tmp_path, optimizers=optimizer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", _names("schedules"))
+@pytest.mark.parametrize("schedule", at_night(_names("schedules"), always=["plateau"]))
 def test_a_schedule_learns_and_resumes(schedule: str, tmp_path: Path) -> None:
     _run(tmp_path, schedules=schedule)
 

@@ -15,6 +15,7 @@ import torch
 import transformers
 from labelled_examples import SPECIAL, WORDS, classified, write
 from safetensors.torch import load_file, save_file
+from selection import at_night
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -193,7 +194,7 @@ def test_a_number_for_a_pair_is_learnt(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_words", [True, False])
+@pytest.mark.parametrize("in_words", at_night([True, False], always=[True]))
 def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
     draw = random.Random(4)
     rows: list[dict[str, Any]] = []
@@ -248,7 +249,7 @@ def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own_class", [True, False])
+@pytest.mark.parametrize("own_class", at_night([True, False], always=[False]))
 def test_choices_are_learnt(model: Path, tmp_path: Path, own_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The right choice is the word of the question; also as texts with one number each, without a class of its own."""
     if not own_class:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import toy
 from saved_weights import FAULTS, same_weights
+from selection import at_night
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
@@ -49,7 +50,7 @@ def lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", at_night([1, 2], always=[2]))
 def test_training_is_the_same_with_them_bit_for_bit(processes: int, stores: tuple[Path, Path], tmp_path: Path) -> None:
     table = {"-1": 16} if processes == 1 else {"0": 9, "1": 7}
     settings = toy.parameters(*stores, evaluation={"steps": 2, "batches": 1}, batch_size=table)
@@ -101,7 +102,7 @@ def test_the_best_checkpoint_stays_and_is_a_whole_checkpoint(stores: tuple[Path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", at_night([1, 2], always=[1]))
 def test_early_stopping_ends_the_run_as_if_it_had_its_length(
     processes: int, stores: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import toy
+from selection import at_night
 from stand_in_programs import Programs
 
 from terakoya.errors import UserError
@@ -65,7 +66,7 @@ def planned(launcher: str, store: Path, folder: Path, **settings: Any) -> Planne
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("launcher", SETTINGS)
+@pytest.mark.parametrize("launcher", at_night(SETTINGS, always=["slurm"]))
 def test_equal_nodes_pass(launcher: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(launcher, store, tmp_path)
     plan.check()
@@ -84,7 +85,9 @@ def test_equal_nodes_pass(launcher: str, store: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [name for name in SETTINGS if name != "pbs"])
+@pytest.mark.parametrize(
+    "launcher", at_night((differ := [name for name in SETTINGS if name != "pbs"]), always=differ[-1:])
+)
 def test_nodes_that_differ_are_named(launcher: str, programs: Programs, store: Path, tmp_path: Path) -> None:
     """The second node has another torch, another store, another clock, and does not see the plan's folder."""
     facts = tmp_path / "sitecustomize.py"

@@ -128,7 +128,7 @@ ANY = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(text=ANY)
 def test_the_encoder_of_prepare_gives_the_ids_of_transformers(text: str) -> None:
     for name in ("unigram", "unigram, bytes, bert", "bpe, bytes", "sentinels", "symbols"):
