@@ -3,6 +3,7 @@ fixtures that tests of several folders use."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import json
@@ -200,6 +201,24 @@ def validation_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import toy
 
     return toy.make_store(tmp_path_factory.mktemp("toy") / "validation", documents=30, seed=2)
+
+
+@pytest.fixture(scope="module")
+def remembered_steps() -> Iterator[None]:
+    """Simulates each step of an estimate once for a file whose tests ask for the same ones again and again."""
+    from terakoya.estimation import fake_step
+
+    simulate, known = fake_step._simulate, {}
+
+    def remember(parameters: Any, **given: Any) -> Any:
+        key = f"{parameters.model_dump_json()} {given}"
+        if key not in known:
+            known[key] = simulate(parameters, **given)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_step, "_simulate", remember)
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ training as plain Transformers and torch."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,12 @@ def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", FAMILY)
+BOTH = at_night(
+    itertools.product(FAMILY, ("sdpa", "eager")), always=[*((name, "sdpa") for name in FAMILY), ("gpt2", "eager")]
+)
+
+
+@pytest.mark.parametrize(("name", "backend"), BOTH)
 def test_each_token_of_a_packed_row_has_the_loss_of_its_single_document(
     name: str, backend: str, tmp_path: Path
 ) -> None:
@@ -107,8 +112,7 @@ def test_each_token_of_a_packed_row_has_the_loss_of_its_single_document(
     assert seen == batch.counts["targets"] == batch.counts["tokens"]
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize(("name", "backend"), BOTH)
 def test_the_loss_of_joined_rows_is_transformers_own(name: str, backend: str, tmp_path: Path) -> None:
     objective, module, model = build(name, layout="stream")
     source = RowSource(contract_store(tmp_path / "toy"), objective.row_layout(), sequence_length=32, seed=1,

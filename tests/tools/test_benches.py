@@ -210,7 +210,7 @@ def test_both_ways_of_masking_are_compared(
 # ---------------------------------------------------------------------------------------------------- time and memory
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_predicted_hours_stand_beside_real_seconds(tmp_path: Path, forks: None) -> None:
     """In one process and in two; only a quiet machine says how near they are."""
     results = tmp_path / "results.jsonl"

@@ -46,7 +46,7 @@ def run_stage(packed: Path, out: Path, part: str, stage: str, *, site: Path | No
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_pack_holds_wheels_tools_presets_and_a_store_and_runs_from_there(tmp_path: Path, forks: None) -> None:
     store = toy.make_store(tmp_path / "toy", documents=20, seed=1)
     python = tmp_path / "python"

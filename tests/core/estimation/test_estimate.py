@@ -22,6 +22,7 @@ from terakoya.estimation.speed import Speed
 from terakoya.training.distributed.topology import RankBatch
 
 PRESETS = Path(__file__).parents[3] / "parameters"
+pytestmark = pytest.mark.usefixtures("remembered_steps")
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
 
 

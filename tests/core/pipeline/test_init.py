@@ -35,6 +35,7 @@ from terakoya.training.distributed.topology import RankBatch
 JAPANESE = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
 ENGLISH = "The quick brown fox jumps over the lazy dog and runs away. "
 CPU = Machine(find_device("cpu"), 1, "fp32")
+pytestmark = pytest.mark.usefixtures("remembered_steps")
 
 
 def numbered(number: int) -> str:

@@ -16,6 +16,7 @@ from hard_lines import LINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_data import real_data
+from selection import at_night
 
 from terakoya_tokenizer import kernels as compiled
 from terakoya_tokenizer import mecab
@@ -72,7 +73,7 @@ def both_splitters(folder: Path, sample: str = SAMPLE) -> tuple[MecabSplitter, M
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lines=st.lists(ANY_LINE, max_size=5))
 def test_the_words_of_any_line_are_mecabs(splitters: tuple[MecabSplitter, MecabSplitter], lines: list[str]) -> None:
     plain, quick = splitters
@@ -110,7 +111,7 @@ def test_the_words_of_real_text_are_mecabs(splitters: tuple[MecabSplitter, Mecab
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", at_night(range(12), always=range(3)))
 def test_of_equal_paths_mecabs_is_taken(seed: int, tmp_path: Path) -> None:
     """Small dictionaries with costs from -1 to 2: most lines have several best paths."""
     chance = random.Random(seed)

@@ -26,6 +26,7 @@ from terakoya_clusters.layouts.suggest import USABLE, batch_size_for, candidates
 from terakoya_clusters.layouts.transformer import Transformer
 
 PRESETS = Path(__file__).parents[3] / "parameters"
+pytestmark = pytest.mark.usefixtures("remembered_steps")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from selection import at_night
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
@@ -37,16 +38,10 @@ def write(kinds: list[str], folder: Path) -> None:
         assert done.exit_code == 0 and f"plugins check {folder / f'my_{kind}.py'}" in done.output
 
 
-@pytest.mark.slow
-def test_the_tests_that_it_writes_pass(tmp_path: Path) -> None:
-    write(["tracker"], tmp_path)
-    assert "2 passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
-
-
-@pytest.mark.nightly
-def test_the_tests_of_every_kind_pass(tmp_path: Path) -> None:
-    write(list(SINGULAR), tmp_path)
-    assert f"{2 * len(SINGULAR)} passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
+@pytest.mark.parametrize("kinds", at_night([["tracker"], list(SINGULAR)], always=[["tracker"]]), ids=len)
+def test_the_tests_that_it_writes_pass(kinds: list[str], tmp_path: Path) -> None:
+    write(kinds, tmp_path)
+    assert f"{2 * len(kinds)} passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
 
 
 @pytest.mark.slow
@@ -58,36 +53,26 @@ def test_every_kind_is_clean(tmp_path: Path) -> None:
     run(sys.executable, "-m", "ruff", "format", "--check", "--config", config, ".", folder=tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds it, is not installed"
 )
-def test_an_installed_package_needs_no_plugin_option(tmp_path: Path) -> None:
-    files = new("my_model", "architecture", tmp_path, package=True)
-    names = [str(file.relative_to(tmp_path)) for file in files]
-    assert names == [
-        f"terakoya-my-model/{name}" for name in ("pyproject.toml", "terakoya_my_model.py", "test_terakoya_my_model.py")
+@pytest.mark.parametrize("kinds", at_night([["architecture"], list(SINGULAR)], always=[["architecture"]]), ids=len)
+def test_an_installed_package_needs_no_plugin_option(kinds: list[str], tmp_path: Path) -> None:
+    made = [new(f"my_{kind}", kind, tmp_path, package=True) for kind in kinds]
+    modules = [f"terakoya_my_{kind}" for kind in kinds]
+    assert [[file.relative_to(tmp_path).as_posix() for file in files] for files in made] == [
+        [f"{name.replace('_', '-')}/{file}" for file in ("pyproject.toml", f"{name}.py", f"test_{name}.py")]
+        for name in modules
     ]
-    listed, site = installed([files[0].parent], tmp_path)
-    assert ["architecture", "my_model", "terakoya_my_model", "terakoya-my-model", "0.1.0"] in listed
-    assert not list(site.glob("test_*"))
-
-
-@pytest.mark.nightly
-def test_a_package_of_every_kind_can_be_installed(tmp_path: Path) -> None:
-    folders = [new(f"my_{kind}", kind, tmp_path, package=True)[0].parent for kind in SINGULAR]
-    listed, _ = installed(folders, tmp_path)
-    for kind in SINGULAR:
-        assert [kind, f"my_{kind}", f"terakoya_my_{kind}", f"terakoya-my-{kind.replace('_', '-')}", "0.1.0"] in listed
-
-
-def installed(folders: list[Path], tmp_path: Path) -> tuple[list[list[str]], Path]:
-    """Installs the packages `folders`; returns the lines of `terakoya plugins list`, and the folder of the
-    installation."""
     site = tmp_path / "site"
     run(
         sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index",
-        "--target", str(site), *map(str, folders), folder=tmp_path,
+        "--target", str(site), *(str(files[0].parent) for files in made), folder=tmp_path,
     )  # fmt: skip
-    listed = run(sys.executable, "-m", "terakoya", "plugins", "list", folder=tmp_path, path=site)
-    return [line.split() for line in listed.splitlines()], site
+    lines = run(sys.executable, "-m", "terakoya", "plugins", "list", folder=tmp_path, path=site).splitlines()
+    listed = [line.split() for line in lines]
+    assert all(
+        [kind, f"my_{kind}", name, name.replace("_", "-"), "0.1.0"] in listed
+        for kind, name in zip(kinds, modules, strict=True)
+    )
+    assert not list(site.glob("test_*"))

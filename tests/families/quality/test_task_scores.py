@@ -36,6 +36,7 @@ tasks:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_the_scores_are_those_of_evaluate_and_the_run_is_the_same(tmp_path: Path) -> None:
     for number, name in enumerate(("train", "eval")):
         write(tmp_path / f"{name}.jsonl", classified(32, number))
