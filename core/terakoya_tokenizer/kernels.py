@@ -1,4 +1,4 @@
-"""`kernels.c` in use: compiled with the machine's C compiler, once for each user, and loaded."""
+"""Functions in C: compiled with the machine's C compiler, once for each user, and loaded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SOURCE = Path(__file__).with_name("kernels.c")
 logger = logging.getLogger("terakoya")
 
 
-@functools.cache
-def load_kernels() -> ctypes.CDLL | None:
-    """Returns the functions of `kernels.c`; None where they cannot be compiled: without a C compiler (`cc`, or what the
-    environment variable CC names) or a cache folder that can be written."""
+def load_library(source: Path) -> ctypes.CDLL | None:
+    """Returns the functions of the C file `source`; None where they cannot be compiled: without a C compiler (`cc`, or
+    what the environment variable CC names) or a cache folder that can be written."""
     command = [*shlex.split(os.environ.get("CC") or "cc"), "-O3", "-shared", "-fPIC"]
-    source = _SOURCE.read_bytes()
-    version = hashlib.sha256(repr((source, command, sys.platform, platform.machine())).encode()).hexdigest()[:16]
+    version = hashlib.sha256(
+        repr((source.read_bytes(), command, sys.platform, platform.machine())).encode()
+    ).hexdigest()[:16]
     try:
         if sys.byteorder != "little":
             raise OSError("the dictionaries' files are little-endian")
@@ -39,11 +39,18 @@ def load_kernels() -> ctypes.CDLL | None:
         if not file.is_file():
             with tempfile.TemporaryDirectory(dir=cache) as work:
                 compiled = Path(work) / file.name
-                subprocess.run([*command, "-o", compiled, _SOURCE], check=True, capture_output=True)
+                subprocess.run([*command, "-o", compiled, source], check=True, capture_output=True)
                 compiled.replace(file)
-        kernels = ctypes.CDLL(str(file))
+        return ctypes.CDLL(str(file))
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        logger.debug("kernels.c is not compiled, MeCab and numpy do its work: %s", error)
+        logger.debug("%s is not compiled, slower libraries do its work: %s", source.name, error)
+        return None
+
+
+@functools.cache
+def load_kernels() -> ctypes.CDLL | None:
+    """Returns the functions of `kernels.c`; None where they cannot be compiled."""
+    if (kernels := load_library(_SOURCE)) is None:
         return None
     number, array = ctypes.c_int64, ctypes.c_void_p
     kernels.count_words.argtypes = (array, array, number, array)

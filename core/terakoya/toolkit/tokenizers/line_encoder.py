@@ -17,7 +17,7 @@ from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.corpus.unread_text import find_unread
 from terakoya.toolkit.tokenizers._token_spans import ByteSpans, library_spans
-from terakoya.toolkit.tokenizers.fast_bpe import FastBpe, fast_bpe
+from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder, find_fast_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -105,8 +105,8 @@ class LineEncoder:
         return library_spans(self._backend.encode_batch([line], add_special_tokens=False))[1]
 
     @functools.cached_property
-    def _fast(self) -> FastBpe | None:
-        return None if self._backend is None else fast_bpe(self._backend, split=self._split)
+    def _fast(self) -> FastEncoder | None:
+        return None if self._backend is None else find_fast_encoder(self._backend, split=self._split)
 
     def _call(self, lines: list[str]) -> tuple[Sequence[Row], list[list[int | None]]]:
         is_long = sum(map(len, lines)) >= MANY_CHARACTERS

@@ -13,7 +13,7 @@ import numpy as np
 
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.tokenizers.fast_bpe import FastBpe, fast_bpe
+from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder, find_fast_encoder
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
 from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
@@ -38,11 +38,11 @@ class SentencePieceEncoder:
         self._special = _any_of(folder.special)
         self._literal = re.compile(f"({self._special.pattern})")
         self._differs: Divergence | None = None
-        self._fast: FastBpe | None = None
+        self._fast: FastEncoder | None = None
         if parse and folder.has_json:
             self._differs = Divergence(folder.processor, lambda: self._load().backend_tokenizer)
             if not self._differs.unigram:
-                self._fast = fast_bpe(bare_backend(folder.model.parent / "tokenizer.json"), split=False)
+                self._fast = find_fast_encoder(bare_backend(folder.model.parent / "tokenizer.json"), split=False)
         names = [*filter(None, map(folder.processor.id_to_piece, folder.silent))]
         self._silent = _any_of(names) if names and parse and not folder.has_json else None
 

@@ -1,4 +1,4 @@
-"""BPE by fastokens: only where its ids are those of `tokenizers`."""
+"""BPE by fastokens and unigram models by unigram.c: only where their ids are those of `tokenizers`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from terakoya.errors import UserError
-from terakoya.toolkit.tokenizers import fast_bpe, line_encoder
+from terakoya.toolkit.tokenizers import fast_encoder, fast_unigram, line_encoder
+from terakoya.toolkit.tokenizers.fast_encoder import find_fast_encoder
 from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
 fastokens = pytest.importorskip("fastokens")
@@ -56,11 +58,29 @@ def trained(kind: str = "gpt2") -> Backend:
     return backend
 
 
+def unigram(*, in_bytes: bool) -> Backend:
+    """A model with LLM-jp's normalizer: all parts of words of the texts, many of them equally probable."""
+    runs = {text[start : start + size] for text in TEXTS for start in range(len(text)) for size in (1, 2, 3)}
+    kept = sorted(run.replace(" ", "▁") for run in runs if run not in ("𠮷", "x", "道"))
+    byte_pieces = [(f"<0x{byte:02X}>", -9.5) for byte in range(256)] if in_bytes else []
+    scores = itertools.cycle((-3.25, -5.5, -8.75, -7.1, -6.3, -9.9, -4.7))
+    pieces = [("<unk>", 0.0), ("<|end|>", 0.0), *byte_pieces, ("▁", -2.0), *zip(kept, scores, strict=False)]
+    backend = Backend(models.Unigram(pieces, 0, in_bytes))
+    backend.normalizer = normalizers.Sequence([
+        normalizers.Replace(Regex(r"(?<!\n)^"), "▁"), normalizers.Replace(Regex(" "), "▁")
+    ])  # fmt: skip
+    backend.decoder = decoders.Replace("▁", " ")
+    backend.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    backend.add_tokens([AddedToken("<think>", normalized=False)])
+    return backend
+
+
 def encoder_of(backend: Backend, *, parse: bool = True) -> LineEncoder:
     return LineEncoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>"), parse=parse)
 
 
 BACKENDS = {kind: trained(kind).to_str() for kind in ("gpt2", "qwen")}
+BACKENDS |= {"bytes": unigram(in_bytes=True).to_str(), "unknown": unigram(in_bytes=False).to_str()}
 ENCODERS = {
     (kind, parse): encoder_of(Backend.from_str(BACKENDS[kind]), parse=parse)
     for kind, parse in itertools.product(BACKENDS, (True, False))
@@ -117,7 +137,7 @@ def test_other_ids_in_the_sample_are_noticed(other_ids: None, caplog: pytest.Log
 
 
 def test_other_ids_later_are_an_error(other_ids: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_bpe, "_ODD", ())
+    monkeypatch.setattr(fast_encoder, "_ODD", ())
     encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
     assert encoder._fast is not None
     encoder.encode(["川べりの道"])
@@ -128,19 +148,33 @@ def test_other_ids_later_are_an_error(other_ids: None, monkeypatch: pytest.Monke
 def test_added_tokens_that_take_their_neighbours_are_left_to_tokenizers() -> None:
     backend = Backend.from_str(BACKENDS["gpt2"])
     backend.add_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
-    assert fast_bpe.fast_bpe(backend, split=False) is None
+    assert find_fast_encoder(backend, split=False) is None
 
 
 def test_a_model_that_it_cannot_read_is_left_to_tokenizers() -> None:
     backend = Backend.from_str(BACKENDS["gpt2"])
     backend.normalizer = normalizers.NFKC()
-    assert fast_bpe.fast_bpe(backend, split=False) is None
-    assert fast_bpe.fast_bpe(Backend(models.Unigram([("<unk>", 0.0)], 0)), split=False) is None
+    assert find_fast_encoder(backend, split=False) is None
+    assert find_fast_encoder(Backend(models.WordLevel({"<unk>": 0}, "<unk>")), split=False) is None
+    backend = Backend.from_str(BACKENDS["bytes"])
+    backend.normalizer = normalizers.Replace(Regex("a|b"), "c")
+    assert find_fast_encoder(backend, split=False) is None
+    backend.normalizer, backend.pre_tokenizer = None, pre_tokenizers.Metaspace()
+    assert find_fast_encoder(backend, split=False) is None
+
+
+def test_without_a_c_compiler_tokenizers_encodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fast_unigram._kernels.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_fast_encoder(Backend.from_str(BACKENDS["bytes"]), split=False) is None
+    fast_unigram._kernels.cache_clear()
 
 
 def test_tokenizers_says_why_a_text_cannot_be_encoded() -> None:
-    with pytest.raises(TypeError, match="TextEncodeInput"):
-        ENCODERS["gpt2", True].encode(["a", "\ud800b"])
+    for kind in ("gpt2", "bytes"):
+        with pytest.raises(TypeError, match="TextEncodeInput"):
+            ENCODERS[kind, True].encode(["a", "\ud800b"])
 
 
 def test_a_short_text_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,5 +188,5 @@ def test_a_short_text_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_environment_is_as_it_was() -> None:
     before = dict(os.environ)
-    fast_bpe.fast_bpe(Backend.from_str(BACKENDS["gpt2"]), split=False)
+    find_fast_encoder(Backend.from_str(BACKENDS["gpt2"]), split=False)
     assert dict(os.environ) == before
