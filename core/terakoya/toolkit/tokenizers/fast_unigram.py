@@ -105,8 +105,8 @@ def _characters(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _replacements(normalizer: Mapping[str, Any] | None) -> Sequence[Callable[[str], str]]:
-    """Returns what a normalizer of `tokenizers` does with a text, step by step. Raises NotImplementedError if that is more
-    than to replace texts."""
+    """Returns what a normalizer of `tokenizers` does with a text, step by step. Raises NotImplementedError if that is
+    more than to replace texts."""
     if normalizer is None:
         return []
     if normalizer["type"] == "Sequence":
