@@ -39,7 +39,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from terakoya.training.model import compilation
-from terakoya.training.model.fused import choice
+from terakoya_precision.fused import choice
 
 H100 = SimpleNamespace(
     name="fake", major=9, minor=0, multi_processor_count=132, warp_size=32, total_memory=80 << 30,

@@ -35,7 +35,7 @@ from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.dry_run import dry_run
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
-from terakoya.training.model.fused import choice
+from terakoya_precision.fused import choice
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores

@@ -22,7 +22,7 @@ from terakoya.training.batches import to_device
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation, determinism
-from terakoya.training.model.bf16_stream import WeightCopies
+from terakoya_precision.bf16_stream import WeightCopies
 from terakoya.training.model.build import build_module
 
 PRESETS = ("bert_base", "electra_small", "modernbert_base", "t5_base", "gpt2_125m", "llama_1b")

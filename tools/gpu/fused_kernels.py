@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from terakoya.training.model import determinism
-from terakoya.training.model.bf16_stream import WeightCopies
-from terakoya.training.model.fused import self_check
+from terakoya_precision.bf16_stream import WeightCopies
+from terakoya_precision.fused import self_check
 
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 TINY = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from terakoya.toolkit.architectures import attention as rules
 from terakoya.toolkit.architectures._attention_backends import flash, sdpa
 from terakoya.training.model import determinism
-from terakoya.training.model.bf16_functions import embedding_gradient
+from terakoya_precision.bf16_functions import embedding_gradient
 
 PRODUCTS = ((16_384, 768, 3072), (16_384, 768, 768), (8192, 8192, 8192))
 """Rows, inner size and columns of bf16 products: those of a block of BERT-base, and one that fills any card."""

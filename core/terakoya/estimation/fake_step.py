@@ -38,7 +38,7 @@ from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.whole_tensors import whole_names
 from terakoya.training.loss import weighted_loss
-from terakoya.training.model.bf16_stream import uses_bf16_stream
+from terakoya_precision.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
 

@@ -38,10 +38,10 @@ from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
-from terakoya.training.engines import fp8
+from terakoya_precision import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation, determinism
-from terakoya.training.model.bf16_stream import uses_bf16_stream
+from terakoya_precision.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import InitialModule, build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.kernels import Kernels, choose_kernels

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from terakoya.components import TensorPartition
 from terakoya.errors import UserError
-from terakoya.training.engines import fp8
+from terakoya_precision import fp8
 from terakoya_parallel.tensor_layers import TensorDivision, partition_blocks
 
 CLOSE = 1e-3

@@ -17,13 +17,13 @@ from terakoya.plugins.engines import plugin_engine
 from terakoya.plugins.families import missing_family
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
-from terakoya.training.engines import fp8
+from terakoya_precision import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.model.bf16_stream import uses_bf16_stream
+from terakoya_precision.bf16_stream import uses_bf16_stream
 from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.mup import find_scales
 

@@ -25,7 +25,7 @@ from terakoya.training.engines.engine import LossFn, autocast_forward, may_updat
 from terakoya.training.engines.learning_rates import set_learning_rate
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
-from terakoya.training.model.bf16_stream import WeightCopies
+from terakoya_precision.bf16_stream import WeightCopies
 from terakoya.training.model.module_parts import saved_values
 
 BUFFERS_OPTION = next(

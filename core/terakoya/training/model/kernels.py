@@ -14,8 +14,8 @@ from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import compilation
-from terakoya.training.model.bf16_stream import uses_bf16_stream
-from terakoya.training.model.fused import choice as fused_kernels
+from terakoya_precision.bf16_stream import uses_bf16_stream
+from terakoya_precision.fused import choice as fused_kernels
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import SAMPLED_ROWS
 

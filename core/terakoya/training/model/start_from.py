@@ -30,9 +30,9 @@ from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
 from terakoya.training.model.deferred_folder import deferred_weights, in_this_thread
-from terakoya.training.model.growth import grow
+from terakoya_growth.growth import grow
 from terakoya.training.model.module_parts import architecture_of, named_values
-from terakoya.training.model.new_vocabulary import plan_rows, replace_rows
+from terakoya_growth.new_vocabulary import plan_rows, replace_rows
 from terakoya.training.model.start_config import (
     architecture_settings,
     compare_settings,

@@ -28,9 +28,9 @@ from transformers import (
     Qwen3Model,
 )
 
-from terakoya.training.model.bf16_decoder_blocks import RotaryAttention
-from terakoya.training.model.bf16_functions import Rotation
-from terakoya.training.model.bf16_stream import WeightCopies
+from terakoya_precision.bf16_decoder_blocks import RotaryAttention
+from terakoya_precision.bf16_functions import Rotation
+from terakoya_precision.bf16_stream import WeightCopies
 
 SIZES = {
     "vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,

@@ -29,7 +29,7 @@ def sum_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the layer norm of the sum of `residual` (N, H) and what dropout leaves of `states` (N, H), that sum, and
     the mean and the reciprocal standard deviation (N,) float32 of its rows. Without a `seed` nothing is dropped."""
-    from terakoya.training.model.fused import norm_kernels
+    from terakoya_precision.fused import norm_kernels
 
     results = _like_sum_norm(states)
     given = tuple(each.contiguous() for each in (states, residual, weight, bias))
@@ -50,7 +50,7 @@ def sum_norm_backward(
     """Returns the gradients of the `total` and of the states (N, H), the second without elements where nothing was
     dropped and both are the same; and (P, 3, H) float32, whose sums over P are the gradients of the norm's weight and
     bias and the sum over rows of the states' gradient."""
-    from terakoya.training.model.fused import norm_kernels
+    from terakoya_precision.fused import norm_kernels
 
     results = _like_sum_norm_backward(total, seed)
     given = tuple(each.contiguous() for each in (gradient, total, mean, deviation, weight))
@@ -68,7 +68,7 @@ def _like_sum_norm_backward(total: Tensor, seed: Tensor | None) -> tuple[Tensor,
 def gelu_backward(gradient: Tensor, states: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     """Returns the gradient (N, C) of the `states` (N, C) before GELU, and (P, C) float32, whose sum over P is its sum
     over rows. `approximate` is "none" or "tanh"."""
-    from terakoya.training.model.fused import column_kernels
+    from terakoya_precision.fused import column_kernels
 
     of_states, sums = _like_gelu_backward(states)
     column_kernels.gelu_backward(gradient.contiguous(), states.contiguous(), approximate, of_states, sums)
@@ -82,7 +82,7 @@ def _like_gelu_backward(states: Tensor) -> tuple[Tensor, Tensor]:
 @operation(lambda first, second, third: _like_join(first))
 def join(first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
     """Returns three matrices (N, C) side by side (N, 3C), and (P, 3C) float32, whose sum over P is that over rows."""
-    from terakoya.training.model.fused import column_kernels
+    from terakoya_precision.fused import column_kernels
 
     joined, sums = _like_join(first)
     matrices = [each if each.stride(1) == 1 else each.contiguous() for each in (first, second, third)]
@@ -98,7 +98,7 @@ def _like_join(first: Tensor) -> tuple[Tensor, Tensor]:
 @operation(lambda parts: parts.new_empty(parts.shape[1:]))
 def column_sums(parts: Tensor) -> Tensor:
     """Returns the sum over P of `parts` (P, ...) float32."""
-    from terakoya.training.model.fused import column_kernels
+    from terakoya_precision.fused import column_kernels
 
     flat = parts.reshape(len(parts), -1)
     sums = flat.new_empty(flat.shape[1])

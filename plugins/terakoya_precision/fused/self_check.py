@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from terakoya.training.model.fused import ops
+from terakoya_precision.fused import ops
 
 ROWS = 1000
 """Enough for every program to have several, and a number that no tile divides."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers.activations import GELUActivation, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from terakoya.training.model.bf16_functions import DTYPE, Branch, Product, SumNorm
-from terakoya.training.model.fused.functions import FusedBranch, FusedGelu, FusedSumNorm
-from terakoya.training.model.fused.ops import LARGEST_WIDTH
+from terakoya_precision.bf16_functions import DTYPE, Branch, Product, SumNorm
+from terakoya_precision.fused.functions import FusedBranch, FusedGelu, FusedSumNorm
+from terakoya_precision.fused.ops import LARGEST_WIDTH
 
 COPIES = "bf16_copies"
 """The attribute of a layer in which its copies are, by the name of the parameter."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from terakoya.training.model.bf16_functions import Rotation
+from terakoya_precision.bf16_functions import Rotation
 
 ROTARY_ATTENTIONS = (
     ("llama", "LlamaAttention"),

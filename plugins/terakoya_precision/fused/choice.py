@@ -7,8 +7,8 @@ from torch import nn
 
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import compilation
-from terakoya.training.model.bf16_stream import fused_widths
-from terakoya.training.model.fused import self_check
+from terakoya_precision.bf16_stream import fused_widths
+from terakoya_precision.fused import self_check
 
 
 def choose(module: nn.Module, context: DistributedContext, *, setting: str) -> tuple[bool, str | None]:

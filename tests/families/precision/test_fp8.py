@@ -15,7 +15,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
-from terakoya.training.engines import fp8 as distributed_fp8
+from terakoya_precision import fp8 as distributed_fp8
 from terakoya.training.engines.build import build
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract.toy import VOCABULARY

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from terakoya.config.parameters import Parameters
-from terakoya.training.model.fused import choice, ops
+from terakoya_precision.fused import choice, ops
 from terakoya.training.setup import train_in_this_process
 
 

@@ -20,9 +20,9 @@ from transformers import (
     RobertaModel,
 )
 
-from terakoya.training.model.bf16_encoder_blocks import Attention, Layer, Output
-from terakoya.training.model.bf16_functions import OURS, Branch, SumNorm, sum_with_products
-from terakoya.training.model.bf16_stream import WeightCopies
+from terakoya_precision.bf16_encoder_blocks import Attention, Layer, Output
+from terakoya_precision.bf16_functions import OURS, Branch, SumNorm, sum_with_products
+from terakoya_precision.bf16_stream import WeightCopies
 
 SIZES = {
     "vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,

@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.config.parameters import Parameters
 from terakoya.toolkit.objectives.padded_head import can_be_padded, pad_rows
-from terakoya.training.model.bf16_decoder_blocks import (
+from terakoya_precision.bf16_decoder_blocks import (
     ATTENTIONS_WITH_WIDE_NORMS,
     MODERNBERT_ATTENTIONS,
     ROTARY_ATTENTIONS,
@@ -36,7 +36,7 @@ from terakoya.training.model.bf16_decoder_blocks import (
     RotaryAttention,
     WideNormAttention,
 )
-from terakoya.training.model.bf16_encoder_blocks import (
+from terakoya_precision.bf16_encoder_blocks import (
     ATTENTIONS,
     COPIES,
     FUSED,
@@ -52,8 +52,8 @@ from terakoya.training.model.bf16_encoder_blocks import (
     projections,
     total_of,
 )
-from terakoya.training.model.bf16_functions import DTYPE, Product, Rounded, Rows, adds_float_products
-from terakoya.training.model.fused.ops import LARGEST_WIDTH
+from terakoya_precision.bf16_functions import DTYPE, Product, Rounded, Rows, adds_float_products
+from terakoya_precision.fused.ops import LARGEST_WIDTH
 
 PADDED_COPIES = "bf16_padded_copies"
 """The same of a vocabulary head with W rows, of which `COPIES` has the first O; the further rows stay 0."""

@@ -21,7 +21,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import transformers_folder
 from terakoya.training.model.build import build_module
-from terakoya.training.model.new_vocabulary import plan_rows, vocabulary_weights
+from terakoya_growth.new_vocabulary import plan_rows, vocabulary_weights
 from terakoya.training.model.start_from import LoadedWeights, load_start_weights
 from terakoya_contract import toy
 

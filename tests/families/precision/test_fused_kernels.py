@@ -18,8 +18,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from terakoya.config.parameters import Parameters
 from terakoya.training.engines.ddp import DDPEngine, gradient_divisor
-from terakoya.training.model.bf16_stream import WeightCopies, fused_widths
-from terakoya.training.model.fused import choice, self_check
+from terakoya_precision.bf16_stream import WeightCopies, fused_widths
+from terakoya_precision.fused import choice, self_check
 from terakoya.training.setup import train_in_this_process
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton")

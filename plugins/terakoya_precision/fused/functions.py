@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from terakoya.training.model.bf16_functions import OURS, Branch, is_ours, weight_gradient
-from terakoya.training.model.fused import ops
+from terakoya_precision.bf16_functions import OURS, Branch, is_ours, weight_gradient
+from terakoya_precision.fused import ops
 
 
 class FusedSumNorm(torch.autograd.Function):

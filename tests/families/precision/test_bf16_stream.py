@@ -38,9 +38,9 @@ from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import autocast_forward
-from terakoya.training.model import bf16_functions, bf16_stream
-from terakoya.training.model.bf16_functions import Rows, embedding_gradient, small_table_gradient
-from terakoya.training.model.bf16_stream import WeightCopies, uses_bf16_stream
+from terakoya_precision import bf16_functions, bf16_stream
+from terakoya_precision.bf16_functions import Rows, embedding_gradient, small_table_gradient
+from terakoya_precision.bf16_stream import WeightCopies, uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract.toy import VOCABULARY, make_rows, values

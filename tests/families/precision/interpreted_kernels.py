@@ -34,8 +34,8 @@ from transformers import (
 )
 
 from terakoya.training.model.activation_checkpointing import checkpoint_block
-from terakoya.training.model.bf16_stream import WeightCopies, fused_widths
-from terakoya.training.model.fused import ops, self_check
+from terakoya_precision.bf16_stream import WeightCopies, fused_widths
+from terakoya_precision.fused import ops, self_check
 from terakoya_plugins.optimizers.stable_adamw import StableAdamW, clipped, grouped, kernels
 
 SIZES = {
@@ -271,7 +271,7 @@ def of_blocks(ways: Sequence[str]) -> dict[str, bool]:
 
 def of_self_check() -> dict[str, str | None]:
     """What the check says of the kernels, and of kernels that are wrong, by what is wrong with them."""
-    from terakoya.training.model.fused import column_kernels, norm_kernels
+    from terakoya_precision.fused import column_kernels, norm_kernels
 
     device = torch.device("cpu")
     backward, sums = norm_kernels.sum_norm_backward, column_kernels.column_sums
