@@ -200,11 +200,26 @@ def register_settings() -> Mapping[str, type[BaseModel]]:
 
 
 @hookspec
-def register_engines() -> Mapping[str, Callable[[Any], Any]]:
-    """Called when plugins load, in every process. Returns functions that build the engine of a run of several
-    processes, by its name in `parallel.engine`; "ddp" is the one of runs whose processes work on the same rows
-    (`parallel.tp_size`). Such a function takes a `training.engines.inputs.EngineInputs` and returns a
-    `training.engines.engine.Engine`."""
+def register_engines() -> Mapping[str, components.EngineBuilder]:
+    """Called when plugins load, in every process. Returns what builds the engine of a run of several processes, by its
+    name in `parallel.engine`; "ddp" is the one of runs whose processes work on the same rows (`parallel.tp_size`)."""
+    return {}
+
+
+@hookspec
+def register_initial_weights() -> Mapping[str, Callable[[components.StartModel], Any]]:
+    """Called when plugins load, in every process. Returns functions that make the model of a `start_from` folder fit
+    the run, by the key of `start_from` that asks for it: "vocabulary", before settings are compared, and "grow", where
+    they fit. Such a function returns the Transformers model and a sentence about it, and raises UserError where it
+    cannot."""
+    return {}
+
+
+@hookspec
+def register_module_transforms() -> Mapping[str, components.ModuleTransform]:
+    """Called when plugins load, in every process. Returns what changes the module of a run between its building and its
+    first step, by name: `components.module_transform.STAGES` says when, and what the core itself does there. The name
+    may be a value of `precision` that the core has not."""
     return {}
 
 

@@ -318,9 +318,8 @@ def check_compilation(case: ArchitectureCase) -> None:
     batch = case.row(5, case.length() - 12, padding=7)
     expected, model = case.hidden(batch), case.build(case.head)
     attention.use(model, attention.MASKED)
-    compilation.compile_module(
-        model, [case.architecture], VOCABULARY, "blocks", layout=Layout("packed"), backend=compilation.TRACE_ONLY
-    )
+    blocks = case.architecture.blocks(model)
+    compilation.compile_parts(blocks, Layout("packed"), backend=compilation.TRACE_ONLY)
     try:
         with torch.no_grad():
             error = difference(case.architecture.hidden(model, batch), expected)

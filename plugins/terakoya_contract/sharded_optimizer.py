@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.components import Optimizer
-from terakoya.training.engines.whole_tensors import whole_names
+from terakoya.training.engines.tensor_shards import whole_names
 from terakoya_contract.results import CheckFailed, CheckSkipped
 from terakoya_contract.settings import Case
 

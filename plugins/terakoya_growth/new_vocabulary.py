@@ -10,23 +10,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from terakoya import plugins
-from terakoya.components import Initializer, Vocabulary, VocabularyChange
+from terakoya.components import Initializer, StartModel, VocabularyChange
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.store.tokenizer_identity import SHOWN, quote
 from terakoya.toolkit.initializers.pieces import Pieces
 from terakoya.training.model.start_vocabulary import FILES
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 DEFAULT_INITIALIZER = "pieces_and_mean"
 ALIASES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
@@ -77,40 +72,33 @@ class NewRows:
         return f"{len(self.kept):,} of {self.size:,} rows are kept, {len(self.missing):,} are made by {name}{rest}"
 
 
-def plan_rows(
-    folder: Path,
-    config: PretrainedConfig,
-    vocabulary: Vocabulary,
-    tokenizer_folder: Path,
-    *,
-    change: Literal["extend", "transplant"],
-    initializer: Initializer | None,
-) -> tuple[NewRows, str]:
-    """Returns the rows that the model in `folder` gets for the vocabulary of the tokenizer in `tokenizer_folder`, and a
-    sentence about them.
+def plan_rows(start: StartModel) -> tuple[NewRows, str]:
+    """Returns the rows that the model of `start` gets for the stores' vocabulary, and a sentence about them.
 
     Raises:
         UserError: the folder has no tokenizer, or one that does not fit its model or, with "extend", the stores'.
     """
+    folder, config, change = start.folder, start.source.config, start.settings.vocabulary
     if not any((folder / name).is_file() for name in FILES):
         raise UserError(
             f'has no tokenizer, and "vocabulary": "{change}" compares its pieces with those of the stores; expected '
             f"one of {', '.join(FILES)}; copy the tokenizer of the model there"
         )
-    old, new = Pieces(load_tokenizer(folder, config=config)), Pieces(load_tokenizer(tokenizer_folder))
+    old, new = Pieces(load_tokenizer(folder, config=config)), Pieces(load_tokenizer(start.tokenizer_folder))
     if old.size > config.vocab_size:
         raise UserError(
             f"its tokenizer has ids up to {old.size - 1:,}, its model rows for {config.vocab_size:,}; put the "
             "tokenizer that the model was trained with there"
         )
     kept = _keep_ids(old, new) if change == "extend" else _match_pieces(old, new)
-    missing = [id for id in range(vocabulary.size) if id not in kept]
+    missing = [id for id in range(start.vocabulary.size) if id not in kept]
+    initializer: Initializer | None = start.settings.initializer
     if initializer is None:
         initializer = plugins.registry().component("initializers", DEFAULT_INITIALIZER)()
     assert initializer is not None
     name = plugins.registry().name_of("initializers", type(initializer))
     weights = initializer.weights(VocabularyChange(old=old.tokenizer, new=new.tokenizer, kept=kept, missing=missing))
-    rows = NewRows(vocabulary.size, old.size, kept, missing, weights)
+    rows = NewRows(start.vocabulary.size, old.size, kept, missing, weights)
     return rows, rows.describe(name)
 
 

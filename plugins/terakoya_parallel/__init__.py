@@ -1,24 +1,35 @@
-"""Fully sharded, tensor, pipeline, sequence and context parallelism on plain torch: see docs/design/engines.md."""
+"""One model in many processes: fully sharded, tensor, pipeline, sequence and context parallelism on plain torch, and
+DeepSpeed's ZeRO; see docs/design/engines.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from terakoya import hookimpl
 
 if TYPE_CHECKING:
+    from terakoya.components import EngineBuilder
     from terakoya.training.engines.engine import Engine
     from terakoya.training.engines.inputs import EngineInputs
 
 
 @hookimpl
-def register_engines() -> Mapping[str, Callable[[EngineInputs], Engine]]:
+def register_engines() -> Mapping[str, EngineBuilder]:
     """Implements `hookspecs.register_engines`."""
-    return {"ddp": _build, "fsdp": _build}
+    from terakoya.components import EngineBuilder
+
+    parts = EngineBuilder(_build)
+    return {"ddp": parts, "fsdp": parts, "deepspeed": EngineBuilder(_build_deepspeed, defers=False)}
 
 
 def _build(inputs: EngineInputs) -> Engine:
     from terakoya_parallel.engine import ParallelEngine
 
     return ParallelEngine(inputs)
+
+
+def _build_deepspeed(inputs: EngineInputs) -> Engine:
+    from terakoya_parallel.deepspeed import DeepSpeedEngine
+
+    return DeepSpeedEngine(inputs)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-ADAPTER = "default"
-"""peft's name for a model's only adapter."""
+from terakoya.training.model.lora import ADAPTER
+
 COPIES = "modules_to_save"
 """The attribute of peft's wrapper around a module that is trained whole: the copy that is trained, by adapter."""
 BASE = "base_layer"

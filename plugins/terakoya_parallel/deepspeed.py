@@ -19,26 +19,22 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terakoya.components import Optimizer
 from terakoya.config.deepspeed import merge_configs
-from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
 from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
 from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward, may_update
+from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer, set_learning_rate
-from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
-from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_names, whole_shard
 from terakoya.training.model.module_parts import saved_values
+from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 
 @dataclass(frozen=True)
@@ -74,25 +70,14 @@ class DeepSpeedEngine:
             backward only.
     """
 
-    def __init__(
-        self,
-        context: DistributedContext,
-        module: nn.Module,
-        optimizer: Optimizer,
-        *,
-        parallel: Parallel,
-        precision: str,
-        max_grad_norm: float,
-        micro_steps: int,
-        micro_batch_size: int,
-        scaler: LossScaler | None = None,
-        learning_rate_shares: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
-        """Wraps `module`, whose weights are initialised and equal on every process, and shards it as the stage says.
+    def __init__(self, inputs: EngineInputs) -> None:
+        """Wraps the module of `inputs`, and shards it as the stage says.
 
         Raises:
             UserError: `parallel.deepspeed_config` sets other batch sizes than the parameters.
         """
+        parameters, module, context, scaler = inputs.parameters, inputs.module, inputs.context, inputs.scaler
+        parallel, optimizer, max_grad_norm = parameters.parallel, parameters.optimizer, parameters.max_grad_norm
         zero_stage = parallel.zero_stage
         assert zero_stage is not None, "checked when the parameters are read"
         self.context = context
@@ -102,23 +87,23 @@ class DeepSpeedEngine:
         self.max_grad_norm = max_grad_norm
         self.scaler = scaler
         self.module = module.to(context.device)
-        autocast_forward(self.module, context.device, precision)
+        autocast_forward(self.module, context.device, parameters.precision)
         self.trainable = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if scaler is not None:
             for value in self.trainable.values():
                 value.register_hook(scaler.unscale_gradient)
         fused = context.device.type in ("cpu", "cuda")
-        self.optimizer = build_optimizer(optimizer, module, learning_rate_shares, fused=fused)
+        self.optimizer = build_optimizer(optimizer, module, inputs.learning_rate_shares, fused=fused)
         self.fused = bool(self.optimizer.defaults.get("fused"))
         names = {id(value): name for name, value in self.trainable.items()}
         seen_whole = whole_names(optimizer, self.optimizer.param_groups, names) if zero_stage else ()
         accelerator = context.accelerator
-        accelerator.gradient_accumulation_steps = micro_steps
+        accelerator.gradient_accumulation_steps = inputs.micro_steps
         ours = deepspeed_config(
             zero_stage,
             max_grad_norm=max_grad_norm,
-            micro_steps=micro_steps,
-            micro_batch_size=micro_batch_size,
+            micro_steps=inputs.micro_steps,
+            micro_batch_size=inputs.micro_batch_size,
             world_size=context.world_size,
         )
         ours["zero_optimization"] |= offload_config(parallel, context.device)

@@ -42,12 +42,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
-from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards
-from terakoya.training.engines.whole_tensors import Holding, WholeTensors, whole_names
+from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards, whole_names
 from terakoya.training.model.module_parts import saved_values
 from terakoya_parallel.fsdp_groups import local_values
 from terakoya_parallel.held_module import SHARE, hold_parts
@@ -55,6 +54,7 @@ from terakoya_parallel.initial_weights import InitialWeights
 from terakoya_parallel.mesh import AXES, DATA, ProcessMesh
 from terakoya_parallel.pipeline import Pipeline
 from terakoya_parallel.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
+from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 
 class ParallelEngine(DDPEngine):
@@ -106,10 +106,12 @@ class ParallelEngine(DDPEngine):
             context,
             local,
             built,
-            precision="fp32" if held.stages else precision,  # each stage runs autocast itself: no forward contains all
-            max_grad_norm=parameters.max_grad_norm,
-            scaler=inputs.scaler,
-            micro_steps=inputs.micro_steps,
+            StepOptions(
+                "fp32" if held.stages else precision,  # each stage runs autocast itself: no forward contains all
+                parameters.max_grad_norm,
+                inputs.scaler,
+                inputs.micro_steps,
+            ),
         )
         self.sharing = (*(SHARE if self.groups else ()), *(("tp",) if mesh.size("tp") > 1 else ()))
         self.full_module = not (held.stages or self.sharing)

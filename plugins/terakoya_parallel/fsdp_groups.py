@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.training.engines.engine import AUTOCAST_DTYPES
+from terakoya.training.engines.engine import autocast_dtype
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 PRODUCTS = (nn.Linear, _ConvNd, Conv1D)
@@ -49,8 +49,8 @@ def shard_module(
                 "a tensor of one element"
             )
     policy = MixedPrecisionPolicy()
-    if precision in AUTOCAST_DTYPES:
-        policy = MixedPrecisionPolicy(AUTOCAST_DTYPES[precision], torch.float32, cast_forward_inputs=False)
+    if (dtype := autocast_dtype(precision)) is not None:
+        policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     blocks = shardable_blocks(module, architectures, vocabulary)
     gathered_by_blocks = {
         value

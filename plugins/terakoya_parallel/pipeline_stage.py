@@ -28,7 +28,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.distributed.topology import split_evenly
-from terakoya.training.engines.engine import AUTOCAST_DTYPES, LossFn
+from terakoya.training.engines.engine import LossFn, autocast_dtype
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 from terakoya_parallel.tensor_layers import dropout_generator
 
@@ -92,7 +92,7 @@ class Stage(nn.Module):
         self.index = index
         self.first, self.last = index == 0, index == count - 1
         self.device = device
-        self.autocast_dtype = AUTOCAST_DTYPES.get(precision)
+        self.autocast_dtype = autocast_dtype(precision)
         self.hidden_size: int = model.config.hidden_size
         self.step: Sequence[MicroBatch | None] = []
         self.number = 0

@@ -25,9 +25,9 @@ from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.padded_head import PART
 from terakoya.training.distributed.topology import split_evenly
-from terakoya.training.model.adapted_layers import drops_inputs
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 from terakoya_parallel import fp8_scales
+from terakoya_parallel.adapted_layers import drops_inputs
 from terakoya_parallel.tensor_layers import TensorDivision, TensorParallelGroup, enter_at, partition_blocks
 
 KEY = "parallel.tp_size"

@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terakoya.components import Optimizer
 from terakoya.training.engines.engine import SavedTensors
-from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
+from terakoya.training.engines.tensor_shards import TensorShard, assign_owners, whole_shard
 
 Place = tuple[int | tuple[int, ...], tuple[int, ...]]
 """Where a shard is in its tensor, as `TensorShard.start`, and the shard's shape."""
@@ -41,27 +40,6 @@ class Holding:
     held: Tensor
     shape: tuple[int, ...]
     shards: Callable[[Tensor], Iterable[TensorShard]]
-
-
-def whole_names(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> frozenset[str]:
-    """Returns the names of the parameters that `optimizer` must see whole: those of the `groups` that it built which
-    are not elementwise. `names` are by the parameters' ids."""
-    return frozenset(
-        names[id(each)]
-        for group in groups
-        if not group.get("elementwise", optimizer.elementwise)
-        for each in group["params"]
-    )
-
-
-def assign_owners(shapes: Mapping[str, tuple[int, ...]], processes: int) -> dict[str, int]:
-    """Returns the owner of each tensor: the largest first, each goes to the process with the fewest elements so far."""
-    elements = [0] * processes
-    owners = {}
-    for name in sorted(shapes, key=lambda name: (-math.prod(shapes[name]), name)):
-        owners[name] = elements.index(min(elements))
-        elements[owners[name]] += math.prod(shapes[name])
-    return owners
 
 
 class WholeTensors:

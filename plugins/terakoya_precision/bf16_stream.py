@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.config.parameters import Parameters
 from terakoya.toolkit.objectives.padded_head import can_be_padded, pad_rows
 from terakoya_precision.bf16_decoder_blocks import (
     ATTENTIONS_WITH_WIDE_NORMS,
@@ -71,11 +70,13 @@ class WeightCopies:
     Attributes:
         weights: the float32 parameters that have a copy, each once.
         copies: their copies, in the same order.
+        facts: as in `components.Copies`.
     """
 
     def __init__(self, module: nn.Module, *, fused: bool = False) -> None:
         """Gives each layer of `module` that has a class for it that class, and its copies; on the module's device. With
         `fused` parts of blocks take the kernels of that folder."""
+        self.facts = {"bf16_stream": True, "fused_kernels": fused}
         by_weight: dict[nn.Parameter, Tensor] = {}
         for model in module.modules():
             head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -140,18 +141,6 @@ def _row_ids(layer: nn.Embedding) -> Tensor:
     """Returns the id of each row of `layer` (R,), -1 for that of padding."""
     ids = torch.arange(layer.num_embeddings, device=layer.weight.device)
     return ids if layer.padding_idx is None else ids.masked_fill_(ids == layer.padding_idx, -1)
-
-
-def uses_bf16_stream(parameters: Parameters) -> bool:
-    """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
-    parallel = parameters.parallel
-    return (
-        parameters.precision == "bf16"
-        and not parameters.autocast
-        and parallel.engine == "ddp"
-        and parallel.replica_size == 1
-        and all(each.bf16_stream for each in parameters.objective.architectures(parameters.architecture))
-    )
 
 
 def fused_widths(module: nn.Module) -> list[int]:

@@ -139,7 +139,7 @@ def test_a_settings_file_of_a_plugins_option_is_known(load: Load) -> None:
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("[Wishes]", "register_settings: expected a mapping of name to class, got list"),
+        ("[Wishes]", "register_settings: expected a mapping of name to subclass of BaseModel, got list"),
         ('{"train --wishes": 1}', '"train --wishes": expected a subclass of BaseModel, got 1'),
     ],
 )

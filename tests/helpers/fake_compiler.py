@@ -38,6 +38,7 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
+from terakoya.components import ModuleBuild
 from terakoya.training.model import compilation
 from terakoya_precision.fused import choice
 
@@ -169,8 +170,8 @@ def plan_block(parameters: dict[str, Any], out: Path, vocabulary: int | None) ->
     """
     found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], bool]] = []
 
-    def compile_module(module: nn.Module, architectures: Any, words: Any, *_: Any, **__: Any) -> None:
-        block = next(compilation.blocks(module, architectures, words))
+    def compile_module(module: nn.Module, build: ModuleBuild) -> None:
+        block = next(compilation.blocks(module, build.architectures, build.vocabulary))
 
         def hook(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             handle.remove()

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
+from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
@@ -35,10 +36,10 @@ from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.dry_run import dry_run
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
-from terakoya_precision.fused import choice
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores
+from terakoya_precision.fused import choice
 
 
 class Updates:
@@ -134,9 +135,9 @@ def uncompiled(case: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """While open, the run of a `case` compiles nothing; yields what was to be, and what CUDA graphs were told."""
     asked: dict[str, Any] = {"compile": [], "marks": 0}
 
-    def compile_module(module: nn.Module, *arguments: Any, **named: Any) -> None:
-        asked["compile"].append([arguments[-1], named["cuda_graphs"]])
-        if named["cuda_graphs"]:
+    def compile_module(module: nn.Module, build: ModuleBuild) -> None:
+        asked["compile"].append([build.compiled, build.cuda_graphs])
+        if build.cuda_graphs:
             module.forward = partial(record, module.forward)
 
     def record(forward: Callable[..., Any], *arguments: Any) -> Any:

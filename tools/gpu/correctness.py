@@ -22,8 +22,8 @@ from terakoya.training.batches import to_device
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model import compilation, determinism
-from terakoya_precision.bf16_stream import WeightCopies
 from terakoya.training.model.build import build_module
+from terakoya_precision.bf16_stream import WeightCopies
 
 PRESETS = ("bert_base", "electra_small", "modernbert_base", "t5_base", "gpt2_125m", "llama_1b")
 """One of each architecture that differs in its attention, its positions or its losses."""
@@ -150,7 +150,7 @@ def loss_and_gradients(
         torch._dynamo.reset()
         architectures = parameters.objective.architectures(parameters.architecture)
         layout = parameters.objective.row_layout()
-        compilation.compile_module(module, architectures, vocabulary, "blocks", layout=layout, backend=backend)
+        compilation.compile_parts(compilation.blocks(module, architectures, vocabulary), layout, backend=backend)
     arrays, gradients = to_device(batch, device, flash=way.attention == "flash", compiled=way.is_compiled), []
     for _ in range(times):
         module.zero_grad()

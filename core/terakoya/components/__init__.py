@@ -13,13 +13,16 @@ from collections.abc import Mapping
 
 from terakoya.components.architecture import WIDTHS, Architecture, DocumentMasking, Head, TensorPartition
 from terakoya.components.base import Component
+from terakoya.components.engine_builder import EngineBuilder
 from terakoya.components.event import EventListener, EventPlugin, Validations
 from terakoya.components.formats import Exporter, Importer
 from terakoya.components.initializer import Initializer, VocabularyChange
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
+from terakoya.components.module_transform import Copies, ModuleBuild, ModuleTransform
 from terakoya.components.objective import Batch, LossTerm, Objective
 from terakoya.components.optimization import Optimizer, Schedule
 from terakoya.components.progress import Progress
+from terakoya.components.start_model import StartModel
 from terakoya.components.tensor_shard import TensorShard
 from terakoya.components.tokenizer import EncodedDocuments, Encoder, Tokenizer
 from terakoya.components.tracker import Tracker, TrackerRun
@@ -32,9 +35,11 @@ __all__ = [
     "Architecture",
     "Batch",
     "Component",
+    "Copies",
     "DocumentMasking",
     "EncodedDocuments",
     "Encoder",
+    "EngineBuilder",
     "EventListener",
     "EventPlugin",
     "Exporter",
@@ -47,10 +52,13 @@ __all__ = [
     "LaunchPlan",
     "Launcher",
     "LossTerm",
+    "ModuleBuild",
+    "ModuleTransform",
     "Objective",
     "Optimizer",
     "Progress",
     "Schedule",
+    "StartModel",
     "SubmittedJob",
     "TensorPartition",
     "TensorShard",

@@ -34,8 +34,9 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         parameters.mup,
         architectures=[parameters.architecture, *nested],
         optimizer=parameters.optimizer,
-        lora=parameters.lora,
     )
+    if parameters.mup is not None and parameters.lora is not None:
+        yield "mup: is for weights that are trained whole, and lora trains adapters; set it to null"
     if parameters.cuda_graphs is True and (obstacle := cuda_graph_obstacle(parameters)) is not None:
         yield (
             f'cuda_graphs: none can be recorded: {obstacle}; use "cuda_graphs": "auto", with which a run goes on '
@@ -196,6 +197,8 @@ def takes_cuda_graphs(parameters: ParameterFields, processes: int) -> bool:
 
 
 def _fp8_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    if parameters.lora is not None:
+        yield 'precision: "fp8" cannot be used with lora, whose products are small; use "bf16"'
     if parameters.compile == "off":
         yield (
             'precision: "fp8" is slower than "bf16" without compiled kernels, which scale and cast at once; got '

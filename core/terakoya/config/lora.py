@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from terakoya.components.copy_weights import join_names
 from terakoya.config.settings import Settings
 from terakoya.config.start_from import StartFrom
 from terakoya.json_settings import short_json
@@ -54,7 +55,7 @@ class LoraSettings(Settings):
         return value
 
 
-def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int, precision: str) -> None:
+def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int) -> None:
     """Raises ValueError where other parameters conflict with `lora`."""
     if lora is None:
         return
@@ -78,14 +79,16 @@ def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, froze
             f"frozen_layers: with lora every weight of the model is frozen, got {frozen_layers}; set it to -1, and "
             "choose the layers that get adapters with lora.target_modules"
         )
-    if precision == "fp8":
-        raise ValueError('precision: "fp8" cannot be used with lora, whose products are small; use "bf16"')
 
 
-def untrained_weights(lora: LoraSettings | None, names: Sequence[str]) -> list[str]:
-    """The weights among `names` that `lora` does not train: those outside `modules_to_save`. Empty without `lora`."""
-    if lora is None:
-        return []
+def untrained_problem(lora: LoraSettings, names: Sequence[str]) -> str | None:
+    """Returns what is wrong with randomly initialised weights of these `names`; None where `lora` trains them."""
     whole = lora.modules_to_save or ()
     modules = {name: name.rpartition(".")[0] for name in names}
-    return [name for name in names if not any(f".{each}." in f".{modules[name]}." for each in whole)]
+    untrained = [name for name in names if not any(f".{each}." in f".{modules[name]}." for each in whole)]
+    if not untrained:
+        return None
+    return (
+        f"has no {join_names(untrained)}, which would be randomly initialised and, with lora, never trained; name "
+        "their modules in lora.modules_to_save, or train the whole model"
+    )

@@ -8,7 +8,6 @@ from pydantic import PositiveInt
 
 from terakoya import plugins
 from terakoya.components import Architecture, Optimizer
-from terakoya.config.lora import LoraSettings
 from terakoya.config.settings import Settings
 
 
@@ -21,9 +20,7 @@ class Mup(Settings):
     that are compared have all widths in proportion, and heads of one size."""
 
 
-def find_problems(
-    mup: Mup | None, *, architectures: Sequence[Architecture], optimizer: Optimizer, lora: LoraSettings | None
-) -> Iterator[str]:
+def find_problems(mup: Mup | None, *, architectures: Sequence[Architecture], optimizer: Optimizer) -> Iterator[str]:
     """Yields each conflict of `mup` with other settings: where, what was expected, what was given, what to do."""
     if mup is None:
         return
@@ -42,5 +39,3 @@ def find_problems(
             f"mup: is for optimizers whose updates have the size of the learning rate, as Adam's do, got "
             f"{type(optimizer).__name__}; use {' or '.join(sorted(names))}, or set it to null"
         )
-    if lora is not None:
-        yield "mup: is for weights that are trained whole, and lora trains adapters; set it to null"

@@ -88,6 +88,19 @@ RANKS_MAY_DIFFER = ("trackers", "start_from.folder", "parallel.nccl")
 variables of one machine. Stores may lie in other places, but must hold the same."""
 
 
+def decides_tensors(key: str) -> bool:
+    """Whether the key of parameters decides which tensors are trained beside base weights."""
+    return key.partition(".")[0] == "lora" and key not in lora_settings.CHANGEABLE
+
+
+def missing_base_error(error: UserError) -> UserError:
+    """Returns `error`, about base weights that cannot be read, with the reason why adapters need them."""
+    return UserError(
+        f"{error}\nlora: a checkpoint holds only the adapters; the folder of the weights under them must be there, "
+        "unchanged"
+    )
+
+
 class Parameters(ParameterFields):
     """The complete description of a run: the keys of `ParameterFields`, checked for conflicts."""
 
@@ -101,9 +114,7 @@ class Parameters(ParameterFields):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         batch_table.check_table(self.batch_size)
-        lora_settings.check_lora(
-            self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers, precision=self.precision
-        )
+        lora_settings.check_lora(self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers)
         given = [name for name in LENGTH_KEYS if getattr(self, name) is not None]
         if len(given) != 1:
             keys = ", ".join(LENGTH_KEYS)
@@ -115,6 +126,19 @@ class Parameters(ParameterFields):
             raise ValueError(problem)
         assert len(self._phase_parameters) == len(self.phases)  # wrong keys of a phase are found here
         return self
+
+    @property
+    def trained_beside(self) -> str | None:
+        """What is trained beside the weights of `start_from`, in words: these stay as they are in their folder, and a
+        checkpoint holds what is trained alone. None where they are trained themselves."""
+        if self.lora is None:
+            return None
+        whole = f", {', '.join(self.lora.modules_to_save)} whole" if self.lora.modules_to_save else ""
+        return f"LoRA of rank {self.lora.r}{whole}"
+
+    def untrained_problem(self, names: Sequence[str]) -> str | None:
+        """Returns what is wrong with randomly initialised weights of these `names`; None where they are trained."""
+        return None if self.lora is None else lora_settings.untrained_problem(self.lora, names)
 
     @property
     def of_phases(self) -> tuple[Self, ...]:

@@ -29,7 +29,7 @@ from terakoya.estimation.memory_tracker import (
     SCRATCH,
     WEIGHTS,
 )
-from terakoya.training.engines.whole_tensors import assign_owners
+from terakoya.training.engines.tensor_shards import assign_owners
 
 COMMUNICATION = "communication"
 GRAPHS = "kept by CUDA graphs"

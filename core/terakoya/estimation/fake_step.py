@@ -1,7 +1,7 @@
 """Runs one optimizer step on tensors with shapes and without data, and records what is live, and when.
 
 The module, the engine and the micro-batch are those of training, so everything that changes a run's memory (activation
-checkpointing, adapters, a head computed in parts, a plugin's own model) changes the estimate too. The operations are
+checkpointing, a head computed in parts, a plugin's own model) changes the estimate too. The operations are
 those of a CPU; with `gpu`, attention with dropout keeps no scores, like a GPU's kernels, and attention may be flash.
 
 See docs/design/estimation.md.
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from terakoya.components import Architecture, Optimizer
+from terakoya.components import Architecture, ModuleBuild, Optimizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
@@ -36,11 +36,11 @@ from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.whole_tensors import whole_names
+from terakoya.training.engines.tensor_shards import whole_names
 from terakoya.training.loss import weighted_loss
-from terakoya_precision.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
+from terakoya.training.model.transforms import find_transforms, transform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -201,12 +201,10 @@ def with_depth(parameters: Parameters, depth: int) -> Parameters | None:
 
 
 def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
-    """Returns the module as it is trained, with adapters."""
-    from terakoya.training.model import lora
-
+    """Returns the module as it is trained."""
     module = build_module_for_training(parameters, vocabulary)
-    with _nothing_moves():  # peft moves adapters to where the layer under them is
-        lora.add_adapters(module, parameters.lora, seed=parameters.seed)
+    with _nothing_moves():  # peft moves what it adds to where the layer under it is
+        transform("adapt", module, ModuleBuild(parameters, vocabulary))
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # moving it would need data
     return module
 
@@ -234,7 +232,8 @@ def _simulate(
     divide: Callable[[nn.Module], None] | None,
 ) -> Simulation:
     # the precision of what is kept is that of the run's own engine
-    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not uses_bf16_stream(parameters)})
+    has_copies = any(each.stage == "engine" for each in find_transforms(parameters).values())
+    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not has_copies})
     device = torch.device("cpu")
     context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
     length = parameters.data.sequence_length
@@ -258,10 +257,11 @@ def _simulate(
             weight for model in models for block in _blocks(parameters.architecture, model)
             for weight in block.parameters()
         )  # fmt: skip
-        engine = engines.build(alone, module, vocabulary, context, 1, rows)
+        run = ModuleBuild(alone, vocabulary, context)
+        engine = engines.build(module, run, micro_steps=1, micro_batch_size=rows)
         assert isinstance(engine, DDPEngine), "engine_memory accounts for several processes"
-        if engine.copies is not None:
-            tracker.assign(engine.copies.copies, CAST_WEIGHTS)
+        for copies in engine.copies:
+            tracker.assign(copies.copies, CAST_WEIGHTS)
         trained = [each for each in module.parameters() if each.requires_grad]
         tracker.enter(STEP, others=OPTIMIZER)
         for each in trained:

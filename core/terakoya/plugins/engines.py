@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OWN = ("ddp", "deepspeed")
-"""The engines of the core, in which each process has rows of its own."""
+OWN = "ddp"
+"""The engine of the core, in which each process has rows of its own."""
+OF_ONE_PROCESS = ("deepspeed",)
+"""Engines that do something for a run of one process, too."""
 SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
 """The keys with which several processes work on the same rows."""
 
 
-def plugin_engine(parallel: Mapping[str, Any]) -> str | None:
-    """Returns the name of the plugin's engine that a run of several processes with the settings `parallel` takes; None
-    where the core has it. As "ddp" a plugin has the engine of processes that work on the same rows."""
-    engine: str = parallel.get("engine", "ddp")
-    return None if engine in OWN and all(parallel.get(size, 1) == 1 for size in SIZES) else engine
+def plugin_engine(parallel: Mapping[str, Any], *, processes: int = 2) -> str | None:
+    """Returns the name of the plugin's engine that a run of so many `processes` with the settings `parallel` takes;
+    None where the core has it. As "ddp" a plugin has the engine of processes that work on the same rows."""
+    engine: str = parallel.get("engine", OWN)
+    if processes == 1 and engine not in OF_ONE_PROCESS:
+        return None
+    return None if engine == OWN and all(parallel.get(size, 1) == 1 for size in SIZES) else engine

@@ -20,6 +20,7 @@ class Family:
         keys: key paths of settings files.
         languages: names for `TERAKOYA_LANG`.
         engines: names in `parallel.engine`; "ddp" where processes work on the same rows.
+        transforms: values of `precision`.
         needs: other families, without which it cannot be installed.
     """
 
@@ -29,6 +30,7 @@ class Family:
     keys: Sequence[str] = ()
     languages: Sequence[str] = ()
     engines: Sequence[str] = ()
+    transforms: Sequence[str] = ()
     needs: Sequence[str] = ()
 
 
@@ -47,9 +49,10 @@ FAMILIES: dict[str, Family] = {
         needs=("parallel",),
     ),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
+    "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
-    "parallel": Family(engines=("ddp", "fsdp")),
+    "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
     "quality": Family(
         verbs=(
             "finetune",
@@ -74,6 +77,7 @@ FAMILIES: dict[str, Family] = {
             "importers smdistributed",
         ),
     ),
+    "precision": Family(transforms=("fp8",)),
     "report": Family(verbs=("report",)),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""

@@ -19,7 +19,7 @@ import pluggy
 from pydantic import BaseModel
 
 from terakoya import hookspecs
-from terakoya.components import KINDS, Component
+from terakoya.components import KINDS, Component, EngineBuilder, ModuleTransform, StartModel
 from terakoya.errors import UserError, nearest
 from terakoya.hookspecs import DeprecatedHook
 from terakoya.plugins.discovery import (
@@ -44,9 +44,18 @@ TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
 REGISTER_HOOKS = {kind: f"register_{kind}" for kind in KINDS}
 """Kind of component -> the hook that registers it."""
 
-SETTINGS, ENGINES = "register_settings", "register_engines"
-FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", SETTINGS, ENGINES, "run_files")
-"""The hooks that bring what is no component."""
+FURTHER = {
+    "register_settings": (
+        "subclass of BaseModel",
+        lambda value: isinstance(value, type) and issubclass(value, BaseModel),
+    ),
+    "register_engines": ("EngineBuilder", lambda value: isinstance(value, EngineBuilder)),
+    "register_initial_weights": ("function", callable),
+    "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
+}
+"""The hooks that bring what is no component, when plugins load: what their mappings hold, in a word and as a test."""
+FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", *FURTHER, "run_files")
+"""All that bring what is no component."""
 
 
 class Registration(NamedTuple):
@@ -85,8 +94,12 @@ class Registry:
     settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """Settings files that are no components, by the command and the options that read them."""
     run_files: Listeners = ()
-    engines: Mapping[str, tuple[Callable[[Any], Any], Plugin]] = field(default_factory=dict)
+    engines: Mapping[str, tuple[EngineBuilder, Plugin]] = field(default_factory=dict)
     """What builds an engine, and the plugin that has it, by name."""
+    initial_weights: Mapping[str, tuple[Callable[[StartModel], Any], Plugin]] = field(default_factory=dict)
+    """What makes a folder's model fit a run, by the key of `start_from`."""
+    transforms: Mapping[str, tuple[ModuleTransform, Plugin]] = field(default_factory=dict)
+    """Transforms of a run's module, and the plugin that has each, by name."""
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).
@@ -218,9 +231,8 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
 
     registrations: dict[tuple[str, str], Registration] = {}
     broken = list(finder.broken)
-    settings: dict[str, tuple[type[BaseModel], Plugin]] = {}
-    engines: dict[str, tuple[Callable[[Any], Any], Plugin]] = {}
-    for kind, hook in {**REGISTER_HOOKS, "settings": SETTINGS, "engines": ENGINES}.items():
+    further: dict[str, dict[str, tuple[Any, Plugin]]] = {hook: {} for hook in FURTHER}
+    for kind, hook in {**REGISTER_HOOKS, **{hook: hook for hook in FURTHER}}.items():
         for name, listener in _listeners(manager, hook, plugins.values()):
             plugin = next(each for each in plugins.values() if each.name == name)
             try:
@@ -231,18 +243,18 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
                 broken.append(Broken(name, plugin.source, f"{hook}: {error.message}"))
                 continue
             for result in results:
-                if hook == SETTINGS:
-                    _add_further(settings, hook, result, plugin)
-                elif hook == ENGINES:
-                    _add_further(engines, hook, result, plugin)
+                if hook in FURTHER:
+                    _add_further(further[hook], hook, result, plugin)
                 else:
                     _add(registrations, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
     files = _listeners(manager, "run_files", plugins.values())
-    models = {words: model for words, (model, _) in settings.items()}
+    models = {words: model for words, (model, _) in further["register_settings"].items()}
     return Registry(
-        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files, engines
-    )
+        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files,
+        engines=further["register_engines"], initial_weights=further["register_initial_weights"],
+        transforms=further["register_module_transforms"],
+    )  # fmt: skip
 
 
 def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
@@ -297,17 +309,15 @@ def _listeners(manager: pluggy.PluginManager, hook: str, plugins: Iterable[Plugi
 
 
 def _add_further(found: dict[str, tuple[Any, Plugin]], hook: str, result: Any, plugin: Plugin) -> None:
-    """Adds one plugin's settings files or engines. Raises UserError for what is none, and for one that is there
-    already."""
+    """Adds what one plugin returns of a hook among `FURTHER`. Raises UserError for what is none, and for one that is
+    there already."""
     where = f"plugin {plugin.name} ({plugin.source}): {hook}"
-    kind = "class" if hook == SETTINGS else "function"
+    kind, is_one = FURTHER[hook]
     if not isinstance(result, Mapping):
         raise UserError(f"{where}: expected a mapping of name to {kind}, got {type(result).__name__}")
     for name, value in result.items():
-        if hook == SETTINGS and not (isinstance(value, type) and issubclass(value, BaseModel)):
-            raise UserError(f'{where}: "{name}": expected a subclass of BaseModel, got {value!r}')
-        if not callable(value):
-            raise UserError(f'{where}: "{name}": expected a function, got {value!r}')
+        if not is_one(value):
+            raise UserError(f'{where}: "{name}": expected a {kind}, got {value!r}')
         if name in found:
             raise UserError(f'{where}: "{name}" is registered twice')
         found[name] = value, plugin

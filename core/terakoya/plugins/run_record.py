@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from terakoya.plugins.discovery import Plugin
 from terakoya.plugins.engines import plugin_engine
 from terakoya.plugins.loading import Registry
 
@@ -18,11 +19,13 @@ class RecordCheck(NamedTuple):
     changed: list[str]
 
 
-def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+def record_plugins(
+    registry: Registry, parameters: Mapping[str, Any], transforms: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Returns facts about the plugins that a run with these `parameters` (their JSON) uses, for its checkpoints.
 
-    A run uses the plugins that register its components and its engine, and those that listen to events. `check_plugins`
-    reads this record.
+    A run uses the plugins that register its components, its engine and the `transforms` of its module, and those that
+    listen to events. `check_plugins` reads this record.
     """
     names, registered, record = _types(parameters), registry.components(), []
     engine = plugin_engine(parameters.get("parallel") or {}) or ""
@@ -34,6 +37,11 @@ def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[di
         ]
         if engine in registry.engines and registry.engines[engine][1] == plugin:
             components.append(f"engines/{engine}")
+        components += [
+            f"transforms/{name}"
+            for name, (_, its) in registry.transforms.items()
+            if its == plugin and name in transforms
+        ]
         events = [event for event, listeners in registry.hook.listeners.items() if plugin.name in dict(listeners)]
         if components or events:
             source = plugin.source
@@ -57,29 +65,35 @@ def check_plugins(
     """Returns which plugins of `record` are missing in this process, and which have other code than recorded.
 
     Only plugins that a run with these `parameters` (their JSON) uses count; with `events` false, only those that
-    register its components. A component that another plugin registers now is not missing.
+    register its components. A component that another plugin registers now is not missing. Without a recorded transform
+    whose name is no `precision` the run trains otherwise, which is a change.
     """
     names, check = _types(parameters), RecordCheck([], [])
     if events:  # a finished model needs no engine
-        names |= {plugin_engine(parameters.get("parallel") or {}) or ""}
+        names |= {plugin_engine(parameters.get("parallel") or {}) or "", parameters.get("precision", "")}
     current = {plugin.name: plugin for plugin in registry.plugins}
     for recorded in record:
         used = [component for component in recorded["components"] if component.partition("/")[2] in names]
+        added = [
+            each for each in recorded["components"] if events and each.startswith("transforms/") and each not in used
+        ]
         # records written before "events" existed name every installed plugin
         listened = events and bool(recorded.get("events", not recorded["components"]))
-        if not (used or listened):
+        if not (used or added or listened):
             continue
         origin, advice = f"{recorded['distribution']} {recorded['version']}", ""
         if not recorded["distribution"]:
             file = recorded.get("requested")  # records of older versions do not have it
             origin = "--plugin"
             advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(file)) if file else 'FILE'} ..."
-        which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
+        which = f"plugin {recorded['name']} ({origin}: {', '.join(used + added) or 'events only'})"
         plugin = current.get(recorded["name"])
         if plugin is None:
             found = [_plugin_of(registry, *key.split("/", 1)) for key in used]
             others = sorted({name for name in found if name is not None})
-            if None in found or listened:
+            if added and not used and not listened:
+                check.changed.append(f"{which} is missing")
+            elif None in found or listened:
                 errors = (f"; {broken.error}" for broken in registry.broken if broken.name == recorded["name"])
                 check.missing.append(f"{which} is missing{next(errors, advice)}")
             else:
@@ -93,9 +107,10 @@ def check_plugins(
 
 
 def _plugin_of(registry: Registry, kind: str, name: str) -> str | None:
-    """The plugin that has the component or engine `name` now."""
-    if kind == "engines":
-        return registry.engines[name][1].name if name in registry.engines else None
+    """The plugin that has the component, engine or transform `name` now."""
+    if kind in ("engines", "transforms"):
+        found: Mapping[str, tuple[Any, Plugin]] = getattr(registry, kind)
+        return found[name][1].name if name in found else None
     registration = registry.registrations.get((kind, name))
     return None if registration is None else registration.module
 

@@ -128,12 +128,12 @@ def dry_run(
 def _checkpoint_bytes(trainer: Trainer, checkpoints: int) -> int:
     """Returns the disk space that `checkpoints` checkpoints take, in bytes.
 
-    In fp32: all weights, or with lora the adapters, and two moments of the trained weights in `state/`, with what event
-    plugins keep; and all weights in each `model/`.
+    In fp32: all weights, or what is trained beside them, and two moments of the trained weights in `state/`, with what
+    event plugins keep; and all weights in each `model/`.
     """
     parameters = trainer.parameters
     weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
-    saved = weights if parameters.lora is None else trained
+    saved = weights if parameters.trained_beside is None else trained
     state_bytes = 4 * (saved + 2 * trained) + parameters.count_event_bytes(trained)
     saved_models = choose_saved_models(parameters, full_module=trainer.engine.full_module)
     models = {"every": checkpoints, "last": 1, "never": 0}[saved_models]
@@ -142,18 +142,18 @@ def _checkpoint_bytes(trainer: Trainer, checkpoints: int) -> int:
 
 def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
     """Returns the host memory that background saves keep, in bytes: of this process, for its shards of `state/` as in
-    `_checkpoint_bytes`; and of rank 0, for the weights of `model/`, or with lora for what training changes. On a
+    `_checkpoint_bytes`; and of rank 0, for the weights of `model/`, or for what is trained beside them. On a
     GPU it is pinned, and torch allocates pinned memory in powers of two, a tensor each."""
     parameters, engine, run = trainer.parameters, trainer.engine, trainer.run
     weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
-    saved = weights if parameters.lora is None else trained
+    saved = weights if parameters.trained_beside is None else trained
     sizes = [4 * math.prod(shape) for shape in trainer.shapes.values()]
     rounded = sum(1 << (size - 1).bit_length() for size in sizes) / sum(sizes) if run.device.type == "cuda" else 1.0
     own = sum(shard.value.numel() for shard in engine.weight_shards())  # of which event plugins keep something
     state_bytes = round(rounded * (4 * (saved + 2 * trained) // run.world_size + parameters.count_event_bytes(own)))
     if not engine.full_module:  # the model is built of the files
         return state_bytes, 0
-    is_copied = parameters.lora is not None or choose_saved_models(parameters, full_module=True) != "never"
+    is_copied = parameters.trained_beside is not None or choose_saved_models(parameters, full_module=True) != "never"
     return state_bytes, round(rounded * 4 * saved) if is_copied else 0
 
 

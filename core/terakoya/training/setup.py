@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from terakoya.atomic_files import write_text
+from terakoya.components import ModuleBuild
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
@@ -38,14 +39,14 @@ from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
-from terakoya_precision import fp8
 from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.engine import Engine
 from terakoya.training.model import compilation, determinism
-from terakoya_precision.bf16_stream import uses_bf16_stream
 from terakoya.training.model.build import InitialModule, build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.kernels import Kernels, choose_kernels
 from terakoya.training.model.module_parts import has_learned_positions, saved_values
+from terakoya.training.model.transforms import check_device, find_transforms, transform
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
@@ -243,7 +244,7 @@ def build_trainer(
     """Builds the trainer of a run at its first step; collective.
 
     A `fresh` run has randomly initialised weights, the same on every rank, or those of `start_from`. A run that is not
-    fresh gets its weights from a checkpoint next; it reads `start_from` only for the base weights of adapters.
+    fresh gets its weights from a checkpoint next; it reads `start_from` only for base weights.
 
     Raises:
         UserError: parameters, stores, processes and weights do not fit each other.
@@ -251,8 +252,7 @@ def build_trainer(
     architecture, objective, vocabulary = parameters.architecture, parameters.objective, stores.vocabulary
     tokenizer_folder = stores.train[0].tokenizer_folder
 
-    if parameters.precision == "fp8":
-        fp8.check(context.device)
+    check_device(parameters, context.device)
 
     # Data: which rows of the order each step takes, and which of them this rank; the length of the run.
     plan = make_plan(parameters, stores, context.topology, context.rank)
@@ -272,7 +272,7 @@ def build_trainer(
         if parameters.deterministic:
             run_log.print(determinism.NOTICE)
 
-    # Model: weights, adapters, and what computes it.
+    # Model: weights, and what computes it.
     in_parts = engines.holds_parts(parameters, context)
     built = build_initial(parameters, vocabulary, tokenizer_folder, context, fresh=fresh, in_parts=in_parts)
     module = built.module
@@ -282,7 +282,7 @@ def build_trainer(
     attention.use(module, attention.MASKED if masked else kernels.attention)
     module.train()
     trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
+    parameter_counts = parameter_summary(module, parameters)
     shapes = {name: tuple(value.shape) for name, value in saved_values(module)}
 
     # Engine: it takes the module over, and may replace or shard its weights.
@@ -293,17 +293,11 @@ def build_trainer(
     batches_of_phases = [phase.rank_batch for phase in plan.phases]
     micro_steps = max(each.micro_steps for each in batches_of_phases)
     micro_batch_size = max(each.micro_batch_size for each in batches_of_phases)
+    build = ModuleBuild(parameters, vocabulary, context, kernels.compiled, kernels.cuda_graphs, run_log.warn)
     engine = engines.build(
-        parameters, module, vocabulary, context, micro_steps, micro_batch_size,
-        fused_kernels=kernels.fused, cuda_graphs=kernels.cuda_graphs, deferred=built.deferred,
-    )  # fmt: skip
-    # Compilation: after recomputation and the engine; the first call of a block compiles it with what they have added.
-    node = context.topology.processes[context.rank].node_rank
-    compile_module = partial(
-        compilation.compile_module, engine.module, objective.architectures(architecture), vocabulary,
-        layout=layout, processes_here=context.topology.processes_per_node()[node],
-    )  # fmt: skip
-    compile_module(kernels.compiled, cuda_graphs=kernels.cuda_graphs)
+        module, build, micro_steps=micro_steps, micro_batch_size=micro_batch_size, deferred=built.deferred
+    )
+    transform("compile", engine.module, build)
     batches = BatchMaker(plan, vocabulary, flash=kernels.attention == "flash", compiled=kernels.compiled != "off")
     if kernels.cuda_graphs and parameters.cuda_graphs == "auto":
         assert isinstance(engine, DDPEngine), "other engines are an obstacle"
@@ -314,7 +308,7 @@ def build_trainer(
             engine.leave_graphs()
             choice = compilation.without_graphs(parameters, context.device)
             kernels = replace(kernels, compiled=choice.mode, cuda_graphs=False)
-            compile_module(kernels.compiled, cuda_graphs=False)
+            transform("compile", engine.module, replace(build, compiled=choice.mode, cuda_graphs=False))
     warm_up.settle_buckets(engine, batches, objective)
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
@@ -327,7 +321,7 @@ def build_trainer(
     return Trainer(
         run, engine, batches, validation, run_log, plugins,
         facts={
-            **_manifest_facts(run, plan, stores, kernels, built, plugins),
+            **_manifest_facts(run, plan, stores, kernels, built, plugins, engine),
             "trained_parameter_count": trained_count,
             "started_from": None if built.started is None else built.started.facts,
         },
@@ -420,7 +414,7 @@ def _epochs_per_store(loader: Loader, rows: int) -> str:
 
 
 def _manifest_facts(
-    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, built: InitialModule, plugins: Registry
+    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, built: InitialModule, plugins: Registry, engine: Engine
 ) -> dict[str, Any]:
     """Returns the values of a manifest that describe the run, as JSON."""
     parameters, context, length = run.parameters, run.context, run.length
@@ -433,7 +427,7 @@ def _manifest_facts(
         "parameter_count": built.parameter_count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),
-        "plugins": record_plugins(plugins, parameters.dump(plugins)),
+        "plugins": record_plugins(plugins, parameters.dump(plugins), find_transforms(parameters)),
         "world": {
             "processes": context.world_size,
             "nodes": context.topology.processes_per_node(),
@@ -443,8 +437,7 @@ def _manifest_facts(
             "engine": parameters.parallel.engine,
             "compile": kernels.compiled,
             "cuda_graphs": kernels.cuda_graphs,
-            "bf16_stream": uses_bf16_stream(parameters),
-            "fused_kernels": kernels.fused,
+            **{key: each for copies in getattr(engine, "copies", ()) for key, each in copies.facts.items()},
             "deterministic": parameters.deterministic or context.device.type != "cuda",
             **({"nccl": nccl_algorithms.read_choice()} if has_nccl else {}),
         },

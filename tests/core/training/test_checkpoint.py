@@ -21,7 +21,7 @@ from terakoya.training.checkpoint import checkpoint, event_tensors, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
-from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
 from terakoya.training.saving import Saver
 
@@ -36,7 +36,7 @@ def engine(seed: int = 0) -> DDPEngine:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     module[2].weight = module[0].weight
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
-    built = DDPEngine(alone(), module, optimizer, precision="fp32", max_grad_norm=1.0)
+    built = DDPEngine(alone(), module, optimizer, StepOptions(max_grad_norm=1.0))
     module(torch.randn(8, 4)).square().sum().backward()
     built.step(0.1)
     return built

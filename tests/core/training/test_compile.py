@@ -18,6 +18,7 @@ import toy
 from torch import nn
 from torch._dynamo.utils import counters
 
+from terakoya.components import ModuleBuild
 from terakoya.components.progress import Length
 from terakoya.components.rows import Layout
 from terakoya.config.parameters import Parameters
@@ -28,7 +29,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit import gpu_compiler
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
-from terakoya.training.distributed.topology import RankBatch
+from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology
 from terakoya.training.model import compilation
 from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
@@ -354,11 +355,8 @@ def test_the_compiler_is_asked_for_graphs_or_an_error(tmp_path: Path, monkeypatc
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
     parameters = compiled_runs.parameters("electra", tmp_path)
     module = build_module_for_training(parameters, toy_model.VOCABULARY)
-    architectures = parameters.objective.architectures(parameters.architecture)
     for graphs in (True, False):
-        compilation.compile_module(
-            module, architectures, toy_model.VOCABULARY, "whole", layout=Layout("packed"), cuda_graphs=graphs
-        )
+        compilation.compile_parts([module], Layout("packed"), cuda_graphs=graphs)
     assert [each.get("options") for each in asked] == [compilation.GRAPH_OPTIONS, None]
     assert compilation.GRAPH_OPTIONS["triton.cudagraphs"] and compilation.GRAPH_OPTIONS["triton.cudagraph_or_error"]
     assert compilation.GRAPH_OPTIONS.keys() <= set(torch._inductor.list_options()), "the compiler has these"
@@ -372,10 +370,10 @@ def test_processes_of_a_node_share_its_cores_as_they_compile(
     monkeypatch.delenv(compilation.THREADS, raising=False)
     if own is not None:  # the compiler has read it
         monkeypatch.setenv(compilation.THREADS, own)
-    module = nn.Linear(2, 2)
-    layout, vocabulary = Layout("packed"), toy_model.VOCABULARY
+    topology = Topology(tuple(ProcessInfo(rank, 0, rank, "") for rank in range(processes)))
+    build = ModuleBuild(parse(), toy_model.VOCABULARY, SimpleNamespace(rank=0, topology=topology), "whole")
     with compiler.patch(compile_threads=32):
-        compilation.compile_module(module, [], vocabulary, "whole", layout=layout, processes_here=processes)
+        compilation.compile_module(nn.Linear(2, 2), build)
         assert compiler.compile_threads == most
 
 

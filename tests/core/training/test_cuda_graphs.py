@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from terakoya.config.parameters import Parameters
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
-from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.start import warm_up
@@ -52,10 +52,7 @@ class Recorded(nn.Module):
 def build(micro_steps: int, *, cuda_graphs: bool = True) -> DDPEngine:
     module = Recorded()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    return DDPEngine(
-        ONE_PROCESS, module, optimizer, precision="fp32", max_grad_norm=0.0, micro_steps=micro_steps,
-        cuda_graphs=cuda_graphs,
-    )  # fmt: skip
+    return DDPEngine(ONE_PROCESS, module, optimizer, StepOptions(micro_steps=micro_steps, cuda_graphs=cuda_graphs))
 
 
 @pytest.fixture

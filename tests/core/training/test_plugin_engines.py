@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy
 
+from terakoya.components import ModuleBuild
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -22,13 +23,18 @@ pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 STRANGE = """
 from terakoya import hookimpl
+from terakoya.components import EngineBuilder
 
 @hookimpl
 def register_engines():
-    return {"fsdp": lambda inputs: ("strange", inputs), "ddp": lambda inputs: ("of replicas", inputs)}
+    return {
+        "fsdp": EngineBuilder(lambda inputs: ("strange", inputs)),
+        "ddp": EngineBuilder(lambda inputs: ("of replicas", inputs)),
+        "deepspeed": EngineBuilder(lambda inputs: ("alone", inputs), defers=False),
+    }
 """
 TWO: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
-ONE: Any = SimpleNamespace(world_size=1)
+ONE: Any = SimpleNamespace(world_size=1, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -44,7 +50,8 @@ def test_a_strange_engine_is_built_by_its_name(store: Path, strange: str) -> Non
 
     def built(context: Any, **parallel: Any) -> Any:
         raw = toy.parameters(store, precision="fp16", parallel=parallel)
-        return build(Parameters.from_dict(raw, source="test"), module, VOCABULARY, context, 3, 4)
+        run = ModuleBuild(Parameters.from_dict(raw, source="test"), VOCABULARY, context)
+        return build(module, run, micro_steps=3, micro_batch_size=4)
 
     for parallel, name in (({"engine": "fsdp"}, "strange"), ({"cp_size": 2}, "of replicas")):
         said, inputs = built(TWO, **parallel)
@@ -53,24 +60,35 @@ def test_a_strange_engine_is_built_by_its_name(store: Path, strange: str) -> Non
         assert inputs.parameters.parallel == Parallel(**parallel) and inputs.scaler.scale > 1
         raw = toy.parameters(store, parallel=parallel)
         assert [holds_parts(Parameters.from_dict(raw, source="test"), each) for each in (ONE, TWO)] == [False, True]
-    assert find_plugin_engine(Parallel()) is find_plugin_engine(Parallel(engine="deepspeed", zero_stage=1)) is None
+        assert find_plugin_engine(Parallel(**parallel), processes=1) is None
+    assert built(ONE, engine="deepspeed", zero_stage=1)[0] == "alone"
+    raw = toy.parameters(store, parallel={"engine": "deepspeed", "zero_stage": 1})
+    assert not holds_parts(Parameters.from_dict(raw, source="test"), TWO)
+    assert find_plugin_engine(Parallel(), processes=2) is None
 
 
-@pytest.mark.parametrize(("parallel", "said"), [({"engine": "fsdp"}, "fsdp"), ({"tp_size": 2}, "ddp, tp_size 2")])
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"engine": "fsdp"}, "fsdp"),
+        ({"tp_size": 2}, "ddp, tp_size 2"),
+        ({"engine": "deepspeed", "zero_stage": 1}, "deepspeed"),
+    ],
+)
 def test_a_missing_engine_is_answered_with_its_family(parallel: dict[str, Any], said: str) -> None:
     load(without=["parallel"])
     with pytest.raises(
         UserError, match=f'parallel: no plugin has the engine of "{said}"; it belongs to the family parallel,'
     ):
-        find_plugin_engine(Parallel(**parallel))
+        find_plugin_engine(Parallel(**parallel), processes=2)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('return {"fsdp"', 'return [], {"fsdp"', "register_engines: expected a mapping of name to function, got tuple"),
-        ('lambda inputs: ("strange", inputs)', "1", 'register_engines: "fsdp": expected a function, got 1'),
-        ("", "", '"fsdp" is registered twice|"ddp" is registered twice'),
+        ("return {", "return [], {", "register_engines: expected a mapping of name to EngineBuilder, got tuple"),
+        ('EngineBuilder(lambda inputs: ("strange", inputs))', "1", '"fsdp": expected a EngineBuilder, got 1'),
+        ("", "", "is registered twice"),
     ],
 )
 def test_a_wrong_engine_is_an_error_that_names_the_plugin(strange: str, old: str, new: str, message: str) -> None:
@@ -88,7 +106,7 @@ def test_a_run_records_the_plugin_of_its_engine(strange: str) -> None:
     (replicas,) = record_plugins(registry(), {"parallel": {"engine": "ddp", "tp_size": 2}})
     assert replicas["components"] == ["engines/ddp"]
     assert check_plugins(registry(), record, sharded) == ([], [])
-    others = SimpleNamespace(plugins=[], registrations={}, engines={}, broken=[])
+    others = SimpleNamespace(plugins=[], registrations={}, engines={}, transforms={}, broken=[])
     assert "strange (--plugin: engines/fsdp) is missing" in check_plugins(others, record, sharded).missing[0]  # type: ignore[arg-type]
     assert check_plugins(others, record, sharded, events=False) == ([], []), "a finished model needs no engine"  # type: ignore[arg-type]
     assert check_plugins(others, record, {"parallel": {"engine": "ddp"}}) == ([], []), "another engine goes on"  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from terakoya.training.distributed import all_ranks
 from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
-from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.tensor_shards import KINDS, whole_shard
 
 
@@ -29,7 +29,7 @@ def engine() -> DDPEngine:
     context = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
-    return DDPEngine(context, module, optimizer, precision="fp32", max_grad_norm=1.0)
+    return DDPEngine(context, module, optimizer, StepOptions(max_grad_norm=1.0))
 
 
 def step(trained: DDPEngine) -> None:

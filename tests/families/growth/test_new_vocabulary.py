@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,17 +14,19 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from terakoya.components import StartModel
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
+from terakoya.config.start_from import StartFrom
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import transformers_folder
 from terakoya.training.model.build import build_module
-from terakoya_growth.new_vocabulary import plan_rows, vocabulary_weights
 from terakoya.training.model.start_from import LoadedWeights, load_start_weights
 from terakoya_contract import toy
+from terakoya_growth.new_vocabulary import plan_rows, vocabulary_weights
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},
@@ -150,7 +153,9 @@ def test_a_piece_with_several_roles_takes_the_row_of_the_end_of_a_text(tmp_path:
     old = save_words(tmp_path / "old", ["[PAD]", "[UNK]", "[BOS]", "[EOS]", "w"])
     new = save_words(tmp_path / "new", ["w", one], unk=one, pad=one, bos=one, eos=one)
     size = toy.VOCABULARY.model_copy(update={"size": 2})
-    rows, _ = plan_rows(old, LlamaConfig(vocab_size=5), size, new, change="transplant", initializer=None)
+    source: Any = SimpleNamespace(config=LlamaConfig(vocab_size=5))
+    settings = StartFrom(folder=old, vocabulary="transplant")
+    rows, _ = plan_rows(StartModel(source, old, source, (), settings, size, new, seed=1))
     assert rows.kept == {0: 4, 1: 3}
 
 

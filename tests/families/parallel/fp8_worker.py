@@ -38,7 +38,7 @@ def work(jobs: Sequence[Job], context: DistributedContext) -> None:
         dtype = torch.float32 if job.get("float32") else torch.bfloat16
         with (
             emulated(),
-            patch.object(engine, "AUTOCAST_DTYPES", {**engine.AUTOCAST_DTYPES, "fp8": dtype}),
+            patch.object(engine, "autocast_dtype", lambda _, dtype=dtype: dtype),
             patch.object(ProcessTensorParallelGroup, "all_reduce", keep_part if job.get("separate") else ALL_REDUCE),
             patch.object(compilation, "BACKEND", "aot_eager"),
             compilation.run_uncompiled(not job.get("compiled")),

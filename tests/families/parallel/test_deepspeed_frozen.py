@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.errors import UserError
-from terakoya.training.engines.deepspeed import DeepSpeedEngine, Fragment
-from terakoya.training.engines.whole_tensors import WholeTensors
+from terakoya_parallel.deepspeed import DeepSpeedEngine, Fragment
+from terakoya_parallel.whole_tensors import WholeTensors
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from terakoya.components import TensorPartition
 from terakoya.errors import UserError
-from terakoya_precision import fp8
 from terakoya_parallel.tensor_layers import TensorDivision, partition_blocks
+from terakoya_precision import fp8
 
 CLOSE = 1e-3
 """Tolerance of a weight's gradient, relative to its norm: room for one number that the rounding of a sum over processes

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from terakoya.components import ModuleBuild
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -70,7 +71,8 @@ def build(context: DistributedContext, parameters: Parameters) -> ParallelEngine
     """The engine over weights that are the same for every rank."""
     torch.manual_seed(1)
     module = build_module_for_training(parameters, VOCABULARY)
-    return cast(ParallelEngine, engines.build(parameters, module, VOCABULARY, context, 2, 2))
+    run = ModuleBuild(parameters, VOCABULARY, context)
+    return cast(ParallelEngine, engines.build(module, run, micro_steps=2, micro_batch_size=2))
 
 
 class Events(TorchDispatchMode):

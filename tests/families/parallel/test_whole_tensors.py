@@ -28,8 +28,8 @@ from worlds import Job
 from terakoya.components import Optimizer
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.tensor_shards import TensorPart, TensorShard, whole_shard
-from terakoya.training.engines.whole_tensors import Holding, WholeTensors, assign_owners, whole_names
+from terakoya.training.engines.tensor_shards import TensorPart, TensorShard, assign_owners, whole_names, whole_shard
+from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 ROWS = {"0": 2, "1": 2}
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -1,7 +1,7 @@
 """The fused kernels as machine code of GPUs that need not be there, and what each takes of a multiprocessor.
 
-`python tests/families/precision/compiled_kernels.py` prints a line for each kernel, GPU and width; it needs Triton, whose own
-assembler writes the code.
+`python tests/families/precision/compiled_kernels.py` prints a line for each kernel, GPU and width; it needs
+Triton, whose own assembler writes the code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from terakoya_precision.fused import column_kernels, norm_kernels
 from terakoya_plugins.optimizers.stable_adamw import kernels as stable_adamw
+from terakoya_precision.fused import column_kernels, norm_kernels
 
 GPUS: Mapping[str, int] = {"A100": 80, "H100": 90, "B200": 100}
 """Compute capabilities."""

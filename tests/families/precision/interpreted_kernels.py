@@ -34,9 +34,9 @@ from transformers import (
 )
 
 from terakoya.training.model.activation_checkpointing import checkpoint_block
+from terakoya_plugins.optimizers.stable_adamw import StableAdamW, clipped, grouped, kernels
 from terakoya_precision.bf16_stream import WeightCopies, fused_widths
 from terakoya_precision.fused import ops, self_check
-from terakoya_plugins.optimizers.stable_adamw import StableAdamW, clipped, grouped, kernels
 
 SIZES = {
     "vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,

@@ -12,8 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 from terakoya.config.parameters import Parameters
-from terakoya_precision.fused import choice, ops
 from terakoya.training.setup import train_in_this_process
+from terakoya_precision.fused import choice, ops
 
 
 def main() -> None:

@@ -36,15 +36,15 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
-from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import autocast_forward
-from terakoya_precision import bf16_functions, bf16_stream
-from terakoya_precision.bf16_functions import Rows, embedding_gradient, small_table_gradient
-from terakoya_precision.bf16_stream import WeightCopies, uses_bf16_stream
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract.toy import VOCABULARY, make_rows, values
 from terakoya_contract.toy import make_store as contract_store
+from terakoya_precision import bf16_functions, bf16_stream, uses_bf16_stream
+from terakoya_precision.bf16_functions import Rows, embedding_gradient, small_table_gradient
+from terakoya_precision.bf16_stream import WeightCopies
 
 OBJECTIVES = {
     **dict.fromkeys(("bert", "roberta", "deberta", "deberta_v2", "modernbert", "eurobert"), "masked_lm"),
@@ -226,9 +226,11 @@ def test_weights_are_rounded_once_a_step_and_after_loading() -> None:
     module.forward = lambda batch: {"loss": nn.Sequential.forward(module, batch["x"]).float().sum()}  # type: ignore[method-assign,assignment]
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     engine = DDPEngine(
-        connect(LaunchInfo.from_environment()), module, optimizer, precision="bf16", max_grad_norm=1.0, bf16_stream=True
+        connect(LaunchInfo.from_environment()), module, optimizer, StepOptions("bf16", max_grad_norm=1.0)
     )
-    assert engine.copies is not None and len(engine.copies.copies) == 4
+    copies = WeightCopies(module)
+    engine.keep_up_to_date([copies])
+    assert len(copies.copies) == 4
     batch = {"x": torch.randn(5, 3, 6)}
     with Conversions({tied.weight.shape}) as seen:
         for micro_step in range(3):
@@ -236,9 +238,9 @@ def test_weights_are_rounded_once_a_step_and_after_loading() -> None:
         assert (seen.single, seen.together) == (0, 0)
         engine.step(0.1)
         assert (seen.single, seen.together) == (0, 1)
-    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(engine.copies.copies, engine.copies.weights, strict=True))
+    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(copies.copies, copies.weights, strict=True))
     engine.load_parameters(lambda name: torch.full_like(dict(module.named_parameters())[name], 0.1))
-    assert all(torch.equal(each, torch.full_like(each, 0.1)) for each in engine.copies.copies)
+    assert all(torch.equal(each, torch.full_like(each, 0.1)) for each in copies.copies)
 
 
 def of_three_micro_steps(
@@ -251,7 +253,8 @@ def of_three_micro_steps(
     attention.use(module, "sdpa")
     optimizer = torch.optim.AdamW(module.parameters())
     context = connect(LaunchInfo.from_environment())
-    engine = DDPEngine(context, module, optimizer, precision="bf16", max_grad_norm=1.0, bf16_stream=True, micro_steps=3)
+    engine = DDPEngine(context, module, optimizer, StepOptions("bf16", max_grad_norm=1.0, micro_steps=3))
+    engine.keep_up_to_date([WeightCopies(module)])
     for each in module.modules():
         if isinstance(each, nn.Dropout):
             each.p = 0.0

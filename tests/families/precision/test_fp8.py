@@ -11,15 +11,16 @@ import pytest
 import torch
 import toy
 
+from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
-from terakoya_precision import fp8 as distributed_fp8
 from terakoya.training.engines.build import build
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract.toy import VOCABULARY
 from terakoya_parallel import engine as parallel
+from terakoya_precision import fp8 as distributed_fp8
 
 GPU = torch.device("cuda", 0)
 
@@ -55,7 +56,8 @@ def test_layers_are_converted_before_fsdp_shards_them(store: Path, monkeypatch: 
     two: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
     for precision in ("fp8", "bf16"):
         raw = toy.parameters(store, precision=precision, parallel={"engine": "fsdp"})
-        build(Parameters.from_dict(raw, source="test"), module, VOCABULARY, two, 1, 1)
+        run = ModuleBuild(Parameters.from_dict(raw, source="test"), VOCABULARY, two)
+        build(module, run, micro_steps=1, micro_batch_size=1)
     assert happened == [("converted", module), ("sharded", module), ("sharded", module)]
 
 

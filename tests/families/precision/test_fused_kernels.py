@@ -18,9 +18,9 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 from terakoya.config.parameters import Parameters
 from terakoya.training.engines.ddp import DDPEngine, gradient_divisor
+from terakoya.training.setup import train_in_this_process
 from terakoya_precision.bf16_stream import WeightCopies, fused_widths
 from terakoya_precision.fused import choice, self_check
-from terakoya.training.setup import train_in_this_process
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton")
 BITS = {"bfloat16": 8, "float32": 24}

@@ -32,10 +32,10 @@ from terakoya.toolkit.objectives import padded_head as padding
 from terakoya.toolkit.objectives._causal_module import CausalModule
 from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.padded_head import padded_head
-from terakoya_precision.bf16_stream import PADDED_COPIES, WeightCopies
 from terakoya.training.setup import train_in_this_process
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.architectures.llama import Llama
+from terakoya_precision.bf16_stream import PADDED_COPIES, WeightCopies
 
 ODD, PADDED = 67, 128
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": ODD}

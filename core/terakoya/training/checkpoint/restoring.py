@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
+from terakoya.config.parameters import Parameters, missing_base_error
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import state as checkpoint_state
@@ -57,14 +57,14 @@ def restore_module(
         UserError: the folders of the base weights are missing or changed, or the checkpoint is of another model.
     """
     module = parameters.objective.build(parameters.architecture, vocabulary)
-    if parameters.lora is not None:
+    if parameters.trained_beside is not None:
         assert parameters.start_from is not None, "adapters have base weights"
         positions = parameters.start_from.model_copy(update={"new_positions": True})  # a phase may have changed them
         based = parameters.model_copy(update={"start_from": positions})
         try:
             started = load_start_weights(based, module, vocabulary, tokenizer_folder)
         except UserError as error:
-            raise lora.missing_base_error(error) from error
+            raise missing_base_error(error) from error
         check_base_unchanged(started.facts, started_from)
         lora.add_adapters(module, parameters.lora, seed=None)
     checkpoint_state.load_module(folder, module, deferred)

@@ -1,4 +1,4 @@
-"""Sets DeepSpeed up for `engines/deepspeed.py`: its Accelerator, its configuration, its messages."""
+"""Sets DeepSpeed up for `terakoya_parallel/deepspeed.py`: its Accelerator, its configuration, its messages."""
 
 from __future__ import annotations
 

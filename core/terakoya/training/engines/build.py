@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
-from terakoya.components.vocabulary import Vocabulary
+from terakoya.components import EngineBuilder, ModuleBuild
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
@@ -17,81 +15,70 @@ from terakoya.plugins.engines import plugin_engine
 from terakoya.plugins.families import missing_family
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
-from terakoya_precision import fp8
-from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya_precision.bf16_stream import uses_bf16_stream
 from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.mup import find_scales
+from terakoya.training.model.transforms import transform
 
 
 @returning_freed_memory()
 def build(
-    parameters: Parameters,
     module: nn.Module,
-    vocabulary: Vocabulary,
-    context: DistributedContext,
+    run: ModuleBuild,
+    *,
     micro_steps: int,
     micro_batch_size: int,
-    *,
-    fused_kernels: bool = False,
-    cuda_graphs: bool = False,
     deferred: DeferredTensors | None = None,
 ) -> Engine:
-    """Returns the engine of `parameters` over `module`, with its optimizer. `fused_kernels` and `cuda_graphs` are
-    as in `DDPEngine`. `deferred` has the weights where each process `holds_parts` and none has built them all.
+    """Returns the engine of `run` over `module`, with its optimizer, after the transforms of the stage `precision`, and
+    those of `engine`. `deferred` has the weights where each process `holds_parts` and none has built them all.
 
     Raises:
         UserError: engine, architecture and optimizer are incompatible, or no plugin has the engine.
     """
-    parallel, precision, max_grad_norm = parameters.parallel, parameters.precision, parameters.max_grad_norm
+    parameters, vocabulary, context = run.parameters, run.vocabulary, run.context
+    parallel = parameters.parallel
+    transform("precision", module, run)
     shares = {name: scale.rate for name, scale in find_scales(parameters, module, vocabulary).items()}
     scaler = None
-    if precision == "fp16":
+    if parameters.precision == "fp16":
         scaler = LossScaler(parameters.loss_scaling or LossScaling(), context.device)
-    if parallel.engine == "deepspeed":
-        from terakoya.training.engines.deepspeed import DeepSpeedEngine
-
-        return DeepSpeedEngine(
-            context, module, parameters.optimizer,
-            parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps,
-            micro_batch_size=micro_batch_size, scaler=scaler, learning_rate_shares=shares,
-        )  # fmt: skip
-    if precision == "fp8":
-        fp8.convert(module)  # weights are the same ones, which an engine may then shard
-    build_parts = find_plugin_engine(parallel) if context.world_size > 1 else None
-    if build_parts is not None:
-        return build_parts(
-            EngineInputs(
-                parameters, module, vocabulary, context, micro_steps, micro_batch_size, scaler=scaler,
-                learning_rate_shares=shares, deferred=deferred,
-            )
-        )  # fmt: skip
+    inputs = EngineInputs(
+        parameters, module, vocabulary, context, micro_steps, micro_batch_size, scaler=scaler,
+        learning_rate_shares=shares, deferred=deferred,
+    )  # fmt: skip
+    builder = find_plugin_engine(parallel, processes=context.world_size)
+    if builder is not None:
+        engine: Engine = builder.build(inputs)
+        return engine
     module.to(context.device)
     optimizer = build_optimizer(parameters.optimizer, module, shares, fused=context.device.type in ("cpu", "cuda"))
-    return DDPEngine(
-        context, module, optimizer,
-        precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,
-        bf16_stream=uses_bf16_stream(parameters), fused_kernels=fused_kernels, cuda_graphs=cuda_graphs,
+    options = StepOptions(
+        parameters.precision, parameters.max_grad_norm, scaler, micro_steps, run.cuda_graphs,
         recomputes=parameters.activation_checkpointing is not None,
     )  # fmt: skip
+    ddp = DDPEngine(context, module, optimizer, options)
+    ddp.keep_up_to_date(transform("engine", module, run))
+    return ddp
 
 
 def holds_parts(parameters: Parameters, context: DistributedContext) -> bool:
-    """Whether a plugin has the engine of the run: each process may then hold parts of the module alone."""
-    return context.world_size > 1 and plugin_engine(dict(parameters.parallel)) is not None
+    """Whether each process of the run may hold parts of the module alone."""
+    builder = find_plugin_engine(parameters.parallel, processes=context.world_size)
+    return builder is not None and builder.defers
 
 
-def find_plugin_engine(parallel: Parallel) -> Callable[[EngineInputs], Engine] | None:
-    """Returns what builds the engine of a run of several processes in a plugin; None where the core has it.
+def find_plugin_engine(parallel: Parallel, *, processes: int) -> EngineBuilder | None:
+    """Returns what builds the engine of a run of so many `processes` in a plugin; None where the core has it.
 
     Raises:
         UserError: no plugin has it.
     """
-    name, plugins = plugin_engine(dict(parallel)), registry()
+    name, plugins = plugin_engine(dict(parallel), processes=processes), registry()
     if name is None:
         return None
     if name not in plugins.engines:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
@@ -20,12 +21,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from terakoya.components import Copies
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.engine import LossFn, autocast_forward, may_update
 from terakoya.training.engines.learning_rates import set_learning_rate
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
-from terakoya_precision.bf16_stream import WeightCopies
 from terakoya.training.model.module_parts import saved_values
 
 BUFFERS_OPTION = next(
@@ -55,17 +56,35 @@ def gradient_divisor(norm: Tensor, max_grad_norm: float) -> Tensor:
     return ((norm + 1e-6) / max_grad_norm).clamp(min=1.0)
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """How an engine takes a step.
+
+    Attributes:
+        precision: of the forward, as the key of parameters.
+        max_grad_norm: gradients are scaled down to it; 0 leaves them.
+        scaler: scales losses in fp16.
+        micro_steps: the number of micro-steps in an optimizer step.
+        cuda_graphs: whether the module's compiled forward and backward are recorded: their results lie in memory of the
+            graphs, which the next micro-step writes over.
+        recomputes: whether blocks compute in the backward what they computed before.
+    """
+
+    precision: str = "fp32"
+    max_grad_norm: float = 0.0
+    scaler: LossScaler | None = None
+    micro_steps: int = 1
+    cuda_graphs: bool = False
+    recomputes: bool = False
+
+
 class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process.
 
-    Subclasses override `gradient_group` (the group in which DDP sums gradients) and `clip`. `micro_steps` is the number
-    of micro-steps in an optimizer step; it matters only where DDP is used. With `bf16_stream` layers read bf16 copies
-    of their weights, see `model/bf16_stream.py`, and with `fused_kernels` some take those of `model/fused`. With
-    `cuda_graphs` the module's compiled forward and backward are recorded: their results lie in memory of the graphs,
-    which the next micro-step writes over.
+    Subclasses override `gradient_group` (the group in which DDP sums gradients) and `clip`.
 
     Attributes:
-        copies: these copies; None without.
+        copies: what layers read in the place of weights, see `components.module_transform`.
         kept: the parameters whose gradients stay from step to step, and are set to 0.
     """
 
@@ -76,26 +95,18 @@ class DDPEngine:
         context: DistributedContext,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
-        precision: str,
-        max_grad_norm: float,
-        scaler: LossScaler | None = None,
-        micro_steps: int = 1,
-        bf16_stream: bool = False,
-        fused_kernels: bool = False,
-        cuda_graphs: bool = False,
-        recomputes: bool = False,
+        options: StepOptions = StepOptions(),
     ) -> None:
         self.module = module.to(context.device)
-        self.scaler = scaler
+        self.scaler = options.scaler
         self.optimizer = optimizer
         self.context = context
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = options.max_grad_norm
         self.dropout_rank = context.rank
-        self.micro_steps = micro_steps
-        self.cuda_graphs, self.recomputes = cuda_graphs, recomputes
+        self.micro_steps = options.micro_steps
+        self.cuda_graphs, self.recomputes = options.cuda_graphs, options.recomputes
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        autocast_forward(self.module, context.device, precision)
+        autocast_forward(self.module, context.device, options.precision)
         self.wrapped: nn.Module = self.module
         group = self.gradient_group()
         if group is not None:
@@ -108,21 +119,25 @@ class DDPEngine:
                 **no_buffer_sync,
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
-        # after DDP has given all processes the same weights
-        self.copies = WeightCopies(self.module, fused=fused_kernels) if bf16_stream else None
+        self.copies: Sequence[Copies] = ()
         self.kept: list[nn.Parameter] = []
         self._keep_gradients()
         # whether the optimizer skips a step by itself, where `found_inf` on the device says so; torch's name for it
         self.skips_steps = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
+    def keep_up_to_date(self, copies: Sequence[Copies]) -> None:
+        """Refreshes `copies` from here on whenever weights change."""
+        self.copies = copies
+        self._keep_gradients()
+
     def _keep_gradients(self) -> None:
         """Makes the gradients that outlive a micro-step where others add to them: CUDA graphs, whose own memory is
-        written over, or products of the bf16 stream. What a compiled block computes again must be as it was, so that
+        written over, or products of layers with copies. What a compiled block computes again must be as it was, so that
         with recomputation autograd adds."""
         if self.micro_steps > 1 and self.cuda_graphs:
             self.kept = self.trainable
-        elif self.micro_steps > 1 and self.copies is not None and not self.recomputes:
-            self.kept = self.copies.add_in_products(self.module)
+        elif self.micro_steps > 1 and not self.recomputes:
+            self.kept = [value for each in self.copies for value in each.add_in_products(self.module)]
         self.renew_gradients()
 
     def renew_gradients(self) -> None:
@@ -215,9 +230,9 @@ class DDPEngine:
         return norm
 
     def refresh_copies(self) -> None:
-        """Makes bf16 copies again, where layers read them, after weights were changed."""
-        if self.copies is not None:
-            self.copies.refresh()
+        """Makes copies again, where layers read them, after weights were changed."""
+        for each in self.copies:
+            each.refresh()
 
     def clear_gradients(self) -> None:
         """Prepares gradients for a step's first micro-step.

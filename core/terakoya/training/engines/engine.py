@@ -97,15 +97,17 @@ class Engine(Protocol):
         """Sets the optimizer's state from `values(name)` for `names`; collective."""
 
 
-AUTOCAST_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""The dtype of autocast by precision. In fp8, matrix products run in 8 bits and autocast runs the rest in bf16."""
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """Returns the dtype of autocast with `precision`, None without it. Where products take fewer bits than 16, the rest
+    is bf16."""
+    return {"fp32": None, "fp16": torch.float16}.get(precision, torch.bfloat16)
 
 
 def autocast_forward(module: nn.Module, device: torch.device, precision: str) -> None:
     """Makes `module` run its forward in autocast unless `precision` is fp32. Weights and gradients stay fp32."""
-    if precision == "fp32":
+    dtype = autocast_dtype(precision)
+    if dtype is None:
         return
-    dtype = AUTOCAST_DTYPES[precision]
     forward = module.forward
 
     @wraps(forward)

@@ -5,13 +5,15 @@ Nothing here communicates: every process computes the same assignment from the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from terakoya.components import Optimizer
 from terakoya.components.tensor_shard import TensorShard as TensorShard
 from terakoya.training.distributed.topology import split_evenly
 
@@ -131,3 +133,24 @@ def _blocks(shard: TensorShard) -> Iterator[TensorShard]:
     for first in range(0, len(value), rows):
         block_start = start + first if isinstance(start, int) else (start[0] + first, *start[1:])
         yield TensorShard(shard.name, value[first : first + rows], shard.shape, block_start)
+
+
+def whole_names(optimizer: Optimizer, groups: Iterable[Mapping[str, Any]], names: Mapping[int, str]) -> frozenset[str]:
+    """Returns the names of the parameters that `optimizer` must see whole: those of the `groups` that it built which
+    are not elementwise. `names` are by the parameters' ids."""
+    return frozenset(
+        names[id(each)]
+        for group in groups
+        if not group.get("elementwise", optimizer.elementwise)
+        for each in group["params"]
+    )
+
+
+def assign_owners(shapes: Mapping[str, tuple[int, ...]], processes: int) -> dict[str, int]:
+    """Returns the owner of each tensor: the largest first, each goes to the process with the fewest elements so far."""
+    elements = [0] * processes
+    owners = {}
+    for name in sorted(shapes, key=lambda name: (-math.prod(shapes[name]), name)):
+        owners[name] = elements.index(min(elements))
+        elements[owners[name]] += math.prod(shapes[name])
+    return owners

@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from terakoya.components import ModuleBuild
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
+from terakoya.config.parameters import Parameters, missing_base_error
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
-from terakoya.training.model import lora, mup
-from terakoya.training.model.activation_checkpointing import apply_activation_checkpointing
+from terakoya.training.model import mup
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
-from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.model.start_from import LoadedWeights, load_on_rank0_and_broadcast
+from terakoya.training.model.transforms import transform
 
 
 def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
@@ -32,16 +32,13 @@ def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
 
 
 def build_module_for_training(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
-    """Returns the module of `build_module` with its lowest layers frozen and with activation checkpointing, as
-    `parameters` say.
+    """Returns the module of `build_module` after the transforms of the stage `freeze`.
 
     Raises:
         UserError: as `build_module`, and where layers cannot be frozen or recomputed.
     """
     module = build_module(parameters, vocabulary)
-    architectures = parameters.objective.architectures(parameters.architecture)
-    freeze(module, architectures, vocabulary, count=parameters.frozen_layers)
-    apply_activation_checkpointing(module, architectures, vocabulary, parameters.activation_checkpointing)
+    transform("freeze", module, ModuleBuild(parameters, vocabulary))
     return module
 
 
@@ -50,8 +47,8 @@ class InitialModule:
     """The module with which a run begins.
 
     Attributes:
-        module: the root module, with adapters where the run has them.
-        parameter_count: the number of its parameters without them.
+        module: the root module, after the transforms of the stage `adapt`.
+        parameter_count: the number of its parameters before these.
         started: what was read from `start_from`, into the module of rank 0; None where nothing was.
         deferred: has the weights, and `module` has no memory for them; None where it has.
         obstacle: why it has, where it should not.
@@ -80,7 +77,7 @@ def build_initial(
     that needs weights at once gets them, in every process.
 
     Args:
-        fresh: whether the run begins; one that goes on needs only the weights under its adapters.
+        fresh: whether the run begins; one that goes on needs only the weights that stay as they are.
 
     Raises:
         UserError: as `build_module_for_training`, or `start_from` does not fit.
@@ -109,13 +106,13 @@ def _build_initial(
 ) -> InitialModule:
     module = build_module_for_training(parameters, vocabulary)
     started = None
-    if parameters.start_from is not None and (fresh or parameters.lora):
+    if parameters.start_from is not None and (fresh or parameters.trained_beside):
         try:
             started = load_on_rank0_and_broadcast(parameters, module, vocabulary, tokenizer_folder, context, deferred)
         except UserError as error:
-            raise (error if fresh else lora.missing_base_error(error)) from error
+            raise (error if fresh else missing_base_error(error)) from error
     parameter_count = sum(parameter.numel() for parameter in module.parameters())
-    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
+    transform("adapt", module, ModuleBuild(parameters, vocabulary, context))
     return InitialModule(module, parameter_count, started)
 
 

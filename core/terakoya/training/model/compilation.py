@@ -14,14 +14,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from terakoya.components import Architecture
+from terakoya.components import Architecture, ModuleBuild
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import auto_graph_obstacle, compile_obstacle
@@ -95,37 +95,46 @@ def without_graphs(parameters: Parameters, device: torch.device) -> Choice:
     return Choice("off", note=f"compile off: {obstacle}") if obstacle else Choice("blocks")
 
 
-def compile_module(
-    module: nn.Module,
-    architectures: Sequence[Architecture],
-    vocabulary: Vocabulary,
-    mode: Mode,
-    *,
-    layout: Layout,
-    cuda_graphs: bool = False,
-    processes_here: int = 1,
-    backend: str | None = None,
+def compile_module(module: nn.Module, build: ModuleBuild) -> None:
+    """Makes the blocks of every model in `module`, or `module` itself, run compiled, in place, as `build` says. A stage
+    of a pipeline is a copy of its blocks, so this comes after the engine."""
+    if build.compiled == "off":
+        return
+    topology = build.context.topology
+    processes_here = topology.processes_per_node()[topology.processes[build.context.rank].node_rank]
+    if THREADS not in os.environ and processes_here > 1:
+        import torch._inductor.config as inductor
+
+        # the compiler would start as many workers as if this process were alone here
+        threads = available_cores() // processes_here
+        inductor.compile_threads = max(1, min(inductor.compile_threads or 1, threads))
+    parts = [module] if build.compiled == "whole" else blocks(module, build.architectures, build.vocabulary)
+    compile_parts(parts, build.parameters.objective.row_layout(), cuda_graphs=build.cuda_graphs)
+
+
+def compile_parts(
+    parts: Iterable[nn.Module], layout: Layout, *, cuda_graphs: bool = False, backend: str | None = None
 ) -> None:
-    """Makes the blocks of every model in `module`, or `module` itself, run compiled, in place. The first call of each
-    compiles it, with what an engine has changed inside; what hooks on a block itself do, such as gathering its weights,
-    remains outside. A stage of a pipeline is a copy of its blocks, so this comes after the engine.
+    """Makes each of `parts` run compiled, in place. Its first call compiles it, with what an engine has changed inside;
+    what hooks on it do, such as gathering its weights, remains outside.
 
     Args:
         layout: the rows' layout.
         cuda_graphs: whether what is compiled is recorded and replayed, see docs/design/cuda-graphs.md.
-        processes_here: how many processes of this node compile, each on its own.
         backend: torch's name of the compiler; None is BACKEND.
     """
-    if mode == "off":
-        return
-    _set_options(processes_here)
+    import torch._dynamo.config as options
+
+    options.recompile_limit = RECOMPILE_LIMIT
+    # DDP reduces gradients block by block already; its own cuts through graphs exclude activation checkpointing
+    options.optimize_ddp = False
     # of varying width: the second width makes a graph for all widths
     dynamic = None if layout.varies_in_width else False
-    options: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
+    given: dict[str, Any] = {"backend": backend or BACKEND, "fullgraph": True, "dynamic": dynamic}
     if cuda_graphs:
-        options["options"] = GRAPH_OPTIONS
-    call = torch.compile(_call, **options)
-    for part in [module] if mode == "whole" else blocks(module, architectures, vocabulary):
+        given["options"] = GRAPH_OPTIONS
+    call = torch.compile(_call, **given)
+    for part in parts:
         part.forward = functools.partial(call, part.forward)
 
 
@@ -144,19 +153,6 @@ def blocks(module: nn.Module, architectures: Sequence[Architecture], vocabulary:
     """Yields the blocks of every model in `module`."""
     for model in top_level_models(module):
         yield from architecture_of(model, architectures, vocabulary, key="compile").blocks(model)
-
-
-def _set_options(processes_here: int) -> None:
-    """Sets the options of the process's compiler, which otherwise starts as many workers as if it were alone here."""
-    import torch._dynamo.config as options
-    import torch._inductor.config as inductor
-
-    if THREADS not in os.environ and processes_here > 1:
-        inductor.compile_threads = max(1, min(inductor.compile_threads or 1, available_cores() // processes_here))
-
-    options.recompile_limit = RECOMPILE_LIMIT
-    # DDP reduces gradients block by block already; its own cuts through graphs exclude activation checkpointing
-    options.optimize_ddp = False
 
 
 def run_uncompiled(compiled: bool) -> contextlib.AbstractContextManager[None]:

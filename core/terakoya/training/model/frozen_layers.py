@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.lora import LoraSettings
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
@@ -39,15 +39,15 @@ def freeze(module: nn.Module, architectures: Sequence[Architecture], vocabulary:
         raise UserError(f"frozen_layers: {count} leaves nothing to train")
 
 
-def parameter_summary(module: nn.Module, *, frozen_layers: int, lora: LoraSettings | None) -> str:
+def parameter_summary(module: nn.Module, parameters: Parameters) -> str:
     """The number of parameters of `module` in words and, where some are frozen, how many are trained."""
     count = sum(parameter.numel() for parameter in module.parameters())
-    if frozen_layers < 0 and lora is None:
+    frozen_layers, beside = parameters.frozen_layers, parameters.trained_beside
+    if frozen_layers < 0 and beside is None:
         return f"{count / 1e6:.1f} M parameters"
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    if lora is not None:
-        whole = f", {', '.join(lora.modules_to_save)} whole" if lora.modules_to_save else ""
-        return f"{count - trained:,} frozen parameters and {trained:,} trained ones (LoRA of rank {lora.r}{whole})"
+    if beside is not None:
+        return f"{count - trained:,} frozen parameters and {trained:,} trained ones ({beside})"
     layers = {0: "", 1: " and the lowest layer"}.get(frozen_layers, f" and the lowest {frozen_layers} layers")
     return f"{count:,} parameters, {trained:,} of them trained (embeddings{layers} frozen)"
 

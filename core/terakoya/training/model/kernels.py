@@ -1,4 +1,4 @@
-"""What computes the module of a run: the backend of attention, compiled blocks and fused kernels."""
+"""What computes the module of a run: the backend of attention, and compiled blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import compilation
-from terakoya_precision.bf16_stream import uses_bf16_stream
-from terakoya_precision.fused import choice as fused_kernels
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import SAMPLED_ROWS
 
@@ -28,20 +26,17 @@ class Kernels:
         attention: the backend of attention.
         compiled: what of the module runs compiled.
         cuda_graphs: whether that is recorded as CUDA graphs.
-        fused: whether the bf16 stream takes fused kernels.
     """
 
     attention: str
     compiled: compilation.Mode
     cuda_graphs: bool
-    fused: bool
 
 
 def choose_kernels(
     parameters: Parameters, module: nn.Module, loader: Loader, context: DistributedContext, run_log: RunLog
 ) -> Kernels:
-    """Returns what computes `module`, and says what "auto" would choose on another machine or for another run;
-    collective.
+    """Returns what computes `module`, and says what "auto" would choose on another machine or for another run.
 
     Raises:
         UserError: as `compilation.choose`.
@@ -50,12 +45,7 @@ def choose_kernels(
     choice = compilation.choose(parameters, context.device, processes=context.world_size)
     if choice.note is not None:
         run_log.print(choice.note)
-    fused, reason = False, None
-    if uses_bf16_stream(parameters):
-        fused, reason = fused_kernels.choose(module, context, setting=parameters.fused_kernels)
-    if reason is not None:
-        run_log.warn(f"fused kernels off: {reason}")
-    return Kernels(backend, choice.mode, choice.cuda_graphs, fused)
+    return Kernels(backend, choice.mode, choice.cuda_graphs)
 
 
 def choose_attention(

@@ -27,10 +27,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.model.adapted_layers import ADAPTER
 from terakoya.training.model.module_parts import ADAPTED, named_values, top_level_models
 
 KEY = "lora"
+ADAPTER = "default"
+"""peft's name for a model's only adapter."""
 Copies = Mapping[int, Tensor]
 """Copies of tensors as they were at a step, by the tensors' ids."""
 NO_COPIES: Copies = MappingProxyType({})
@@ -64,14 +65,6 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int 
             ) from error
         _check_names(settings, model, owners)
     setattr(module, ADAPTED, True)
-
-
-def missing_base_error(error: UserError) -> UserError:
-    """Returns `error`, about base weights that cannot be read, with the reason why adapters need them."""
-    return UserError(
-        f"{error}\n{KEY}: a checkpoint holds only the adapters; the folder of the weights under them must be "
-        "there, unchanged"
-    )
 
 
 def _peft() -> ModuleType:

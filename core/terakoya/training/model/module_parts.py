@@ -13,8 +13,8 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 
 ADAPTED = "adapted"
-"""The attribute of a root module with adapters: its own weights stay as they are in their folder, only the adapters
-are trained."""
+"""The attribute of a root module whose own weights stay as they are in their folder: only what is beside them is
+trained."""
 
 
 def saved_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,20 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from terakoya.components import StartModel
 from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
+from terakoya.plugins import registry
+from terakoya.plugins.discovery import might_have
+from terakoya.plugins.families import missing_family
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
 from terakoya.training.model.deferred_folder import deferred_weights, in_this_thread
-from terakoya_growth.growth import grow
-from terakoya.training.model.module_parts import architecture_of, named_values
-from terakoya_growth.new_vocabulary import plan_rows, replace_rows
+from terakoya.training.model.module_parts import named_values
 from terakoya.training.model.start_config import (
     architecture_settings,
     compare_settings,
@@ -136,28 +137,22 @@ def load_start_weights(
         match = WeightMatch()
         with folder_digests.check_while_loading(folder):
             config = read_config(folder, target, where, architectures)
-            sources[name], info = _read_model(folder, type(target), config, where, deferred)
-        _fit_vocabulary(sources[name], folder, settings, vocabulary, tokenizer_folder, where, match)
+            source, info = _read_model(folder, type(target), config, where, deferred)
+        start = StartModel(
+            source, folder, target, architectures, settings, vocabulary, tokenizer_folder, parameters.seed
+        )
+        sources[name] = _change("vocabulary", start, where, match) if settings.vocabulary else source
+        if settings.vocabulary is None:
+            _check_vocabulary(start, where, match)
         conflicts, allowed = compare_settings(config, target.config, settable, settings)
         if settings.grow is not None and not conflicts and not match.problems:
-            architecture = architecture_of(target, architectures, vocabulary, key=f"{KEY}.grow")
-            try:
-                sources[name], note = grow(
-                    sources[name], target, settings.ways_to_grow, architecture, seed=parameters.seed
-                )
-                match.notes.append(f"{where}: {note}")
-            except UserError as error:
-                match.problems.append(f"{where}: {error}")
+            sources[name] = _change("grow", replace(start, source=sources[name]), where, match)
         match.problems += [f"{where}: {each}" for each in conflicts]
         match.notes += [f"{where}: {each}" for each in allowed]
         _compare_weights(sources[name], info, target, settings, where, match)
         initialised[name] = match.initialised
-        untrained = lora_settings.untrained_weights(parameters.lora, match.initialised)
-        if untrained:
-            match.problems.append(
-                f"{where}: has no {join_names(untrained)}, which would be randomly initialised and, with lora, never "
-                "trained; name their modules in lora.modules_to_save, or train the whole model"
-            )
+        if untrained := parameters.untrained_problem(match.initialised):
+            match.problems.append(f"{where}: {untrained}")
         problems += match.problems
         notes += match.notes
         facts[name] = {"folder": str(folder), "files": _hashes(folder)}
@@ -254,38 +249,37 @@ def _read_model(
     return model, info
 
 
-def _fit_vocabulary(
-    source: PreTrainedModel,
-    folder: Path,
-    settings: StartFrom,
-    vocabulary: Vocabulary,
-    tokenizer_folder: Path,
-    where: str,
-    match: WeightMatch,
-) -> None:
-    """Gives `source`, the model in `folder`, as many rows as `vocabulary` has ids: a new vocabulary, or its own without
-    the rows that belong to no token. Fills in `match`."""
-    config = source.config
-    if settings.vocabulary is not None:
-        try:
-            rows, note = plan_rows(
-                folder, config, vocabulary, tokenizer_folder, change=settings.vocabulary,
-                initializer=settings.initializer,
-            )  # fmt: skip
-        except UserError as error:
-            match.problems.append(f"{where}: {error}")
-            return
-        replace_rows(source, rows)
-        match.notes.append(f"{where}: {note}")
-        return
-    differences = vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
+def _change(key: str, start: StartModel, where: str, match: WeightMatch) -> PreTrainedModel:
+    """Returns the model that a plugin makes of that of `start`, as the `key` of `start_from` says. Fills in `match`.
+
+    Raises:
+        UserError: no plugin has the key.
+    """
+    plugins = registry()
+    if key not in plugins.initial_weights:
+        family = missing_family("keys", f"{KEY}.{key}")
+        raise UserError(f"{KEY}.{key}: no plugin has it{family}{might_have(plugins.broken, plugins.excluded)}")
+    try:
+        changed, note = plugins.initial_weights[key][0](start)
+    except UserError as error:
+        match.problems.append(f"{where}: {error}")
+        return start.source
+    match.notes.append(f"{where}: {note}")
+    model: PreTrainedModel = changed
+    return model
+
+
+def _check_vocabulary(start: StartModel, where: str, match: WeightMatch) -> None:
+    """Compares the vocabulary of the folder's model with the stores', and leaves out its rows that belong to no token.
+    Fills in `match`."""
+    config, size = start.source.config, start.vocabulary.size
+    differences = vocabulary_problems(start.folder, config, start.vocabulary, start.tokenizer_folder)
     match.problems += [f"{where}: {each}" for each in differences]
-    if config.vocab_size > vocabulary.size and not differences:
+    if config.vocab_size > size and not differences:
         match.notes.append(
-            f"{where}: its last {config.vocab_size - vocabulary.size:,} embeddings belong to no token; they are "
-            "left out"
+            f"{where}: its last {config.vocab_size - size:,} embeddings belong to no token; they are left out"
         )
-        source.resize_token_embeddings(vocabulary.size)
+        start.source.resize_token_embeddings(size)
 
 
 def _compare_weights(

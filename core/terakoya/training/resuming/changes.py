@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from terakoya.config import lora as lora_settings
-from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, whole_sections
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, decides_tensors, whole_sections
 from terakoya.errors import UserError
 from terakoya.json_settings import short_json, value_at
 from terakoya.runs.checkpoints import MANIFEST, file_facts
@@ -112,7 +111,7 @@ def needed_consent(
     if any(each.schedule.needs_validation for each in parameters.of_phases):
         refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
     fixed = [key for key in OPTIMIZER_STATE if key in changed][:1]  # another type has other keys
-    fixed += [key for key in changed if key.partition(".")[0] == "lora" and key not in lora_settings.CHANGEABLE]
+    fixed += [key for key in changed if decides_tensors(key)]
     if fixed:
         raise UserError(
             f"the run was started with other values of {', '.join(fixed)}, which determine what its checkpoints hold: "

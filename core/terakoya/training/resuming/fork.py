@@ -126,7 +126,7 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
             f"batch_size: expected {rows[0]} rows a step, as in the checkpoint, got {rows[1]}: a run counts its data "
             "in steps of one size; divide them otherwise among nodes, or start a new run from an export of this one"
         )
-    if before.start_from != now.start_from and now.lora is None:  # adapters look for their base there
+    if before.start_from != now.start_from and now.trained_beside is None:  # else the base is looked for there
         raise UserError(
             "start_from: cannot change in a fork, which continues with the weights and the optimizer's state of its "
             f"checkpoint; start a new run with start_from the folder of `terakoya export {folder} --out MODEL`"
@@ -149,7 +149,7 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
         stores.check_checkpoint(folder)
     if now.phases and not changed.isdisjoint(PLAN):
         _check_phases(manifest, now)
-    if before.lora is None and not changed.isdisjoint(MODEL):
+    if before.trained_beside is None and not changed.isdisjoint(MODEL):
         _check_tensors(folder, now, Vocabulary.model_validate(manifest["vocabulary"]))
     return needed_consent(manifest, now, fingerprints)
 

@@ -74,7 +74,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     for message in plugins.changed:
         run_log.warn(message)
     started_from = manifest.get("started_from")
-    if run.parameters.lora is None:
+    if run.parameters.trained_beside is None:
         trainer.facts = {**trainer.facts, "started_from": started_from}
     else:  # the base weights may be in another folder now, where the user allows that, but must be the same
         check_base_unchanged(trainer.facts["started_from"], started_from)

@@ -29,6 +29,7 @@ from terakoya.training import run_folder
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.build import find_plugin_engine
+from terakoya.training.model.transforms import find_transforms
 from terakoya.training.stores import Stores
 from terakoya.version import __version__, find_commit
 
@@ -66,8 +67,7 @@ def meet(
     stores, given, error = None, {}, None
     try:
         run_folder.check_place(out)
-        if launch.world_size > 1:
-            find_plugin_engine(parameters.parallel)
+        find_plugin_engine(parameters.parallel, processes=launch.world_size)
         stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
         given = describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {}
     except UserError as failed:
@@ -109,7 +109,7 @@ def describe_given(parameters: Parameters, stores: Stores, mirror_to: str | None
         "address in --out": mirror_to,
         **{
             f"SHA-256 of plugin {each['name']}": (each["sha256"] or "")[:SHOWN_DIGITS]
-            for each in record_plugins(plugins, dumped)
+            for each in record_plugins(plugins, dumped, find_transforms(parameters))
         },
         **{f"SHA-256 of terakoya/{name}": each for name, each in _code().items()},
     }
