@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from exact_models import Given, errors, replace_dropouts, rounded
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
@@ -185,25 +186,6 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Given(nn.Module):
-    """Dropout that keeps what the kernels have kept, sum by sum."""
-
-    def __init__(self, kept: list[Tensor]) -> None:
-        super().__init__()
-        self.kept = kept
-
-    def forward(self, states: Tensor) -> Tensor:
-        return states * self.kept.pop(0).view(states.shape) / 0.75
-
-
-def rounded(model: nn.Module) -> nn.Module:
-    """`model` with other weights, all of which bf16 holds."""
-    with torch.no_grad():
-        for each in model.parameters():
-            each.copy_((each + 0.1 * torch.randn_like(each)).bfloat16())
-    return model
-
-
 def of_model(name: str) -> dict[str, Any]:
     """Errors of all gradients beside those of Transformers in float64, with the same dropout, as shares of the largest
     gradient's hundredth at least; and which operations the model used."""
@@ -212,32 +194,14 @@ def of_model(name: str) -> dict[str, Any]:
     model.embeddings.dropout = nn.Identity()
     exact = copy.deepcopy(model).double()
     seeds: list[Tensor] = []
-    draw = ops.draw_seed
+    draw, calls = ops.draw_seed, Calls()
+    kept = (kept_by(seed, 48, 32, 0.25) for seed in seeds)
+    replace_dropouts(exact, lambda: Given(lambda: next(kept)))
     with mock.patch.object(ops, "draw_seed", lambda device: seeds.append(draw(device)) or seeds[-1]):
         widths = fused_widths(model)
         WeightCopies(model, fused=True)
-        ids, weights = torch.arange(48).view(2, 24) % 8, torch.randn(2, 24, 32)
-        with Calls() as calls:
-            with torch.autocast("cpu", torch.bfloat16):
-                result = model(ids).last_hidden_state
-            (result.double() * weights).sum().backward()
-    kept = [kept_by(seed, 48, 32, 0.25) for seed in seeds]
-    for each in exact.encoder.modules():
-        if type(each).__name__.endswith("Output"):
-            each.dropout = Given(kept)
-    expected = exact(ids).last_hidden_state
-    (expected * weights).sum().backward()
-    wanted = {each: value.grad for each, value in exact.named_parameters() if value.grad is not None}
-    least = 0.01 * max(value.norm().item() for value in wanted.values())
-    got = {each: value.grad for each, value in model.named_parameters() if each in wanted}
-    errors = {
-        each: float((got[each].double() - value).norm()) / max(value.norm().item(), least)
-        for each, value in wanted.items()
-    }
-    return {
-        "errors": {"result": error(result, expected), **errors},
-        "calls": calls.counts, "widths": widths, "seeds": len({int(each) for each in seeds}),
-    }  # fmt: skip
+        found = errors(model, exact, watching=calls)
+    return {"errors": found, "calls": calls.counts, "widths": widths, "seeds": len({int(each) for each in seeds})}
 
 
 def gradients(block: nn.Module) -> list[Tensor]:

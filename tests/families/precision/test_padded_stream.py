@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
+from exact_models import rounded
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -93,10 +94,7 @@ def assert_gradients(model: nn.Module, wanted: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_gradients_are_those_of_transformers(name: str, widths: set[int]) -> None:
     torch.manual_seed(0)
-    model = MODELS[name]()
-    with torch.no_grad():
-        for each in model.parameters():
-            each.copy_((each + 0.1 * torch.randn_like(each)).bfloat16())
+    model = rounded(MODELS[name]())
     before = {each: value.shape for each, value in model.state_dict().items()}
     ids, labels = torch.randint(0, ODD, (2, 8, 12)).unbind()
     expected, wanted = exact(
@@ -136,11 +134,8 @@ def padding_aware_loss(logits: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize(("head_positions", "z_loss"), [(None, False), (20, False), (20, True)])
 def test_heads_run_in_parts_too(family: str, head_positions: int | None, z_loss: bool, widths: set[int]) -> None:
     torch.manual_seed(0)
-    model = MODELS[family]()
+    model = rounded(MODELS[family]())
     architecture: Architecture = GPT2() if family == "gpt2" else Llama()
-    with torch.no_grad():
-        for each in model.parameters():
-            each.copy_((each + 0.1 * torch.randn_like(each)).bfloat16())
     ids, labels = torch.randint(0, ODD, (2, 8, 12)).unbind()
 
     def reference() -> Tensor:
