@@ -200,9 +200,11 @@ def register_settings() -> Mapping[str, type[BaseModel]]:
 
 
 @hookspec
-def register_engines() -> Mapping[str, components.EngineBuilder]:
-    """Called when plugins load, in every process. Returns what builds the engine of a run of several processes, by its
-    name in `parallel.engine`; "ddp" is the one of runs whose processes work on the same rows (`parallel.tp_size`)."""
+def register_engines() -> Mapping[str, Callable[[Any], Any]]:
+    """Called when plugins load, in every process. Returns functions that build the engine of a run of several
+    processes, by its name in `parallel.engine`; "ddp" is the one of runs whose processes work on the same rows
+    (`parallel.tp_size`). Such a function takes a `training.engines.inputs.EngineInputs` and returns a
+    `training.engines.engine.Engine`."""
     return {}
 
 

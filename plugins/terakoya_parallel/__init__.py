@@ -3,24 +3,20 @@ DeepSpeed's ZeRO; see docs/design/engines.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from terakoya import hookimpl
 
 if TYPE_CHECKING:
-    from terakoya.components import EngineBuilder
     from terakoya.training.engines.engine import Engine
     from terakoya.training.engines.inputs import EngineInputs
 
 
 @hookimpl
-def register_engines() -> Mapping[str, EngineBuilder]:
+def register_engines() -> Mapping[str, Callable[[EngineInputs], Engine]]:
     """Implements `hookspecs.register_engines`."""
-    from terakoya.components import EngineBuilder
-
-    parts = EngineBuilder(_build)
-    return {"ddp": parts, "fsdp": parts, "deepspeed": EngineBuilder(_build_deepspeed, defers=False)}
+    return {"ddp": _build, "fsdp": _build, "deepspeed": _build_deepspeed}
 
 
 def _build(inputs: EngineInputs) -> Engine:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from terakoya.components.architecture import WIDTHS, Architecture, DocumentMasking, Head, TensorPartition
 from terakoya.components.base import Component
-from terakoya.components.engine_builder import EngineBuilder
 from terakoya.components.event import EventListener, EventPlugin, Validations
 from terakoya.components.formats import Exporter, Importer
 from terakoya.components.initializer import Initializer, VocabularyChange
@@ -39,7 +38,6 @@ __all__ = [
     "DocumentMasking",
     "EncodedDocuments",
     "Encoder",
-    "EngineBuilder",
     "EventListener",
     "EventPlugin",
     "Exporter",

@@ -34,10 +34,9 @@ class ModuleBuild:
     """The run whose module is changed.
 
     Attributes:
-        parameters: those of the run, a `config.parameters.Parameters`.
-        vocabulary: that of the stores.
-        context: this process and the others, a `training.distributed.context.DistributedContext`; None before `adapt`
-            where nothing is trained.
+        parameters: a `config.parameters.Parameters`.
+        context: this process and the others, a `training.distributed.context.DistributedContext`; None where nothing is
+            trained.
         compiled: what runs compiled: nothing ("off"), each block ("blocks") or the root module ("whole").
         cuda_graphs: whether that is recorded as CUDA graphs.
         warn: shows a sentence, and records it in the run.
@@ -78,7 +77,7 @@ class Copies(Protocol):
 
 @dataclass(frozen=True)
 class ModuleTransform:
-    """One change of the module, in place; `from terakoya.components import ModuleTransform`.
+    """One change of the module, in place.
 
     Attributes:
         stage: when it takes place, see `STAGES`.

@@ -7,8 +7,8 @@ from typing import Any
 
 OWN = "ddp"
 """The engine of the core, in which each process has rows of its own."""
-OF_ONE_PROCESS = ("deepspeed",)
-"""Engines that do something for a run of one process, too."""
+GIVEN_WHOLE = ("deepspeed",)
+"""Engines of plugins that take a whole module and divide it themselves; they do so for a run of one process, too."""
 SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
 """The keys with which several processes work on the same rows."""
 
@@ -17,6 +17,6 @@ def plugin_engine(parallel: Mapping[str, Any], *, processes: int = 2) -> str | N
     """Returns the name of the plugin's engine that a run of so many `processes` with the settings `parallel` takes;
     None where the core has it. As "ddp" a plugin has the engine of processes that work on the same rows."""
     engine: str = parallel.get("engine", OWN)
-    if processes == 1 and engine not in OF_ONE_PROCESS:
+    if processes == 1 and engine not in GIVEN_WHOLE:
         return None
     return None if engine == OWN and all(parallel.get(size, 1) == 1 for size in SIZES) else engine

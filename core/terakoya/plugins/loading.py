@@ -19,7 +19,7 @@ import pluggy
 from pydantic import BaseModel
 
 from terakoya import hookspecs
-from terakoya.components import KINDS, Component, EngineBuilder, ModuleTransform, StartModel
+from terakoya.components import KINDS, Component, ModuleTransform, StartModel
 from terakoya.errors import UserError, nearest
 from terakoya.hookspecs import DeprecatedHook
 from terakoya.plugins.discovery import (
@@ -49,7 +49,7 @@ FURTHER = {
         "subclass of BaseModel",
         lambda value: isinstance(value, type) and issubclass(value, BaseModel),
     ),
-    "register_engines": ("EngineBuilder", lambda value: isinstance(value, EngineBuilder)),
+    "register_engines": ("function", callable),
     "register_initial_weights": ("function", callable),
     "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
 }
@@ -94,7 +94,7 @@ class Registry:
     settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """Settings files that are no components, by the command and the options that read them."""
     run_files: Listeners = ()
-    engines: Mapping[str, tuple[EngineBuilder, Plugin]] = field(default_factory=dict)
+    engines: Mapping[str, tuple[Callable[[Any], Any], Plugin]] = field(default_factory=dict)
     """What builds an engine, and the plugin that has it, by name."""
     initial_weights: Mapping[str, tuple[Callable[[StartModel], Any], Plugin]] = field(default_factory=dict)
     """What makes a folder's model fit a run, by the key of `start_from`."""

@@ -23,14 +23,13 @@ pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 STRANGE = """
 from terakoya import hookimpl
-from terakoya.components import EngineBuilder
 
 @hookimpl
 def register_engines():
     return {
-        "fsdp": EngineBuilder(lambda inputs: ("strange", inputs)),
-        "ddp": EngineBuilder(lambda inputs: ("of replicas", inputs)),
-        "deepspeed": EngineBuilder(lambda inputs: ("alone", inputs), defers=False),
+        "fsdp": lambda inputs: ("strange", inputs),
+        "ddp": lambda inputs: ("of replicas", inputs),
+        "deepspeed": lambda inputs: ("alone", inputs),
     }
 """
 TWO: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
@@ -86,8 +85,8 @@ def test_a_missing_engine_is_answered_with_its_family(parallel: dict[str, Any], 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("return {", "return [], {", "register_engines: expected a mapping of name to EngineBuilder, got tuple"),
-        ('EngineBuilder(lambda inputs: ("strange", inputs))', "1", '"fsdp": expected a EngineBuilder, got 1'),
+        ("return {", "return [], {", "register_engines: expected a mapping of name to function, got tuple"),
+        ('lambda inputs: ("strange", inputs)', "1", '"fsdp": expected a function, got 1'),
         ("", "", "is registered twice"),
     ],
 )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
-from terakoya.components import EngineBuilder, ModuleBuild
+from terakoya.components import ModuleBuild
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
-from terakoya.plugins.engines import plugin_engine
+from terakoya.plugins.engines import GIVEN_WHOLE, plugin_engine
 from terakoya.plugins.families import missing_family
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
@@ -51,28 +53,26 @@ def build(
         parameters, module, vocabulary, context, micro_steps, micro_batch_size, scaler=scaler,
         learning_rate_shares=shares, deferred=deferred,
     )  # fmt: skip
-    builder = find_plugin_engine(parallel, processes=context.world_size)
-    if builder is not None:
-        engine: Engine = builder.build(inputs)
-        return engine
+    build_engine = find_plugin_engine(parallel, processes=context.world_size)
+    if build_engine is not None:
+        return build_engine(inputs)
     module.to(context.device)
     optimizer = build_optimizer(parameters.optimizer, module, shares, fused=context.device.type in ("cpu", "cuda"))
     options = StepOptions(
         parameters.precision, parameters.max_grad_norm, scaler, micro_steps, run.cuda_graphs,
         recomputes=parameters.activation_checkpointing is not None,
     )  # fmt: skip
-    ddp = DDPEngine(context, module, optimizer, options)
-    ddp.keep_up_to_date(transform("engine", module, run))
-    return ddp
+    engine = DDPEngine(context, module, optimizer, options)
+    engine.keep_up_to_date(transform("engine", module, run))
+    return engine
 
 
 def holds_parts(parameters: Parameters, context: DistributedContext) -> bool:
     """Whether each process of the run may hold parts of the module alone."""
-    builder = find_plugin_engine(parameters.parallel, processes=context.world_size)
-    return builder is not None and builder.defers
+    return plugin_engine(dict(parameters.parallel), processes=context.world_size) not in (None, *GIVEN_WHOLE)
 
 
-def find_plugin_engine(parallel: Parallel, *, processes: int) -> EngineBuilder | None:
+def find_plugin_engine(parallel: Parallel, *, processes: int) -> Callable[[EngineInputs], Engine] | None:
     """Returns what builds the engine of a run of so many `processes` in a plugin; None where the core has it.
 
     Raises:
