@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model.build import build_initial, build_module
-from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
 from terakoya.training.model.module_parts import named_values
 from terakoya.training.stores import Stores
 from terakoya_contract.toy import VOCABULARY, settings

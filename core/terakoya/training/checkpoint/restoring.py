@@ -15,10 +15,10 @@ from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, missing_base_error
 from terakoya.errors import UserError
+from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.model import lora
-from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.start_from import load_start_weights
 
 log = logging.getLogger("terakoya")

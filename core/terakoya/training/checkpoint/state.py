@@ -27,10 +27,10 @@ from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
+from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
-from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.module_parts import saved_values
 
 FILE_BYTES = 1 << 30

@@ -15,6 +15,7 @@ from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
 from terakoya.plugins.engines import GIVEN_WHOLE, plugin_engine
 from terakoya.plugins.families import missing_family
+from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
@@ -22,7 +23,6 @@ from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.model.deferred import DeferredTensors
 from terakoya.training.model.mup import find_scales
 from terakoya.training.model.transforms import transform
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
+from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.model.deferred import DeferredTensors
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
 from terakoya.plugins.families import missing_family
+from terakoya.toolkit.deferred_folder import deferred_weights, in_this_thread
+from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
-from terakoya.training.model.deferred_folder import deferred_weights, in_this_thread
 from terakoya.training.model.module_parts import named_values
 from terakoya.training.model.start_config import (
     architecture_settings,

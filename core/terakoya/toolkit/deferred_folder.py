@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from terakoya.training.model.deferred import CannotDeferError, DeferredTensors
+from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Transformers' names of a folder's weights: one file, or the list of several."""
