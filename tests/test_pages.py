@@ -17,7 +17,7 @@ from site_source import ELSEWHERE
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import preset_names
-from terakoya.corpus.cleaning_steps import load_steps
+from terakoya_cleaning.steps import load_steps
 from terakoya.json_settings import without_notes
 from terakoya.pipeline.run import Pipeline
 from terakoya.runs import metrics

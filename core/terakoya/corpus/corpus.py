@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from terakoya.corpus import parquet, text_formats
-from terakoya.corpus.cleaning import Cleaning
-from terakoya.corpus.cleaning_steps import HoldOut, Step
+from terakoya_cleaning.cleaning import Cleaning
+from terakoya_cleaning.steps import HoldOut, Step
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
 from terakoya.corpus.encodings import find_codec, tell_totals
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
@@ -99,7 +99,7 @@ class Corpus:
         """Returns this corpus after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
         documents.
 
-        Reads no document: `terakoya.corpus.cleaning_plan.make_plan` does. Raises UserError for `held_out` without the
+        Reads no document: `terakoya_cleaning.plan.make_plan` does. Raises UserError for `held_out` without the
         step `hold_out`, and for a file given twice.
         """
         splits = any(isinstance(step, HoldOut) for step in steps)

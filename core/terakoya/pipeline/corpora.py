@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from terakoya.corpus.beginnings import check_beginnings
-from terakoya.corpus.cleaning_plan import make_plan
-from terakoya.corpus.cleaning_steps import Step, parse_steps
+from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.steps import Step, parse_steps
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import Source, find_files
 from terakoya.corpus.hold_out import hold_out

@@ -15,7 +15,7 @@ from terakoya.config.fields import ParameterFields
 from terakoya.config.meanings import FIRST_RELEASE, Setting, settings_of, summary
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS
-from terakoya.corpus import cleaning_steps
+from terakoya_cleaning import steps as cleaning_steps
 from terakoya.errors import UserError
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import Registry

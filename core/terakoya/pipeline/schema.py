@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from terakoya.config import schema as parameter_schema
 from terakoya.config.meanings import DescribedSchema, descriptions, summary
-from terakoya.corpus import cleaning_steps
+from terakoya_cleaning import steps as cleaning_steps
 from terakoya.errors import UserError, nearest
 from terakoya.pipeline.settings import CorpusEntry, Pipeline
 from terakoya.plugins import Registry

@@ -51,8 +51,8 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     Raises UserError for missing files, wrong settings, and options that do not go together.
     """
     from terakoya.corpus.beginnings import warn_of_one_document
-    from terakoya.corpus.cleaning_plan import clean_corpus
-    from terakoya.corpus.cleaning_steps import load_steps
+    from terakoya_cleaning.plan import clean_corpus
+    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.preparation.job import PrepareJob

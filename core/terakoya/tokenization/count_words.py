@@ -13,7 +13,7 @@ from terakoya.process_pool import available_cores, warm_up
 from terakoya.tokenization.train import make_tokenizer
 
 if TYPE_CHECKING:
-    from terakoya.corpus.cleaning_steps import StepsOrFile
+    from terakoya_cleaning.steps import StepsOrFile
     from terakoya.corpus.corpus import Reading
     from terakoya.corpus.files import RemoteFile
     from terakoya.toolkit.tokenizers.word_counts import WordCounts
@@ -45,8 +45,8 @@ def save_word_counts(
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
     from terakoya.corpus.beginnings import check_beginnings
-    from terakoya.corpus.cleaning_plan import clean_corpus
-    from terakoya.corpus.cleaning_steps import load_steps
+    from terakoya_cleaning.plan import clean_corpus
+    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.toolkit.tokenizers.word_counts_file import WordCountTokenizer, load_or_count_words, write_counts

@@ -17,7 +17,7 @@ from terakoya.process_pool import available_cores, warm_up
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
-    from terakoya.corpus.cleaning_steps import StepsOrFile
+    from terakoya_cleaning.steps import StepsOrFile
     from terakoya.corpus.corpus import Corpus, Reading
     from terakoya.corpus.files import RemoteFile
 
@@ -59,8 +59,8 @@ def train_tokenizer(
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
     from terakoya.corpus.beginnings import check_beginnings
-    from terakoya.corpus.cleaning_plan import clean_corpus
-    from terakoya.corpus.cleaning_steps import load_steps
+    from terakoya_cleaning.plan import clean_corpus
+    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.tokenization.languages import warn_of_lost_dakuten

@@ -13,7 +13,7 @@ from terakoya.components import Component
 from terakoya.config.fields import ParameterFields
 from terakoya.config.meanings import DescribedSchema, Setting, default_text, descriptions, settings_of
 from terakoya.config.start_from import StartFrom
-from terakoya.corpus.cleaning_steps import TYPES
+from terakoya_cleaning.steps import TYPES
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import registry
 

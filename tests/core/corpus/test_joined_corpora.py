@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.corpus.cleaning_plan import make_plan
-from terakoya.corpus.cleaning_steps import parse_steps
+from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.steps import parse_steps
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.toolkit.tokenizers.word_counts import WordCounts, count_words

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terakoya.config.parameters import Parameters
-from terakoya.corpus.cleaning_steps import load_steps
+from terakoya_cleaning.steps import load_steps
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json, read_settings, read_value
 from terakoya.pipeline.settings import read_pipeline

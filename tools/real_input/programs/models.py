@@ -144,7 +144,7 @@ def describe(recipe: Recipe, out: Path, texts: Sequence[str]) -> None:
 
 def read_held_out(corpus: Path, out: Path, count: int) -> list[str]:
     """Returns `count` lines of 10 to 90 characters, one of each document that `train` held out of `corpus`."""
-    from terakoya.corpus.cleaning_steps import load_steps
+    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus, Document
 
     held_out = Corpus([corpus]).with_cleaning(load_steps(out / "clean.json"), out / "clean", held_out=True)

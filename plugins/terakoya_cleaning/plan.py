@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from terakoya.atomic_files import lock_folder, write_atomically
-from terakoya.corpus.cleaning import PLAN, Cleaning
-from terakoya.corpus.cleaning_steps import ExactDuplicates, HoldOut, NearDuplicates, Step
-from terakoya.corpus.deduplication import mark_exact_duplicates, mark_near_duplicates, minhash_signature
+from terakoya_cleaning.cleaning import PLAN, Cleaning
+from terakoya_cleaning.steps import ExactDuplicates, HoldOut, NearDuplicates, Step
+from terakoya_cleaning.deduplication import mark_exact_duplicates, mark_near_duplicates, minhash_signature
 from terakoya.corpus.documents import Block, Document
 from terakoya.errors import UserError
 from terakoya.folder_kinds import refuse_address

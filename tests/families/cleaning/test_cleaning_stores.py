@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from word_tokenizer import line_ids, make_folder
 
-from terakoya.corpus.cleaning_plan import make_plan
+from terakoya_cleaning.plan import make_plan
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
 from terakoya.pipeline.corpora import PipelineCorpus

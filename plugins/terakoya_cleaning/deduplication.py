@@ -16,7 +16,7 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from datasketch import MinHash
 
-    from terakoya.corpus.cleaning_steps import NearDuplicates
+    from terakoya_cleaning.steps import NearDuplicates
 
 _DOCUMENTS_PER_PASS = 2_000_000
 _SHINGLES_AT_ONCE = 4096

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from terakoya.corpus.cleaning_steps import HoldOut
+from terakoya_cleaning.steps import HoldOut
 from terakoya.errors import UserError
 from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from terakoya.corpus.sentences import split_sentences
+from terakoya_cleaning.sentences import split_sentences
 from terakoya.errors import UserError, nearest
 from terakoya.json_settings import NOTES, explain, read_value, short_json
 

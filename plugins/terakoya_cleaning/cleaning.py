@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from terakoya.corpus.cleaning_steps import VERSION, HoldOut, NearDuplicates, Step, apply_steps
+from terakoya_cleaning.steps import VERSION, HoldOut, NearDuplicates, Step, apply_steps
 from terakoya.corpus.documents import Block, Document, Reject
 from terakoya.corpus.files import Source
 from terakoya.errors import UserError
@@ -27,7 +27,7 @@ class Cleaning:
     """The cleaning of a corpus: its steps, and the plan that says which documents they drop.
 
     Attributes:
-        folder: holds the plan, which `terakoya.corpus.cleaning_plan.make_plan` writes.
+        folder: holds the plan, which `terakoya_cleaning.plan.make_plan` writes.
         files: all files of the corpus; document numbers in the plan contain the index in this list.
         side: which documents are read: all, all but the held-out ones, or only the held-out ones.
         key: of the plan in `folder` that was made or found, "" before; only this plan is read.

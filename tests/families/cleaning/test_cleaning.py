@@ -21,11 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya.corpus import cleaning_plan, deduplication
-from terakoya.corpus.cleaning_plan import make_plan
-from terakoya.corpus.cleaning_steps import apply_steps, parse_steps
+from terakoya_cleaning import deduplication, plan as cleaning_plan
+from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.steps import apply_steps, parse_steps
 from terakoya.corpus.corpus import Corpus, Document, Reject
-from terakoya.corpus.sentences import split_sentences
+from terakoya_cleaning.sentences import split_sentences
 from terakoya.errors import UserError
 
 KANJI = "日月火水木金土山川田人口目耳手足力気天空雨花草虫犬竹糸貝車町村森林石音先生学校文字本名赤青白"
@@ -375,8 +375,8 @@ def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
-from terakoya.corpus.cleaning_plan import make_plan
-from terakoya.corpus.cleaning_steps import parse_steps
+from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.steps import parse_steps
 from terakoya.corpus.corpus import Corpus
 
 if __name__ == "__main__":
