@@ -17,10 +17,10 @@ from site_source import ELSEWHERE
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import preset_names
-from terakoya_cleaning.steps import load_steps
 from terakoya.json_settings import without_notes
 from terakoya.pipeline.run import Pipeline
 from terakoya.runs import metrics
+from terakoya_cleaning.reading import load_steps
 
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
 TRANSLATIONS = ["README.ja.md", *(page for page in DOCS if page.endswith(".ja.md"))]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from terakoya import components
     from terakoya.components.run import Run, StepReport
+    from terakoya.corpus.cleaning import AddCleaning
 
 PROJECT = "terakoya"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -133,6 +134,12 @@ def register_word_finders() -> Mapping[str, type[components.WordFinder]]:
 
 
 @hookspec
+def register_cleaning_steps() -> Mapping[str, type[components.CleaningStep]]:
+    """Called when plugins load, in every process. Returns cleaning steps by their `type` in the list `clean`."""
+    return {}
+
+
+@hookspec
 def register_architectures() -> Mapping[str, type[components.Architecture]]:
     """Called when plugins load, in every process. Returns architectures by their `architecture.type`."""
     return {}
@@ -223,6 +230,13 @@ def register_module_transforms() -> Mapping[str, components.ModuleTransform]:
     first step, by name: `components.module_transform.STAGES` says when, and what the core itself does there. The name
     may be a value of `precision` that the core has not."""
     return {}
+
+
+@hookspec
+def read_cleaning(clean: Any, source: str) -> AddCleaning | None:
+    """Called when a command is to clean a corpus, in every process that starts such a command. `clean` is a list of
+    objects with a `type`, which errors call `source`, or the file that has it. Returns what adds the cleaning to a
+    corpus, the first plugin's; None leaves it to another one. A UserError is shown as it is."""
 
 
 # -------------------------------------------------------------------------------------------------------- events

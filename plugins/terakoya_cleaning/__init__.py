@@ -1,0 +1,38 @@
+"""What this family adds: cleaning steps, and the plan of a cleaning. See README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from terakoya import hookimpl
+
+if TYPE_CHECKING:
+    from terakoya.components import CleaningStep
+    from terakoya.corpus.cleaning import AddCleaning
+
+
+@hookimpl
+def register_cleaning_steps() -> Mapping[str, type[CleaningStep]]:
+    """Implements `terakoya.hookspecs.register_cleaning_steps`."""
+    from terakoya_cleaning import steps
+
+    return {
+        "nfkc": steps.Nfkc,
+        "sentences": steps.Sentences,
+        "length": steps.Length,
+        "characters": steps.Characters,
+        "exact_duplicates": steps.ExactDuplicates,
+        "near_duplicates": steps.NearDuplicates,
+        "hold_out": steps.HoldOut,
+    }
+
+
+@hookimpl
+def read_cleaning(clean: Any, source: str) -> AddCleaning:
+    """Implements `terakoya.hookspecs.read_cleaning`."""
+    from terakoya_cleaning.cleaning import add_cleaning
+    from terakoya_cleaning.reading import load_steps
+
+    steps = load_steps(clean, source)
+    return lambda corpus, folder, held_out: add_cleaning(corpus, steps, folder, held_out=held_out)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from terakoya_cleaning.steps import VERSION, HoldOut, NearDuplicates, Step, apply_steps
+from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Block, Document, Reject
 from terakoya.corpus.files import Source
 from terakoya.errors import UserError
+from terakoya_cleaning.reading import NamedStep, apply_steps
+from terakoya_cleaning.steps import HoldOut
+
+VERSION = 1
+"""Raise this number when a step changes its meaning, so that earlier cleanings are done again."""
 
 PLAN = "plan.json"
 _LINE_BITS = 40
@@ -27,13 +32,13 @@ class Cleaning:
     """The cleaning of a corpus: its steps, and the plan that says which documents they drop.
 
     Attributes:
-        folder: holds the plan, which `terakoya_cleaning.plan.make_plan` writes.
+        folder: holds the plan, which `make_plan` writes.
         files: all files of the corpus; document numbers in the plan contain the index in this list.
         side: which documents are read: all, all but the held-out ones, or only the held-out ones.
         key: of the plan in `folder` that was made or found, "" before; only this plan is read.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[NamedStep, ...]
     folder: Path
     files: tuple[Source, ...]
     side: Literal["all", "train", "held_out"]
@@ -44,15 +49,12 @@ class Cleaning:
         """Everything but the files that the result depends on, as JSON."""
         facts: dict[str, Any] = {
             "version": VERSION,
-            "steps": [step.model_dump() for step in self.steps],
+            "steps": [{"type": each.type, **json.loads(each.settings)} for each in self.steps],
             "side": self.side,
             "unicode": unicodedata.unidata_version,
         }
-        if any(isinstance(step, NearDuplicates) for step in self.steps):
-            try:
-                facts["datasketch"] = importlib.metadata.version("datasketch")
-            except importlib.metadata.PackageNotFoundError as error:
-                raise UserError('near_duplicates: needs datasketch: pip install "terakoya[data]"') from error
+        for each in self.steps:
+            facts.update(each.step.versions())
         return json.dumps(facts)
 
     @cached_property
@@ -76,7 +78,7 @@ class Cleaning:
             return None
         if not left:
             return f"the cleaning steps drop all {counts['documents']:,}; change the steps"
-        step = self.steps[-1]
+        step = self.steps[-1].step
         assert isinstance(step, HoldOut), "nothing else takes documents to the other side"
         remedy = (
             "change its share or seed, or leave it out and set data.split"
@@ -87,6 +89,12 @@ class Cleaning:
             f"hold_out with share {step.share:g} and seed {step.seed} takes {held_out:,} of {left:,} documents; "
             f"{remedy}"
         )
+
+    def make_plan(self, corpus: Corpus, *, processes: int, name: str = "") -> object:
+        """Implements `terakoya.corpus.cleaning.Cleaning.make_plan`."""
+        from terakoya_cleaning.plan import make_plan
+
+        return make_plan(corpus, processes=processes, name=name)
 
     def document_number(self, file: Source, line: int) -> int:
         """Returns the number of a document in the plan; numbers increase through the corpus."""
@@ -136,6 +144,23 @@ class Cleaning:
     @cached_property
     def _file_indices(self) -> dict[str, int]:
         return {str(file): index for index, file in enumerate(self.files)}
+
+
+def add_cleaning(corpus: Corpus, steps: Sequence[NamedStep], folder: Path, *, held_out: bool = False) -> Corpus:
+    """Returns `corpus` after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
+    documents.
+
+    Reads no document: `terakoya_cleaning.plan.make_plan` does. Raises UserError for `held_out` without the step
+    `hold_out`, and for a file given twice.
+    """
+    splits = any(isinstance(each.step, HoldOut) for each in steps)
+    if held_out and not splits:
+        raise UserError('held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps')
+    files = tuple(corpus.sources)
+    if repeated := sorted(name for name, count in Counter(map(str, files)).items() if count > 1):
+        raise UserError(f"{repeated[0]}: is given twice; give it once to clean it")
+    side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
+    return replace(corpus, cleaning=Cleaning(tuple(steps), Path(folder), files, side))
 
 
 class _DocumentNumbers:

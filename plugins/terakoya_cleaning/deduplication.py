@@ -25,27 +25,26 @@ _WEIGHTS = (0.1, 0.9)  # of false positives, which are checked again, and of fal
 _FACTOR = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: Fibonacci hashing (Knuth, TAOCP volume 3, 6.4)
 
 
-def mark_exact_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number: int) -> None:
-    """Sets the verdict of all but the first of the documents with equal `hash` to `number`.
+def find_exact_duplicates(hashes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
+    """Returns the indices of all but the first of the documents with equal hashes.
 
-    tables: records of the documents, in the order of the corpus. verdicts: (N,) uint8; an earlier step dropped the
-    documents whose verdict is smaller than `number`. Makes one pass over the records for each two million documents, so
-    that only about so many are in memory at a time.
+    hashes: (n, 2) uint64 for each part of the corpus, in its order. left: (N,) bool, the documents to compare. Makes
+    one pass over the hashes for each two million documents, so that only about so many are in memory at a time.
     """
-    passes = max(1, -(-len(verdicts) // _DOCUMENTS_PER_PASS))
+    passes = max(1, -(-len(left) // _DOCUMENTS_PER_PASS))
+    duplicates = [np.zeros(0, np.int64)]
     for remainder in range(passes):
-        hashes, numbers, start = [np.zeros((0, 2), "<u8")], [np.zeros(0, np.int64)], 0
-        for table in tables:
-            selected = verdicts[start : start + len(table)] > number
-            selected &= table["hash"][:, 0] % np.uint64(passes) == remainder
-            rows = np.flatnonzero(selected)
-            hashes.append(table["hash"][rows])
+        selected, numbers, start = [np.zeros((0, 2), "<u8")], [np.zeros(0, np.int64)], 0
+        for part in hashes:
+            rows = np.flatnonzero(left[start : start + len(part)] & (part[:, 0] % np.uint64(passes) == remainder))
+            selected.append(part[rows])
             numbers.append(start + rows)
-            start += len(table)
-        values, documents = np.concatenate(hashes), np.concatenate(numbers)
+            start += len(part)
+        values, documents = np.concatenate(selected), np.concatenate(numbers)
         order = np.lexsort((documents, values[:, 1], values[:, 0]))
         same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
-        verdicts[documents[order[1:]][same]] = number
+        duplicates.append(documents[order[1:]][same])
+    return np.concatenate(duplicates)
 
 
 def minhash_signature(text: str, step: NearDuplicates) -> np.ndarray:
@@ -62,33 +61,31 @@ def minhash_signature(text: str, step: NearDuplicates) -> np.ndarray:
     return np.asarray(minhash.hashvalues, "<u4")
 
 
-def mark_near_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number: int, step: NearDuplicates) -> None:
-    """Sets the verdict of each document that is similar to an earlier kept one to `number`.
+def find_near_duplicates(signatures: Sequence[np.ndarray], left: np.ndarray, step: NearDuplicates) -> np.ndarray:
+    """Returns the indices of the documents that are similar to an earlier one that stays.
 
-    Two documents are similar if at least `threshold` of their signatures is equal. Shapes are those of
-    `mark_exact_duplicates`. datasketch's index of the kept documents is in memory, about 5 KB each at the default
-    settings: 10 GB for two million documents.
+    Two documents are similar if at least `threshold` of their signatures, (n, permutations) uint32, is equal. Arguments
+    are as of `find_exact_duplicates`. datasketch's index of the kept documents is in memory, about 5 KB each at the
+    default settings: 10 GB for two million documents.
     """
     from datasketch import MinHashLSH
 
     index = MinHashLSH(threshold=step.threshold, num_perm=step.permutations, weights=_WEIGHTS)
-    ends = np.cumsum([len(table) for table in tables])
-    document = -1
-    for table in tables:
-        for record in table:
-            document += 1
-            if verdicts[document] <= number:
-                continue
-            signature = np.array(record["signature"])
-            minhash = _minhash(step, signature)
-            for other in index.query(minhash):
-                part = int(np.searchsorted(ends, other, side="right"))
-                other_signature = tables[part][other - (int(ends[part]) - len(tables[part]))]["signature"]
-                if np.mean(signature == other_signature) >= step.threshold:
-                    verdicts[document] = number
-                    break
-            else:
-                index.insert(document, minhash, check_duplication=False)
+    ends = np.cumsum([len(part) for part in signatures])
+    duplicates: list[int] = []
+    for document, signature in enumerate(each for part in signatures for each in part):
+        if not left[document]:
+            continue
+        minhash = _minhash(step, np.array(signature))
+        for other in index.query(minhash):
+            number = int(np.searchsorted(ends, other, side="right"))
+            part = signatures[number]
+            if np.mean(signature == part[other - (int(ends[number]) - len(part))]) >= step.threshold:
+                duplicates.append(document)
+                break
+        else:
+            index.insert(document, minhash, check_duplication=False)
+    return np.array(duplicates, np.int64)
 
 
 def _minhash(step: NearDuplicates, values: np.ndarray | None = None) -> MinHash:

@@ -16,22 +16,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from terakoya.atomic_files import lock_folder, write_atomically
-from terakoya_cleaning.cleaning import PLAN, Cleaning
-from terakoya_cleaning.steps import ExactDuplicates, HoldOut, NearDuplicates, Step
-from terakoya_cleaning.deduplication import mark_exact_duplicates, mark_near_duplicates, minhash_signature
+from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Block, Document
 from terakoya.errors import UserError
-from terakoya.folder_kinds import refuse_address
 from terakoya.log import translated
 from terakoya.process_pool import workers
-
-if TYPE_CHECKING:
-    from terakoya.corpus.corpus import Corpus
+from terakoya_cleaning.cleaning import PLAN, Cleaning
+from terakoya_cleaning.steps import HoldOut
 
 logger = logging.getLogger("terakoya")
 
@@ -45,41 +40,18 @@ _EXCERPT_BYTES = 72
 _EXAMPLES = 3
 
 
-def clean_corpus(
-    corpus: Corpus, steps: Sequence[Step], folder: Path | None, *, out: Path, processes: int, held_out: bool = False
-) -> Corpus:
-    """Makes the cleaning plan and returns `corpus` after `steps`; returns `corpus` itself if there are no steps.
-
-    The result is without the documents that a step `hold_out` holds out; with `held_out` it is only those. The plan is
-    in `folder`, by default `OUT.clean` next to `out`; an existing plan is used again.
-
-    Raises UserError for `held_out` without the step `hold_out`, and for a folder without steps.
-    """
-    if not steps:
-        if held_out:
-            raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
-        if folder is not None:
-            raise UserError("--clean-folder: expected --clean as well; the folder keeps what its steps decide")
-        return corpus
-    if folder is not None:
-        refuse_address(folder, "the folder of the cleaning plan")
-    corpus = corpus.with_cleaning(steps, folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
-    make_plan(corpus, processes=processes)
-    return corpus
-
-
 def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str, int]:
-    """Decides which documents of `corpus` (from `Corpus.with_cleaning`) stay, unless the plan is on disk already.
+    """Decides which documents of `corpus` (from `add_cleaning`) stay, unless the plan is on disk already.
 
     Logs how many documents each step drops, with three examples, and `name` where there are several corpora; of a plan
     on disk one line. Returns the counts. The next call continues an interrupted one. Memory: a block of text in each
-    process; about 250 MB at most for exact duplicates; for near duplicates see `mark_near_duplicates`. Disk while it
+    process; about 250 MB at most for exact duplicates; for near duplicates see `find_near_duplicates`. Disk while it
     works: 100 bytes for each document, and with near duplicates 4 more for each permutation.
 
     Raises UserError when a process dies, a file is damaged, or a file is changed while it is read.
     """
     cleaning = corpus.cleaning
-    assert cleaning is not None, "the corpus has no cleaning steps"
+    assert isinstance(cleaning, Cleaning), "the corpus has no cleaning steps"
     raw = replace(corpus, cleaning=None)
     sizes_and_times = raw.sizes_and_times()
     block_bytes = max(1 << 20, min(32 << 20, raw.total_bytes // 64))
@@ -155,12 +127,10 @@ def _write_json(file: Path, value: object) -> None:
 def _record_type(cleaning: Cleaning) -> np.dtype:
     """The record of one document in a part; `place` is its `Cleaning.document_number`."""
     fields: list[tuple] = [
-        ("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("hash", "<u8", (2,)), ("excerpt", f"S{_EXCERPT_BYTES}")
+        ("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("excerpt", f"S{_EXCERPT_BYTES}")
     ]  # fmt: skip
-    for step in cleaning.steps:
-        if isinstance(step, NearDuplicates):
-            fields.append(("signature", "<u4", (step.permutations,)))
-    return np.dtype(fields)
+    notes = ((f"note {number}", each.step.note_type) for number, each in enumerate(cleaning.steps))
+    return np.dtype([*fields, *(note for note in notes if note[1] is not None)])
 
 
 class _PartWriter:
@@ -185,15 +155,13 @@ class _PartWriter:
             stream.write(content.getvalue())
 
     def _fill_record(self, record: np.void, text: str) -> None:
-        for number, step in enumerate(self._cleaning.steps):
+        for number, step in enumerate(each.step for each in self._cleaning.steps):
             text = step.change(text)
             if not step.keeps(text):
                 record["verdict"] = number
                 return
-            if isinstance(step, ExactDuplicates):
-                record["hash"] = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), "<u8")
-            elif isinstance(step, NearDuplicates):
-                record["signature"] = minhash_signature(text, step)
+            if step.note_type is not None:
+                record[f"note {number}"] = step.note(text)
             elif isinstance(step, HoldOut):
                 record["held"] = step.holds_out(text)
 
@@ -243,11 +211,10 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     tables = [np.load(file, mmap_mode="r") for file in sorted(parts.glob("*.npy"))]
     total = sum(map(len, tables))
     verdicts = np.concatenate([np.zeros(0, "u1"), *(table["verdict"] for table in tables)])
-    for number, step in enumerate(cleaning.steps):
-        if isinstance(step, ExactDuplicates):
-            mark_exact_duplicates(tables, verdicts, number)
-        elif isinstance(step, NearDuplicates):
-            mark_near_duplicates(tables, verdicts, number, step)
+    for number, each in enumerate(cleaning.steps):
+        if each.step.note_type is not None:
+            dropped_now = each.step.drop([table[f"note {number}"] for table in tables], verdicts > number)
+            verdicts[dropped_now] = number
     names = _step_names(cleaning)
     dropped: Counter[int] = Counter()
     examples: dict[int, list[str]] = {number: [] for number, name in enumerate(names) if name}
@@ -270,7 +237,7 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
                 dropped[number] += len(rows)
                 step_examples += [_example(cleaning, table[row]) for row in rows[: _EXAMPLES - len(step_examples)]]
     counts = {"documents": total, **{f"dropped by {names[number]}": dropped[number] for number in examples}}
-    if isinstance(cleaning.steps[-1], HoldOut):
+    if isinstance(cleaning.steps[-1].step, HoldOut):
         counts["held out"] = held_out
     counts["kept"] = total - sum(dropped.values()) - held_out
     plan = {
@@ -286,9 +253,8 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
 def _step_names(cleaning: Cleaning) -> list[str]:
     """Returns the name of each step that can drop documents, "" for the other steps."""
     names: list[str] = []
-    for step in cleaning.steps:
-        name = f"characters ({step.of})" if step.type == "characters" else step.type
-        name = "" if step.type in ("nfkc", "sentences", "hold_out") else name
+    for each in cleaning.steps:
+        name = each.name if each.step.drops else ""
         earlier = len([other for other in names if other.split(" #")[0] == name])
         names.append(f"{name} #{earlier + 1}" if name and earlier else name)
     return names

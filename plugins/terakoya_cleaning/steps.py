@@ -1,25 +1,21 @@
-"""Cleaning steps: each changes documents, drops some of them, or holds some out. They are read from a JSON list."""
+"""The bundled cleaning steps: each changes documents, drops some of them, or holds some out."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import numpy as np
+from pydantic import Field
 
+from terakoya.components import CleaningStep
+from terakoya.errors import UserError
+from terakoya_cleaning import deduplication
 from terakoya_cleaning.sentences import split_sentences
-from terakoya.errors import UserError, nearest
-from terakoya.json_settings import NOTES, explain, read_value, short_json
-
-VERSION = 1
-"""Raise this number when a step changes its meaning, so that earlier cleanings are done again."""
-
-StepsOrFile = Path | Sequence[Mapping[str, Any]]
-"""Cleaning steps as JSON values, or a JSON or YAML file with a list of them."""
 
 _CHARACTERS = {
     "japanese": re.compile(
@@ -33,57 +29,45 @@ _CHARACTERS = {
 }
 
 
-class _Step(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def change(self, text: str) -> str:
-        """Returns the changed text of a document."""
-        return text
-
-    def keeps(self, text: str) -> bool:
-        """Whether a document stays, as far as its own text decides."""
-        return True
-
-
-class Nfkc(_Step):
+class Nfkc(CleaningStep):
     """Applies Unicode normalisation form NFKC: full-width letters and half-width kana become the usual ones."""
 
-    type: Literal["nfkc"]
-    """The name of the step."""
+    drops: ClassVar = False
 
     def change(self, text: str) -> str:
+        """Implements `CleaningStep.change`."""
         return unicodedata.normalize("NFKC", text)
 
 
-class Sentences(_Step):
+class Sentences(CleaningStep):
     """Puts each sentence on a line of its own."""
 
-    type: Literal["sentences"]
-    """The name of the step."""
+    drops: ClassVar = False
 
     def change(self, text: str) -> str:
+        """Implements `CleaningStep.change`."""
         return split_sentences(text)
 
 
-class Length(_Step):
+class Length(CleaningStep):
     """Drops documents with fewer or more characters than the limits."""
 
-    type: Literal["length"]
-    """The name of the step."""
     min_characters: int = Field(default=0, ge=0)
     """The shortest document that stays. Unit: characters."""
     max_characters: int | None = Field(default=None, ge=1)
     """The longest document that stays; null is no limit. Unit: characters."""
 
     def keeps(self, text: str) -> bool:
+        """Implements `CleaningStep.keeps`."""
         return self.min_characters <= len(text) and (self.max_characters is None or len(text) <= self.max_characters)
 
 
-class Characters(_Step):
+class Characters(CleaningStep):
     """Drops documents by the share of one kind of character among the characters that are not white space."""
 
-    type: Literal["characters"]
-    """The name of the step."""
+    repeats: ClassVar = True
+    test_settings: ClassVar[Mapping[str, Any]] = {"of": "kana", "min_share": 0.5}
+
     of: Literal["japanese", "kana", "kanji", "latin", "digits"]
     """The kind of character that is counted."""
     min_share: float = Field(default=0.0, ge=0, le=1)
@@ -91,24 +75,38 @@ class Characters(_Step):
     max_share: float = Field(default=1.0, ge=0, le=1)
     """The largest share with which a document stays, from 0 to 1."""
 
+    @property
+    def reason(self) -> str:
+        """The kind of character."""
+        return self.of
+
     def keeps(self, text: str) -> bool:
+        """Implements `CleaningStep.keeps`."""
         matching = len(text) - len(_CHARACTERS[self.of].sub("", text))
         total = len("".join(text.split()))
         return self.min_share * total <= matching <= self.max_share * total
 
 
-class ExactDuplicates(_Step):
+class ExactDuplicates(CleaningStep):
     """Keeps only the first document of each text."""
 
-    type: Literal["exact_duplicates"]
-    """The name of the step."""
+    @property
+    def note_type(self) -> np.dtype:
+        """A hash of the text."""
+        return np.dtype(("<u8", (2,)))
+
+    def note(self, text: str) -> np.ndarray:
+        """Implements `CleaningStep.note`."""
+        return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), "<u8")
+
+    def drop(self, notes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
+        """Implements `CleaningStep.drop`."""
+        return deduplication.find_exact_duplicates(notes, left)
 
 
-class NearDuplicates(_Step):
+class NearDuplicates(CleaningStep):
     """Keeps only the first of documents with similar sets of character n-grams, as estimated by MinHash."""
 
-    type: Literal["near_duplicates"]
-    """The name of the step."""
     threshold: float = Field(default=0.8, ge=0.2, le=0.95)
     """The estimated Jaccard similarity from which two documents count as the same, from 0 to 1."""
     permutations: int = Field(default=128, ge=16, le=1024)
@@ -116,13 +114,34 @@ class NearDuplicates(_Step):
     characters: int = Field(default=5, ge=1)
     """The length of the n-grams. Unit: characters."""
 
+    def versions(self) -> Mapping[str, str]:
+        """Implements `CleaningStep.versions`."""
+        try:
+            return {"datasketch": importlib.metadata.version("datasketch")}
+        except importlib.metadata.PackageNotFoundError as error:
+            raise UserError('near_duplicates: needs datasketch: pip install "terakoya[data]"') from error
 
-class HoldOut(_Step):
+    @property
+    def note_type(self) -> np.dtype:
+        """The MinHash of the text."""
+        return np.dtype(("<u4", (self.permutations,)))
+
+    def note(self, text: str) -> np.ndarray:
+        """Implements `CleaningStep.note`."""
+        return deduplication.minhash_signature(text, self)
+
+    def drop(self, notes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
+        """Implements `CleaningStep.drop`."""
+        return deduplication.find_near_duplicates(notes, left, self)
+
+
+class HoldOut(CleaningStep):
     """Holds out a share of the documents for validation, chosen by a hash of their text, so that equal texts are either
     all held out or all kept."""
 
-    type: Literal["hold_out"]
-    """The name of the step."""
+    drops: ClassVar = False
+    test_settings: ClassVar[Mapping[str, Any]] = {"share": 0.5}
+
     share: float = Field(gt=0, lt=1)
     """The share of the documents that is held out, between 0 and 1."""
     seed: int = 0
@@ -132,71 +151,3 @@ class HoldOut(_Step):
         """Whether the document with this text is held out."""
         digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(self.seed).encode()).digest()
         return int.from_bytes(digest, "little") < self.share * 2**64
-
-
-Step = Nfkc | Sentences | Length | Characters | ExactDuplicates | NearDuplicates | HoldOut
-TYPES: Mapping[str, type[Step]] = {
-    "nfkc": Nfkc,
-    "sentences": Sentences,
-    "length": Length,
-    "characters": Characters,
-    "exact_duplicates": ExactDuplicates,
-    "near_duplicates": NearDuplicates,
-    "hold_out": HoldOut,
-}
-
-
-def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
-    """Returns the steps of the JSON value `value`, a list of objects that each have a `type`.
-
-    `source` names the list in error messages: its file, or its key such as `clean` or `pipeline: corpora.wiki.clean`.
-
-    Raises UserError with one line for each problem; each line begins with `source`.
-    """
-    if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{source}: expected a list of one cleaning step or more, got {short_json(value)}")
-    prefix = f"{source}." if source.endswith("clean") else f"{source}: "
-    steps: list[Step] = []
-    problems: list[str] = []
-    for number, settings in enumerate(value):
-        kind = settings.get("type") if isinstance(settings, Mapping) else None
-        if not isinstance(kind, str) or kind not in TYPES:
-            raise UserError(
-                f"{prefix}{number}.type: expected one of {', '.join(TYPES)}, got {short_json(kind)}"
-                + (nearest(kind, TYPES) if isinstance(kind, str) else "")
-            )
-        try:
-            steps.append(TYPES[kind].model_validate(settings))
-        except ValidationError as error:
-            problems += explain(error, TYPES[kind], str(number))
-    if problems:
-        raise UserError("\n".join(prefix + problem for problem in problems))
-    types = [step.type for step in steps]
-    if repeated := sorted({kind for kind in types if types.count(kind) > 1 and kind != "characters"}):
-        raise UserError(f"{source}: {', '.join(repeated)}: expected once, got it twice")
-    if "hold_out" in types[:-1]:
-        raise UserError(f"{source}: hold_out: expected as the last step, so that held-out documents are clean too")
-    return tuple(steps)
-
-
-def load_steps(clean: StepsOrFile | None) -> tuple[Step, ...]:
-    """Returns the steps of `clean`: a list, or a file with a list or with an object {"clean": list}, which
-    has a place for "$schema"; none if it is None.
-
-    Raises UserError for a missing file and for invalid steps, each by its number.
-    """
-    if clean is None:
-        return ()
-    if not isinstance(clean, Path):
-        return parse_steps(list(clean), source="clean")
-    value = read_value(clean)
-    if isinstance(value, Mapping) and "clean" in value and not value.keys() - {"clean", *NOTES}:
-        return parse_steps(value["clean"], source=f"{clean.name}: clean")
-    return parse_steps(value, source=clean.name)
-
-
-def apply_steps(steps: Iterable[Step], text: str) -> str:
-    """Returns `text` after all of `steps`."""
-    for step in steps:
-        text = step.change(text)
-    return text

@@ -78,6 +78,7 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
     from terakoya_contract import (
         architecture,
         causal,
+        cleaning_step,
         coordinates,
         exporting,
         initializer,
@@ -108,6 +109,7 @@ def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequen
         "objectives": (objective.ObjectiveCase, (*objective.CHECKS, *causal.OBJECTIVE)),
         "tokenizers": (tokenizer.TokenizerCase, tokenizer.CHECKS),
         "word_finders": (settings.Case, word_finder.CHECKS),
+        "cleaning_steps": (settings.Case, cleaning_step.CHECKS),
         "optimizers": (settings.Case, parts.OPTIMIZER),
         "schedules": (settings.Case, parts.SCHEDULE),
         "exporters": (settings.Case, parts.EXPORTER),

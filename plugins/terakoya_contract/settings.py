@@ -123,6 +123,7 @@ REQUIRED_METHODS = {
     "events": ("start",),
     "launchers": ("plan",),
     "initializers": ("weights",),
+    "cleaning_steps": (),
 }
 """The methods of each kind that have no default."""
 

@@ -12,9 +12,11 @@ import pytest
 
 from terakoya import hookspecs
 from terakoya.components import KINDS
+from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
 from terakoya.pipeline.keys import find_key
 from terakoya.plugins import loading as plugins
+from terakoya.plugins.cleaning import read_cleaning
 
 HOOKS = {
     name: function
@@ -34,6 +36,7 @@ REGISTER_HOOKS = {
     "register_word_finders": "WordFinder",
     "register_launchers": "Launcher",
     "register_initializers": "Initializer",
+    "register_cleaning_steps": "CleaningStep",
     "register_events": "EventPlugin",
 }
 
@@ -156,3 +159,45 @@ def test_two_settings_files_of_one_name_are_an_error(tmp_path: Path) -> None:
         file.write_text(SETTINGS, encoding="utf-8")
     with pytest.raises(UserError, match=r'plugin yours .*"train --wishes" is registered twice'):
         plugins.load([str(file) for file in files])
+
+
+CLEANING = """
+from dataclasses import dataclass, replace
+from terakoya import hookimpl
+
+@dataclass(frozen=True)
+class Shouting:
+    words: tuple
+    settings: str = "loud"
+    facts = {"clean": "loud"}
+
+    def make_plan(self, corpus, *, processes, name=""):
+        assert corpus.cleaning is self
+
+    def explain_empty(self):
+        return None
+
+    def apply(self, block, items):
+        return (replace(each, text=each.text.upper()) for each in items if each.text not in self.words)
+
+@hookimpl
+def read_cleaning(clean, source):
+    if source == "mine":
+        return lambda corpus, folder, held_out: replace(corpus, cleaning=Shouting(tuple(clean)))
+"""
+
+
+@pytest.mark.usefixtures("fresh_plugins")
+def test_a_plugin_cleans_in_its_own_way_what_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CLEANING, encoding="utf-8")
+    plugins.load([str(tmp_path / "mine.py")], ("cleaning",))
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    corpus = read_cleaning(["two"], "mine")(Corpus([tmp_path / "a.txt"]), tmp_path, False)
+    texts = [item.text for block in corpus.blocks() for item in corpus.read(block) if isinstance(item, Document)]
+    assert texts == ["ONE"] and corpus.facts["cleaning"] == "loud"
+
+
+def test_without_a_plugin_that_cleans_the_family_is_named(fresh_plugins: None) -> None:
+    plugins.load((), ("cleaning",))
+    with pytest.raises(UserError, match=r"^clean: no plugin cleans documents; it belongs to the family cleaning"):
+        read_cleaning([{"type": "nfkc"}])

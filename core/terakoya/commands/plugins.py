@@ -50,6 +50,7 @@ def _user(kind: str, name: str) -> tuple[str, ...]:
         "launchers": ("launch", name, "bert_base", "--out", "work/run"),
     }
     keys = {"trackers": "trackers", "events": "events", "initializers": "start_from.initializer"}
+    keys["cleaning_steps"] = "clean"
     return commands.get(kind, ("parameters", "show", keys.get(kind, kind.removesuffix("s"))))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from terakoya.components.architecture import WIDTHS, Architecture, DocumentMasking, Head, TensorPartition
 from terakoya.components.base import Component
+from terakoya.components.cleaning_step import CleaningStep
 from terakoya.components.event import EventListener, EventPlugin, Validations
 from terakoya.components.formats import Exporter, Importer
 from terakoya.components.initializer import Initializer, VocabularyChange
@@ -33,6 +34,7 @@ __all__ = [
     "WIDTHS",
     "Architecture",
     "Batch",
+    "CleaningStep",
     "Component",
     "Copies",
     "DocumentMasking",
@@ -72,6 +74,7 @@ __all__ = [
 KINDS: Mapping[str, type[Component]] = {
     "tokenizers": Tokenizer,
     "word_finders": WordFinder,
+    "cleaning_steps": CleaningStep,
     "architectures": Architecture,
     "objectives": Objective,
     "optimizers": Optimizer,

@@ -66,7 +66,7 @@ def choice(registry: Registry, kind: str) -> Any:
             fields: dict[str, Any] = {"type": (Literal[offer.name], which)}
             name, text = f"{kind}_{offer.name}", offer.component.__doc__
             models.append(create_model(name, __base__=offer.component, __doc__=text, **fields))
-    if len(models) == 1:
-        return models[0]
+    if len(models) < 2:  # without a plugin that has one, the command says so
+        return models[0] if models else dict[str, Any]
     union: Any = Union[tuple(models)]  # noqa: UP007 - made at run time
     return Annotated[union, Field(discriminator="type")]

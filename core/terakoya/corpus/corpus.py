@@ -12,15 +12,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from terakoya.corpus import parquet, text_formats
-from terakoya_cleaning.cleaning import Cleaning
-from terakoya_cleaning.steps import HoldOut, Step
+from terakoya.corpus.cleaning import Cleaning
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
 from terakoya.corpus.encodings import find_codec, tell_totals
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
@@ -55,7 +54,7 @@ class Corpus:
     control characters are kept. All but parquet may be compressed (.gz, .zst, .xz, .bz2). Text that is not UTF-8 is
     recognised, and where it is not, read in the `encoding` that is given (see `terakoya.corpus.encodings`). A document
     of more than `max_document_bytes` is rejected, in text formats without being read into memory. Who reads a corpus
-    stops if more than `max_rejects`, a count (int) or a share (float), are rejected. `cleaning` (see `with_cleaning`)
+    stops if more than `max_rejects`, a count (int) or a share (float), are rejected. `cleaning`
     changes and drops documents. With `conversations` each line of jsonl is a conversation, and
     `terakoya.corpus.conversations.Conversation` is its document. If `digests` is given, `blocks` hashes the files
     as it reads them and stores the hashes there for `fingerprint`.
@@ -94,24 +93,6 @@ class Corpus:
             raise UserError(
                 "clean: cleaning steps work on plain text, but conversations have turns; leave one of them out"
             )
-
-    def with_cleaning(self, steps: Sequence[Step], folder: Path, *, held_out: bool = False) -> Corpus:
-        """Returns this corpus after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
-        documents.
-
-        Reads no document: `terakoya_cleaning.plan.make_plan` does. Raises UserError for `held_out` without the
-        step `hold_out`, and for a file given twice.
-        """
-        splits = any(isinstance(step, HoldOut) for step in steps)
-        if held_out and not splits:
-            raise UserError(
-                'held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps'
-            )
-        files = tuple(self.sources)
-        if repeated := sorted(name for name, count in Counter(map(str, files)).items() if count > 1):
-            raise UserError(f"{repeated[0]}: is given twice; give it once to clean it")
-        side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
-        return replace(self, cleaning=Cleaning(tuple(steps), Path(folder), files, side))
 
     @cached_property
     def total_bytes(self) -> int:

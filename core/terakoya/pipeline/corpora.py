@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from terakoya.corpus.beginnings import check_beginnings
-from terakoya_cleaning.plan import make_plan
-from terakoya_cleaning.steps import Step, parse_steps
+from terakoya.corpus.cleaning import AddCleaning
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import Source, find_files
 from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
 from terakoya.pipeline.settings import CorpusSettings, Pipeline
 from terakoya.pipeline.stages import content_digest
+from terakoya.plugins.cleaning import read_cleaning
 
 Part = Literal["train", "validation"]
 
@@ -30,7 +30,7 @@ class PipelineCorpus:
 
     def check(self) -> None:
         """Raises UserError for wrong settings and, if the corpus has a name, for missing files."""
-        self._steps()
+        self._add_cleaning()
         if self._pipeline.words is not None:
             from terakoya.preparation.word_borders import find_word_finder
 
@@ -70,7 +70,7 @@ class PipelineCorpus:
         with self._naming_errors("corpus"):
             check_beginnings(corpus)
         if corpus.cleaning is not None:
-            make_plan(corpus, processes=self._pipeline.workers, name=self.settings.name)
+            corpus.cleaning.make_plan(corpus, processes=self._pipeline.workers, name=self.settings.name)
         return corpus
 
     def tokenizer_inputs(self) -> dict[str, Any]:
@@ -97,16 +97,15 @@ class PipelineCorpus:
             encoding=settings.encoding,
             max_rejects=settings.max_rejects,
         )
-        steps = self._steps()
-        if not steps:
+        add_cleaning = self._add_cleaning()
+        if add_cleaning is None:
             return corpus
         with self._naming_errors("clean"):
-            return corpus.with_cleaning(steps, self._clean_folder(part), held_out=held_out)
+            return add_cleaning(corpus, self._clean_folder(part), held_out)
 
-    def _steps(self) -> tuple[Step, ...]:
+    def _add_cleaning(self) -> AddCleaning | None:
         settings = self.settings
-        source = f"pipeline: {settings.key}clean"
-        return parse_steps(settings.clean, source=source) if settings.clean else ()
+        return read_cleaning(settings.clean, f"pipeline: {settings.key}clean") if settings.clean else None
 
     def _clean_folder(self, part: Part) -> Path:
         settings = self.settings

@@ -15,7 +15,6 @@ from terakoya.config.fields import ParameterFields
 from terakoya.config.meanings import FIRST_RELEASE, Setting, settings_of, summary
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS
-from terakoya_cleaning import steps as cleaning_steps
 from terakoya.errors import UserError
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import Registry
@@ -27,6 +26,7 @@ File = Literal[
 component or a file of their own."""
 
 _OF_COMPONENTS: Mapping[File, str] = {
+    "cleaning": "cleaning_steps",
     "tokenizer": "tokenizers",
     "launcher": "launchers",
     "exporter": "exporters",
@@ -75,8 +75,6 @@ def all_groups(registry: Registry) -> Iterator[Group]:
     """Yields the groups of every file."""
     yield from parameter_groups(registry)
     yield from _groups_of("pipeline", Pipeline, "")
-    for name, step in cleaning_steps.TYPES.items():
-        yield Group("cleaning", "", name, summary(step), [each for each in settings_of(step) if each.name != "type"])
     for file, kind in _OF_COMPONENTS.items():
         yield from _component_groups(file, kind, "", registry)
     for words, model in registry.settings.items():

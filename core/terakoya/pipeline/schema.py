@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Union
+from typing import Any
 
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from terakoya.config import schema as parameter_schema
 from terakoya.config.meanings import DescribedSchema, descriptions, summary
-from terakoya_cleaning import steps as cleaning_steps
 from terakoya.errors import UserError, nearest
 from terakoya.pipeline.settings import CorpusEntry, Pipeline
 from terakoya.plugins import Registry
@@ -33,7 +32,7 @@ def schema_of(name: str, registry: Registry) -> dict[str, Any]:
     if name == PIPELINE:
         return _pipeline_schema(registry)
     if name == CLEANING:
-        return _cleaning_schema()
+        return _cleaning_schema(registry)
     if name == TOKENIZER:
         return _tokenizer_schema(registry)
     if name not in registry.names("launchers"):
@@ -47,9 +46,7 @@ def schema_of(name: str, registry: Registry) -> dict[str, Any]:
 
 def _pipeline_schema(registry: Registry) -> dict[str, Any]:
     texts, of_corpora = descriptions(Pipeline), descriptions(CorpusEntry)
-    step = _step()
-    step = _step()
-    steps: Any = tuple[step, ...]  # type: ignore[valid-type]
+    steps: Any = tuple[parameter_schema.choice(registry, "cleaning_steps"), ...]  # type: ignore[misc]
     own_steps: Any = (steps | None, Field(default=None, description=of_corpora["clean"]))
     entry: Any = create_model("Corpus", __base__=CorpusEntry, __doc__=CorpusEntry.__doc__, clean=own_steps)
     fields: dict[str, Any] = {
@@ -81,14 +78,8 @@ def _pipeline_schema(registry: Registry) -> dict[str, Any]:
     return schema
 
 
-def _step() -> Any:
-    union: Any = Union[tuple(cleaning_steps.TYPES.values())]  # noqa: UP007 - made at run time
-    return Annotated[union, Field(discriminator="type")]
-
-
-def _cleaning_schema() -> dict[str, Any]:
-    step = _step()
-    steps: Any = list[step]  # type: ignore[valid-type]
+def _cleaning_schema(registry: Registry) -> dict[str, Any]:
+    steps: Any = list[parameter_schema.choice(registry, "cleaning_steps")]  # type: ignore[misc]
     schema = TypeAdapter(steps).json_schema(schema_generator=DescribedSchema)
     definitions = schema.pop("$defs")
     text = "The cleaning steps, in order."

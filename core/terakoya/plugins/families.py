@@ -21,6 +21,7 @@ class Family:
         languages: names for `TERAKOYA_LANG`.
         engines: names in `parallel.engine`; "ddp" where processes work on the same rows.
         transforms: values of `precision`.
+        hooks: of those that the core calls for one answer.
         needs: other families, without which it cannot be installed.
     """
 
@@ -31,10 +32,23 @@ class Family:
     languages: Sequence[str] = ()
     engines: Sequence[str] = ()
     transforms: Sequence[str] = ()
+    hooks: Sequence[str] = ()
     needs: Sequence[str] = ()
 
 
 FAMILIES: dict[str, Family] = {
+    "cleaning": Family(
+        components=(
+            "cleaning_steps characters",
+            "cleaning_steps exact_duplicates",
+            "cleaning_steps hold_out",
+            "cleaning_steps length",
+            "cleaning_steps near_duplicates",
+            "cleaning_steps nfkc",
+            "cleaning_steps sentences",
+        ),
+        hooks=("read_cleaning",),
+    ),
     "clusters": Family(
         verbs=(
             "move",

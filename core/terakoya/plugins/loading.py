@@ -54,7 +54,7 @@ FURTHER = {
     "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
 }
 """The hooks that bring what is no component, when plugins load: what their mappings hold, in a word and as a test."""
-FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", *FURTHER, "run_files")
+FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", *FURTHER, "run_files", "read_cleaning")
 """All that bring what is no component."""
 
 
@@ -94,6 +94,7 @@ class Registry:
     settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """Settings files that are no components, by the command and the options that read them."""
     run_files: Listeners = ()
+    read_cleaning: Listeners = ()
     engines: Mapping[str, tuple[Callable[[Any], Any], Plugin]] = field(default_factory=dict)
     """What builds an engine, and the plugin that has it, by name."""
     initial_weights: Mapping[str, tuple[Callable[[StartModel], Any], Plugin]] = field(default_factory=dict)
@@ -248,10 +249,10 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
                 else:
                     _add(registrations, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
-    files = _listeners(manager, "run_files", plugins.values())
+    files, cleaning = (_listeners(manager, hook, plugins.values()) for hook in ("run_files", "read_cleaning"))
     models = {words: model for words, (model, _) in further["register_settings"].items()}
     return Registry(
-        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files,
+        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files, cleaning,
         engines=further["register_engines"], initial_weights=further["register_initial_weights"],
         transforms=further["register_module_transforms"],
     )  # fmt: skip

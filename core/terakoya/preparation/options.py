@@ -14,7 +14,7 @@ from terakoya.process_pool import available_cores
 if TYPE_CHECKING:
     import typer
 
-    from terakoya_cleaning.steps import StepsOrFile
+    from terakoya.corpus.cleaning import StepsOrFile
     from terakoya.corpus.files import RemoteFile
 
 Documents = Literal["blank", "line"]

@@ -51,10 +51,9 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     Raises UserError for missing files, wrong settings, and options that do not go together.
     """
     from terakoya.corpus.beginnings import warn_of_one_document
-    from terakoya_cleaning.plan import clean_corpus
-    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
+    from terakoya.plugins.cleaning import clean_corpus, read_cleaning
     from terakoya.preparation.job import PrepareJob
 
     refuse_address(options.out, "the new store's folder")
@@ -65,8 +64,9 @@ def create_job(options: PrepareOptions) -> PrepareJob:
             "--clean, --held-out: cleaning steps read plain text, conversations have turns; leave them out, and set "
             "conversations aside with data.split or `terakoya store split`"
         )
+    if options.clean is not None:  # wrong steps are found before files are read
+        read_cleaning(options.clean)
     words = _choose_words(options)
-    steps = load_steps(options.clean)
     corpus = Corpus(
         find_files(options.sources),
         field=options.field,
@@ -82,7 +82,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     template = _choose_template(options, tokenizer)
     corpus = clean_corpus(
         corpus,
-        steps,
+        options.clean,
         options.clean_folder,
         out=options.out,
         processes=options.process_count,

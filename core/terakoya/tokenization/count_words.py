@@ -13,7 +13,7 @@ from terakoya.process_pool import available_cores, warm_up
 from terakoya.tokenization.train import make_tokenizer
 
 if TYPE_CHECKING:
-    from terakoya_cleaning.steps import StepsOrFile
+    from terakoya.corpus.cleaning import StepsOrFile
     from terakoya.corpus.corpus import Reading
     from terakoya.corpus.files import RemoteFile
     from terakoya.toolkit.tokenizers.word_counts import WordCounts
@@ -45,10 +45,9 @@ def save_word_counts(
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
     from terakoya.corpus.beginnings import check_beginnings
-    from terakoya_cleaning.plan import clean_corpus
-    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
+    from terakoya.plugins.cleaning import clean_corpus
     from terakoya.toolkit.tokenizers.word_counts_file import WordCountTokenizer, load_or_count_words, write_counts
 
     tokenizer = make_tokenizer(settings)
@@ -63,7 +62,7 @@ def save_word_counts(
     corpus = Corpus(find_files(sources), **reading, digests={})
     check_beginnings(corpus)
     splitting = tokenizer.splitting()
-    corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
+    corpus = clean_corpus(corpus, clean, clean_folder, out=out, processes=processes)
     sizes_and_times = corpus.sizes_and_times()
     table = load_or_count_words(corpus, splitting, processes=processes, progress=progress)
     if corpus.sizes_and_times() != sizes_and_times:

@@ -17,7 +17,7 @@ from terakoya.process_pool import available_cores, warm_up
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
-    from terakoya_cleaning.steps import StepsOrFile
+    from terakoya.corpus.cleaning import StepsOrFile
     from terakoya.corpus.corpus import Corpus, Reading
     from terakoya.corpus.files import RemoteFile
 
@@ -59,10 +59,9 @@ def train_tokenizer(
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
     from terakoya.corpus.beginnings import check_beginnings
-    from terakoya_cleaning.plan import clean_corpus
-    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
+    from terakoya.plugins.cleaning import clean_corpus
     from terakoya.tokenization.languages import warn_of_lost_dakuten
 
     if not isinstance(corpus, Corpus):
@@ -70,7 +69,7 @@ def train_tokenizer(
         check_beginnings(corpus)
     elif reading:
         raise UserError(f"{', '.join(reading)}: a Corpus has its own; leave them out")
-    corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
+    corpus = clean_corpus(corpus, clean, clean_folder, out=out, processes=processes)
     check_has_documents(corpus)
     with new_folder(out) as folder:
         facts = tokenizer.train(corpus, folder, processes=processes, progress=progress)

@@ -15,7 +15,7 @@ from terakoya.folder_kinds import refuse_address
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SINGULAR = (
     "tokenizer", "word_finder", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker",
-    "event", "launcher", "initializer",
+    "event", "launcher", "initializer", "cleaning_step",
 )  # fmt: skip
 """The singulars of `components.KINDS`, which is not imported here: `terakoya --help` must stay quick."""
 

@@ -13,7 +13,6 @@ from terakoya.components import Component
 from terakoya.config.fields import ParameterFields
 from terakoya.config.meanings import DescribedSchema, Setting, default_text, descriptions, settings_of
 from terakoya.config.start_from import StartFrom
-from terakoya_cleaning.steps import TYPES
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import registry
 
@@ -23,7 +22,7 @@ MEASURED = re.compile(r"(^|_)(steps?|tokens|seconds|minutes|bytes|gb|epochs)$")
 
 def models() -> Iterator[type[BaseModel]]:
     """Every model of settings that users write: of the parameters, pipelines, cleaning, commands and components."""
-    waiting: list[type[BaseModel]] = [ParameterFields, Pipeline, *TYPES.values(), *registry().settings.values()]
+    waiting: list[type[BaseModel]] = [ParameterFields, Pipeline, *registry().settings.values()]
     waiting += [each.component for each in registry().components() if each.distribution == "terakoya"]
     seen: set[type[BaseModel]] = set()
     while waiting:

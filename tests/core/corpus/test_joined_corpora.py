@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from terakoya_cleaning.plan import make_plan
-from terakoya_cleaning.steps import parse_steps
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.joined_corpora import join_corpora
+from terakoya.plugins.cleaning import clean_corpus
 from terakoya.toolkit.tokenizers.word_counts import WordCounts, count_words
 
 
@@ -29,11 +28,8 @@ def corpora(tmp_path: Path) -> list[Corpus]:
     (tmp_path / "both.csv").write_text("title,body\n" + "".join(f"t{n},b{n} b\n" for n in range(300)))
     (tmp_path / "lines.txt.gz").write_bytes(gzip.compress("".join(f"l{n} l\n" for n in range(300)).encode()))
     (tmp_path / "some.jsonl").write_text("".join(json.dumps({"text": f"Ｓ{n % 40} s"}) + "\n" for n in range(120)))
-    steps = parse_steps(
-        [{"type": "nfkc"}, {"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.3}], source="clean"
-    )
-    some = Corpus([tmp_path / "some.jsonl"]).with_cleaning(steps, tmp_path / "clean")
-    make_plan(some)
+    steps = [{"type": "nfkc"}, {"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.3}]
+    some = clean_corpus(Corpus([tmp_path / "some.jsonl"]), steps, tmp_path / "clean", out=tmp_path, processes=1)
     return [
         Corpus([tmp_path / "both.csv"], field="body"),
         Corpus([tmp_path / "lines.txt.gz"], documents="line"),

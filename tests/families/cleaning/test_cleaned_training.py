@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from terakoya_cleaning.steps import HoldOut
 from terakoya.errors import UserError
 from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
+from terakoya_cleaning.steps import HoldOut
 
 TEXTS = [f"w{n} w{n}" for n in range(200)]
 STEPS: list[dict[str, Any]] = [{"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.3}]
@@ -27,7 +27,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def _held_out() -> set[str]:
-    step = HoldOut(type="hold_out", share=0.3)
+    step = HoldOut(share=0.3)
     return {text for text in TEXTS if step.holds_out(text)}
 
 

@@ -21,12 +21,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya_cleaning import deduplication, plan as cleaning_plan
-from terakoya_cleaning.plan import make_plan
-from terakoya_cleaning.steps import apply_steps, parse_steps
 from terakoya.corpus.corpus import Corpus, Document, Reject
-from terakoya_cleaning.sentences import split_sentences
 from terakoya.errors import UserError
+from terakoya.plugins import load
+from terakoya_cleaning import deduplication
+from terakoya_cleaning import plan as cleaning_plan
+from terakoya_cleaning.cleaning import add_cleaning
+from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.reading import apply_steps, parse_steps
+from terakoya_cleaning.sentences import split_sentences
 
 KANJI = "日月火水木金土山川田人口目耳手足力気天空雨花草虫犬竹糸貝車町村森林石音先生学校文字本名赤青白"
 
@@ -52,7 +55,7 @@ def read(corpus: Corpus, *, block_bytes: int = 1 << 20) -> list[str]:
 
 def run(corpus: Corpus, steps: list[dict[str, Any]], *, held_out: bool = False, processes: int = 1) -> list[str]:
     folder = Path(str(corpus.sources[0])).parent / "clean"
-    corpus = corpus.with_cleaning(parse_steps(steps, source="clean"), folder, held_out=held_out)
+    corpus = add_cleaning(corpus, parse_steps(steps, source="clean"), folder, held_out=held_out)
     make_plan(corpus, processes=processes)
     return read(corpus, block_bytes=500)
 
@@ -194,7 +197,7 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     corpus = write(tmp_path, _mixture())
     steps = parse_steps(ALL, source="clean")
     with caplog.at_level(logging.INFO, "terakoya"):
-        counts = make_plan(corpus.with_cleaning(steps, tmp_path / "one"))
+        counts = make_plan(add_cleaning(corpus, steps, tmp_path / "one"))
     assert counts == {
         "documents": 150,
         "dropped by length": 5,
@@ -207,7 +210,7 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     assert "cleaning: length dropped 5 of 150 documents\n    " in caplog.text
     assert caplog.text.count(": 短\n") == 3
     assert re.search(rf"cleaning: {counts['held out']} documents held out(\n    \S+:\d+: .+){{3}}", caplog.text)
-    assert make_plan(corpus.with_cleaning(steps, tmp_path / "two"), processes=2) == counts
+    assert make_plan(add_cleaning(corpus, steps, tmp_path / "two"), processes=2) == counts
     files = _files(tmp_path / "one")
     assert files == _files(tmp_path / "two")
 
@@ -223,7 +226,7 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     monkeypatch.setattr(cleaning_plan._PartWriter, "write_part", interrupted)
     for _ in range(20):
         try:
-            make_plan(corpus.with_cleaning(steps, tmp_path / "three"))
+            make_plan(add_cleaning(corpus, steps, tmp_path / "three"))
             break
         except KeyboardInterrupt:
             before_interrupt = written[:]
@@ -240,7 +243,7 @@ def test_a_plan_of_other_settings_or_another_corpus_is_not_used(tmp_path: Path) 
     corpus = write(tmp_path, ["一一一", "二二", "三三三"])
     assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["一一一", "三三三"]
     prints = {
-        corpus.with_cleaning(parse_steps(each, source=""), tmp_path).fingerprint
+        add_cleaning(corpus, parse_steps(each, source=""), tmp_path).fingerprint
         for each in ([{"type": "length", "min_characters": n}] for n in (2, 3))
     }
     assert len(prints | {corpus.fingerprint}) == 3
@@ -249,7 +252,7 @@ def test_a_plan_of_other_settings_or_another_corpus_is_not_used(tmp_path: Path) 
 def test_a_plan_that_is_replaced_while_it_is_in_use_is_refused(tmp_path: Path) -> None:
     corpus = write(tmp_path, ["一", "二二", "三三三"])
     first, second = (
-        corpus.with_cleaning(parse_steps([{"type": "length", "min_characters": n}], source=""), tmp_path / "clean")
+        add_cleaning(corpus, parse_steps([{"type": "length", "min_characters": n}], source=""), tmp_path / "clean")
         for n in (2, 3)
     )
     make_plan(first)
@@ -303,7 +306,7 @@ def test_an_existing_plan_is_not_made_again(tmp_path: Path, monkeypatch: pytest.
     [
         (
             [{"type": "nfcc"}],
-            "0.type: expected one of nfkc, sentences, length, characters, exact_duplicates, near_duplicates, hold_out, "
+            "0.type: expected one of characters, exact_duplicates, hold_out, length, near_duplicates, nfkc, sentences, "
             'got "nfcc"; did you mean "nfkc"?',
         ),
         ([{"type": "length", "min": 3}], '0.min: unknown key; did you mean "min_characters"?'),
@@ -346,7 +349,7 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     corpus = Corpus([tmp_path / "a.txt", tmp_path / "a.txt"])
     with pytest.raises(UserError, match=r"a\.txt: is given twice"):
-        corpus.with_cleaning(parse_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
+        add_cleaning(corpus, parse_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
 
 
 def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,8 +363,8 @@ def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeyp
 
 
 def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = write(tmp_path, ["一", "二"]).with_cleaning(
-        parse_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
+    corpus = add_cleaning(
+        write(tmp_path, ["一", "二"]), parse_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
     )
 
     def missing(name: str) -> str:
@@ -375,15 +378,16 @@ def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
+from terakoya_cleaning.cleaning import add_cleaning
 from terakoya_cleaning.plan import make_plan
-from terakoya_cleaning.steps import parse_steps
+from terakoya_cleaning.reading import parse_steps
 from terakoya.corpus.corpus import Corpus
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     steps = parse_steps([{"type": "near_duplicates", "permutations": 256}], source="")
     corpus = Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"])
-    make_plan(corpus.with_cleaning(steps, folder / "killed"), processes=2)
+    make_plan(add_cleaning(corpus, steps, folder / "killed"), processes=2)
 """
 
 
@@ -404,5 +408,53 @@ def test_after_a_kill_no_worker_remains_and_the_same_plan_is_made(tmp_path: Path
     assert not (tmp_path / "killed" / "plan.json").exists()
     steps = parse_steps([{"type": "near_duplicates", "permutations": 256}], source="")
     for name in ("killed", "whole"):
-        make_plan(corpus.with_cleaning(steps, tmp_path / name))
+        make_plan(add_cleaning(corpus, steps, tmp_path / name))
     assert _files(tmp_path / "killed") == _files(tmp_path / "whole")
+
+
+STRANGE = """
+import numpy as np
+from terakoya import hookimpl
+from terakoya.components import CleaningStep
+
+class Longest(CleaningStep):
+    kept: int = 2
+
+    @property
+    def reason(self):
+        return f"the {self.kept} longest stay"
+
+    @property
+    def note_type(self):
+        return np.dtype("<i4")
+
+    def note(self, text):
+        return len(text)
+
+    def drop(self, notes, left):
+        lengths = np.where(left, np.concatenate(notes), -1)
+        return np.setdiff1d(np.flatnonzero(left), np.argsort(-lengths, kind="stable")[: self.kept])
+
+@hookimpl
+def register_cleaning_steps():
+    return {"longest": Longest}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_step_of_a_plugin_compares_documents_between_bundled_steps(
+    tmp_path: Path, fresh_plugins: None, processes: int
+) -> None:
+    (tmp_path / "strange.py").write_text(STRANGE)
+    load([str(tmp_path / "strange.py")])
+    steps: list[dict[str, Any]] = [{"type": "exact_duplicates"}, {"type": "longest"}]
+    steps.append({"type": "length", "max_characters": 4})
+    assert run(write(tmp_path, ["一", "四四四四", "四四四四", "五五五五五", "二二"]), steps, processes=processes) == [
+        "四四四四"
+    ]
+    counts = json.loads((tmp_path / "clean" / "plan.json").read_bytes())["counts"]
+    assert counts == {
+        "documents": 5, "dropped by exact_duplicates": 1, "dropped by longest (the 2 longest stay)": 2,
+        "dropped by length": 1, "kept": 1,
+    }  # fmt: skip

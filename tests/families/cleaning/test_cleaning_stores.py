@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from word_tokenizer import line_ids, make_folder
 
-from terakoya_cleaning.plan import make_plan
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
 from terakoya.pipeline.corpora import PipelineCorpus
@@ -20,6 +19,7 @@ from terakoya.pipeline.run import Pipeline, run_pipeline
 from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import TokenStore, read_facts
 from terakoya.tokenization.train import train_tokenizer
+from terakoya_cleaning.plan import make_plan
 from terakoya_contract.toy import make_tokenizer
 
 STEPS: list[dict[str, Any]] = [

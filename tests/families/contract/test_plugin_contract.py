@@ -89,6 +89,18 @@ BROKEN = {
         with_method("build(self, module, *, fused)", *CLIPPING)[1].replace("\n\n\n", "\n\n    elementwise, tensorwise = False, True\n\n\n"),
         "declares that its updates are tensorwise, but on some of the tensors .* is updated differently",
     ),
+    "a step that drops without a count": (
+        "cleaning_step", "    min_different", "    drops = False\n    min_different", "what is dropped is counted",
+    ),
+    "a step that decides by chance": (
+        "cleaning_step", "return len(set(text)) >=", "return __import__('random').random() * 6 >", "decides otherwise about",
+    ),
+    "a step that drops what is not there": (
+        "cleaning_step", "    def keeps",
+        "    @property\n    def note_type(self):\n        import numpy\n        return numpy.dtype('u1')\n\n"
+        "    def note(self, text):\n        return 0\n\n    def drop(self, notes, left):\n        return [1]\n\n    def keeps",
+        "documents that are not left",
+    ),
     "words with white space": (
         "word_finder", "word.span() for word in pattern.finditer(text)", "(0, len(text))", "has white space at its ends",
     ),

@@ -144,10 +144,10 @@ def describe(recipe: Recipe, out: Path, texts: Sequence[str]) -> None:
 
 def read_held_out(corpus: Path, out: Path, count: int) -> list[str]:
     """Returns `count` lines of 10 to 90 characters, one of each document that `train` held out of `corpus`."""
-    from terakoya_cleaning.steps import load_steps
     from terakoya.corpus.corpus import Corpus, Document
+    from terakoya.plugins.cleaning import read_cleaning
 
-    held_out = Corpus([corpus]).with_cleaning(load_steps(out / "clean.json"), out / "clean", held_out=True)
+    held_out = read_cleaning(out / "clean.json")(Corpus([corpus]), out / "clean", True)
     documents = (each for block in held_out.blocks() for each in held_out.read(block) if isinstance(each, Document))
     lines = (next((line for line in each.text.splitlines() if 10 <= len(line) <= 90), None) for each in documents)
     return list(itertools.islice(filter(None, lines), count))

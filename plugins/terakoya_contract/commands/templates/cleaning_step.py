@@ -1,0 +1,28 @@
+"""The cleaning step `example`: documents without enough different characters are dropped, tabs become spaces."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeInt
+from terakoya import hookimpl
+from terakoya.components import CleaningStep
+
+
+class Example(CleaningStep):
+    """Writes spaces for tabs, and drops documents of few different characters."""
+
+    min_different: NonNegativeInt = 3
+    """The number of different characters with which a document stays."""
+
+    def change(self, text: str) -> str:
+        """Returns the changed text of a document."""
+        return text.replace("\t", " ")
+
+    def keeps(self, text: str) -> bool:
+        """Whether a document stays, as far as its own changed text decides."""
+        return len(set(text)) >= self.min_different
+
+
+@hookimpl
+def register_cleaning_steps() -> dict[str, type[CleaningStep]]:
+    """Registers `example`: the list `clean` may have {"type": "example"}."""
+    return {"example": Example}
