@@ -56,7 +56,7 @@ class Corpus:
     of more than `max_document_bytes` is rejected, in text formats without being read into memory. Who reads a corpus
     stops if more than `max_rejects`, a count (int) or a share (float), are rejected. `cleaning`
     changes and drops documents. With `conversations` each line of jsonl is a conversation, and
-    `terakoya.corpus.conversations.Conversation` is its document. If `digests` is given, `blocks` hashes the files
+    `terakoya_conversations.conversations.Conversation` is its document. If `digests` is given, `blocks` hashes the files
     as it reads them and stores the hashes there for `fingerprint`.
 
     Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or have

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import orjson
 
-from terakoya.corpus.conversations import conversation_document
+from terakoya_conversations.conversations import conversation_document
 from terakoya.corpus.documents import (
     REMEDIES,
     Block,

@@ -15,8 +15,8 @@ from terakoya.components import EncodedDocuments, FindWords, Tokenizer
 from terakoya.corpus.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
 from terakoya.corpus.unread_text import count_unread
 from terakoya.errors import UserError
-from terakoya.preparation.chat_template import ChatTemplate
-from terakoya.preparation.conversation_encoder import ConversationEncoder, EncodedConversations
+from terakoya_conversations.chat_template import ChatTemplate
+from terakoya_conversations.encoder import ConversationEncoder, EncodedConversations
 from terakoya.preparation.word_borders import with_words
 from terakoya.store.document_sizes import measure_texts
 from terakoya.store.parts import PartBuilder, PartFacts

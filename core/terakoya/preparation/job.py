@@ -22,8 +22,8 @@ from terakoya.corpus.rejects import Rejects, describe_rejects, has_many_rejects
 from terakoya.corpus.unread_text import warn_of_unread
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
-from terakoya.preparation.chat_template import ChatTemplate
-from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT, UNREAD
+from terakoya_conversations.chat_template import ChatTemplate
+from terakoya_conversations.encoder import UNLIKE_PROMPT, UNREAD
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.options import PrepareOptions

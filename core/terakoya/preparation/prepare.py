@@ -17,7 +17,7 @@ from terakoya.tokenization.recognise import recognise_tokenizer
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
     from terakoya.corpus.files import RemoteFile
-    from terakoya.preparation.chat_template import ChatTemplate
+    from terakoya_conversations.chat_template import ChatTemplate
     from terakoya.preparation.job import PrepareJob
     from terakoya.preparation.local import Progress
     from terakoya.preparation.word_borders import NamedFinder
@@ -134,6 +134,6 @@ def _choose_template(options: PrepareOptions, tokenizer: Tokenizer) -> ChatTempl
                 f"--template {options.template}: is for conversations; add --conversations, or leave it out"
             )
         return None
-    from terakoya.preparation.chat_template import find_template
+    from terakoya_conversations.chat_template import find_template
 
     return find_template(options.template, tokenizer.load(options.tokenizer), options.tokenizer)

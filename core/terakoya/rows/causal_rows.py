@@ -18,7 +18,7 @@ import numpy as np
 
 from terakoya.components.rows import Layout, Rows, group_indices
 from terakoya.errors import UserError
-from terakoya.rows.conversation_rows import ConversationPlan, check_store, flags_at, keep_last_runs
+from terakoya_conversations.rows import ConversationPlan, check_store, flags_at, keep_last_runs
 from terakoya.rows.megatron_order import MegatronOrder
 from terakoya.rows.packing import Plan, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from terakoya.corpus.conversations import InvalidConversationError, read_conversation
+from terakoya_conversations.conversations import InvalidConversationError, read_conversation
 from terakoya.corpus.known_keys import HARMLESS, KNOWN
 from terakoya.errors import UserError
 from terakoya_quality.finetuning.answers import Answers

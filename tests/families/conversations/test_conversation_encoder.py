@@ -14,8 +14,8 @@ from chat_tokenizer import CHATML, MESSAGES, TEXTS, make_chat_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from terakoya.corpus.corpus import Corpus
-from terakoya.preparation.chat_template import ChatTemplate, find_template
-from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT, ConversationEncoder, EncodedConversations
+from terakoya_conversations.chat_template import ChatTemplate, find_template
+from terakoya_conversations.encoder import UNLIKE_PROMPT, ConversationEncoder, EncodedConversations
 from terakoya.toolkit.tokenizers.line_encoder import vocabulary_of
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 

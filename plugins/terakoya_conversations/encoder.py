@@ -22,9 +22,9 @@ import orjson
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.corpus.conversations import Conversation
+from terakoya_conversations.conversations import Conversation
 from terakoya.corpus.documents import Reason
-from terakoya.preparation.chat_template import ChatTemplate, Span, TemplateError
+from terakoya_conversations.chat_template import ChatTemplate, Span, TemplateError
 from terakoya.toolkit.tokenizers.line_encoder import special_tokens
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class _Rendered:
 
 
 class ConversationEncoder:
-    """Encodes the conversations in the documents of `terakoya.corpus.conversations`; belongs to one process."""
+    """Encodes the conversations in the documents of `terakoya_conversations.conversations`; belongs to one process."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, vocabulary: Vocabulary) -> None:
         """`vocabulary` is that of `tokenizer`, which the encoder changes for its own use.

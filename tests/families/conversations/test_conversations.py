@@ -10,7 +10,7 @@ import orjson
 import pytest
 from chat_tokenizer import MESSAGES, WITH_INPUT, write_lines
 
-from terakoya.corpus.conversations import Conversation, InvalidConversationError, read_conversation
+from terakoya_conversations.conversations import Conversation, InvalidConversationError, read_conversation
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from terakoya.errors import UserError
 from terakoya.preparation import chat_template
-from terakoya.preparation.chat_template import ChatTemplate, TemplateError, find_template
+from terakoya_conversations.chat_template import ChatTemplate, TemplateError, find_template
 
 JAPANESE = """\
 次の指示を読み、求められていることに応答してください。

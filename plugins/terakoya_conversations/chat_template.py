@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.corpus.conversations import Message
+from terakoya_conversations.conversations import Message
 from terakoya.errors import UserError
 from terakoya.process_pool import time_limit
 

@@ -27,7 +27,7 @@ from terakoya_contract.toy import make_store as make_toy_store
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.architectures.llama import Llama
-from terakoya_plugins.objectives.instruction import Instruction
+from terakoya_conversations.instruction import Instruction
 
 LENGTH = 128
 SIZES: dict[str, Any] = {

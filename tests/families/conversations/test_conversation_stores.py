@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app, main
 from terakoya.errors import UserError
-from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT
+from terakoya_conversations.encoder import UNLIKE_PROMPT
 from terakoya.preparation.prepare import prepare
 from terakoya.store.merge import merge
 from terakoya.store.split import split
