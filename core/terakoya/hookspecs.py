@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from terakoya import components
+    from terakoya.components.record_format import RecordFormat
     from terakoya.components.run import Run, StepReport
     from terakoya.corpus.cleaning import AddCleaning
 
@@ -237,6 +238,14 @@ def read_cleaning(clean: Any, source: str) -> AddCleaning | None:
     """Called when a command is to clean a corpus, in every process that starts such a command. `clean` is a list of
     objects with a `type`, which errors call `source`, or the file that has it. Returns what adds the cleaning to a
     corpus, the first plugin's; None leaves it to another one. A UserError is shown as it is."""
+
+
+@hookspec
+def register_record_formats() -> Mapping[str, Callable[[Any, components.Tokenizer], RecordFormat]]:
+    """Called when plugins load, in every process. Returns functions that read the objects of jsonl lines as documents
+    that are no plain text, by their word: "conversations" for `terakoya prepare --conversations`. Such a function takes
+    the `PrepareOptions` and the tokenizer, and raises UserError where these do not go with it."""
+    return {}
 
 
 # -------------------------------------------------------------------------------------------------------- events

@@ -106,7 +106,7 @@ def make_store(
 
 def make_store_for(layout: Layout, folder: Path) -> TokenStore:
     """Writes a store that `layout` can use into the new `folder`."""
-    return make_store(folder, unit=store_unit(layout), conversations=layout.conversations is not None)
+    return make_store(folder, unit=store_unit(layout), conversations=layout.whole is not None)
 
 
 def store_unit(layout: Layout) -> Unit:

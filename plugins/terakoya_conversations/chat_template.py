@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya_conversations.conversations import Message
 from terakoya.errors import UserError
 from terakoya.process_pool import time_limit
+from terakoya_conversations.conversations import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

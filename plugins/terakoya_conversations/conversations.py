@@ -2,7 +2,7 @@
 
 `{"messages": [{"role", "content"}, ...]}`; `{"instruction", "input", "output"}`, as in Alpaca, or `{"instruction",
 "context", "response"}`, as in Dolly; `{"conversations": [{"from", "value"}, ...]}`, as in ShareGPT. What happens to all
-other keys is in `known_keys`.
+other keys is in `keys`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import orjson
 
 from terakoya.corpus.documents import Document, Reason, Reject, reject_bytes
 from terakoya.corpus.files import Source
-from terakoya.corpus.known_keys import KNOWN, LEARNED_FLAGS, RefusedKeyError
+from terakoya.corpus.known_keys import RefusedKeyError
+from terakoya_conversations.keys import KNOWN, LEARNED_FLAGS
 
 Message = dict[str, str]
 """`role` (system, user or assistant) and `content`; a user message may have `input`, the text to work on."""

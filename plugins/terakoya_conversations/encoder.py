@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +22,10 @@ import orjson
 from terakoya.components import EncodedDocuments
 from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary
-from terakoya_conversations.conversations import Conversation
 from terakoya.corpus.documents import Reason
-from terakoya_conversations.chat_template import ChatTemplate, Span, TemplateError
 from terakoya.toolkit.tokenizers.line_encoder import special_tokens
+from terakoya_conversations.chat_template import ChatTemplate, Span, TemplateError
+from terakoya_conversations.conversations import Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,19 +39,6 @@ UNREAD = "conversations with a key that is not read: "
 
 _TEXTS = 512
 """Texts that are encoded at once."""
-
-
-@dataclass(frozen=True)
-class EncodedConversations(EncodedDocuments):
-    """Conversations as ids, without the rejected ones.
-
-    Attributes:
-        answers: (T,) bool, True for tokens of answers, including the end of an answer.
-        rejected: reasons for rejected conversations, by their number in the batch.
-    """
-
-    answers: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    rejected: Mapping[int, Reason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class ConversationEncoder:
         literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
 
-    def encode(self, documents: Sequence[str]) -> EncodedConversations:
+    def encode(self, documents: Sequence[str]) -> EncodedDocuments:
         """Encodes `documents`; each conversation is one line of `line_lengths`."""
         literals: Counter[str] = Counter()
         notes: Counter[str] = Counter()
@@ -110,13 +97,13 @@ class ConversationEncoder:
             ids.append(whole)
             marks.append(marked)
             lengths[number] = len(whole)
-        return EncodedConversations(
+        return EncodedDocuments(
             ids=np.concatenate([np.empty(0, self._dtype), *ids]),
             line_lengths=lengths[lengths > 0],
             document_lines=(lengths > 0).astype(np.int32),
             word_starts=None,
             literals=dict(literals),
-            answers=np.concatenate([np.empty(0, bool), *marks]),
+            learned=np.concatenate([np.empty(0, bool), *marks]),
             rejected=rejected,
             notes={name: count for name, count in notes.items() if count},
         )

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, LossTerm, Objective
-from terakoya.components.rows import Conversations, Layout, Rows
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.objectives import causal_objective
+from terakoya_conversations.rows import Conversations
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class Instruction(Objective):
             kind=self.layout,
             framing="causal",
             append_eos=False,
-            conversations=Conversations(loss_on=self.loss_on, too_long=self.too_long),
+            whole=Conversations(loss_on=self.loss_on, too_long=self.too_long),
         )
 
     def terms(self) -> Mapping[str, LossTerm]:
@@ -77,9 +77,3 @@ class Instruction(Objective):
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
         """One model, in the folder itself."""
         return {"": module.model}
-
-
-@hookimpl
-def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `instruction`."""
-    return {"instruction": Instruction}

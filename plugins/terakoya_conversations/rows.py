@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from terakoya.components.rows import Conversations
 from terakoya.errors import UserError
 from terakoya.rows.packing import WINDOW, Plan, load_or_build_plan, plan_single_rows
 
@@ -25,28 +24,47 @@ Spans = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 """(first, stop) -> where the inputs of the conversations [first, stop) start in the tokens, and their lengths."""
 
 
-def check_store(store: TokenStore, settings: Conversations | None) -> None:
-    """Raises UserError where the objective needs marked answers and the store has none; warns where the store has them
-    and the objective does not use them."""
-    if settings is not None and not store.facts.answers:
-        raise UserError(
-            f"{store.folder}: expected a store of conversations, in which answers are marked, got one of plain text; "
-            "write one: terakoya prepare FILES.jsonl --conversations --tokenizer DIR --out STORE"
-        )
-    if settings is None and store.facts.answers:
-        logger.warning(
-            "%s: the store holds conversations, and every token is learnt, also of questions: the objective ignores "
-            "the marks of answers; the objective instruction uses them",
-            store.folder,
-        )
-
-
 _KINDS = {"answers": "", "last_answer": "-last", "all": "-all"}
 """What the name of a plan says of `loss_on`, which decides which truncated conversations are left out."""
 
 
 @dataclass(frozen=True)
-class ConversationPlan:
+class Conversations:
+    """How a store of conversations is used. Each conversation stays whole in one row.
+
+    `loss_on`: the tokens that are labels: those of all answers, of a conversation's last answer, or all tokens.
+    `too_long`: how a conversation with more tokens than a row is handled: `truncate` cuts its end off (and drops it if
+    no label remains), `drop` drops it.
+    """
+
+    loss_on: Literal["answers", "last_answer", "all"] = "answers"
+    too_long: Literal["truncate", "drop"] = "truncate"
+
+    @property
+    def only_learned(self) -> bool:
+        """Whether the marks of answers are used."""
+        return self.loss_on != "all"
+
+    def check(self, store: TokenStore) -> None:
+        """Raises UserError for a store of plain text."""
+        if not store.facts.learned:
+            raise UserError(
+                f"{store.folder}: expected a store of conversations, in which answers are marked, got one of plain "
+                "text; write one: terakoya prepare FILES.jsonl --conversations --tokenizer DIR --out STORE"
+            )
+
+    def plan(self, store: TokenStore, kind: str, sequence_length: int, spans: Spans) -> Plan:
+        """Returns the plan of rows of several conversations (`packed`), a sidecar of the store, or of one each."""
+        plan = _ConversationPlan(store, self, sequence_length, spans)
+        return plan.plan_packed() if kind == "packed" else plan.plan_padded()
+
+    def choose_labels(self, learned: np.ndarray, document_ids: np.ndarray) -> np.ndarray:
+        """Returns the tokens of all answers, or of the last one of each conversation."""
+        return keep_last_runs(learned, document_ids) if self.loss_on == "last_answer" else learned
+
+
+@dataclass(frozen=True)
+class _ConversationPlan:
     """The conversations of each row, and where they are truncated."""
 
     store: TokenStore
@@ -83,7 +101,7 @@ class ConversationPlan:
         elif self.settings.loss_on != "all":
             for number in too_long.tolist():
                 begin = int(starts[number]) + 1  # the first token is not a label
-                learnt = self.store.answers(begin, begin + whole[number])
+                learnt = self.store.learned(begin, begin + whole[number])
                 if self.settings.loss_on == "last_answer":
                     learnt = keep_last_runs(learnt[None], np.zeros((1, len(learnt)), np.int32))[0]
                 if not learnt[: self.sequence_length].any():
@@ -112,15 +130,6 @@ class ConversationPlan:
             self.sequence_length,
             consequence,
         )
-
-
-def flags_at(bits: tuple[np.ndarray, int], tokens: np.ndarray) -> np.ndarray:
-    """The flags (n,) bool at the token indices `tokens` (n,), from `bits` in the form of `TokenStore.word_bits`. An
-    index after the end reads the last byte."""
-    packed, skipped = bits
-    tokens = tokens + skipped
-    flags: np.ndarray = (np.take(packed, tokens >> 3, mode="clip") >> (tokens & 7).astype(np.uint8)) & 1
-    return flags.view(bool)
 
 
 def keep_last_runs(flags: np.ndarray, document_ids: np.ndarray) -> np.ndarray:

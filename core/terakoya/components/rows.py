@@ -6,25 +6,15 @@ Letters: B rows, T tokens of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from terakoya.components.record_format import WholeDocuments
+
 WIDTH_STEP = 8
 """Rows of `lines` and `pairs` are a multiple of it wide, or as wide as the sequence length."""
-
-
-@dataclass(frozen=True)
-class Conversations:
-    """How a store of conversations is used. Each conversation stays whole in one row.
-
-    `loss_on`: the tokens that are labels: those of all answers, of a conversation's last answer, or all tokens.
-    `too_long`: how a conversation with more tokens than a row is handled: `truncate` cuts its end off (and drops it if
-    no label remains), `drop` drops it.
-    """
-
-    loss_on: Literal["answers", "last_answer", "all"] = "answers"
-    too_long: Literal["truncate", "drop"] = "truncate"
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class Layout:
     `packed`: documents, best-fit, masked from each other; the label of the last token is the end of the document.
     `stream`: documents, each followed by its end token, cut anywhere; a row counts as one document.
     `megatron`: as `stream`, with documents and rows in the order in which Megatron-LM draws them.
-    `padded`: one conversation a row; needs a store of conversations. `packed` puts several conversations into a row.
+    `padded`: one document a row, which is `whole`. `packed` puts several of them into a row.
     """
 
     kind: Literal["packed", "stream", "lines", "pairs", "megatron", "padded"]
@@ -60,8 +50,9 @@ class Layout:
     samples: int | None = None
     """For `megatron`: the rows of the whole run, from which Megatron-LM computes its epochs; None: one epoch after
     another."""
-    conversations: Conversations | None = None
-    """Causal, `packed` or `padded`: how a store of conversations is used; their chat template ends each of them."""
+    whole: WholeDocuments | None = None
+    """Causal, `packed` or `padded`: how documents that stay whole, such as conversations, are used; the store has all
+    their special tokens."""
 
     @property
     def varies_in_width(self) -> bool:

@@ -121,6 +121,8 @@ class EncodedDocuments:
         unread: the number of a document -> the parts of its text that the tokenizer does not read, such as the rest of
             a line after a NUL. They do not count as its text.
         notes: other counts, by name, of which the store keeps the sums.
+        learned: (T,) bool, True for tokens that a model learns to write; None where it learns all.
+        rejected: the number of a document without tokens -> why it is rejected; "no tokens" if it is not there.
     """
 
     ids: np.ndarray
@@ -131,6 +133,8 @@ class EncodedDocuments:
     spans: np.ndarray | None = None
     unread: Mapping[int, Sequence[str]] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
+    learned: np.ndarray | None = None
+    rejected: Mapping[int, str] = field(default_factory=dict)
 
 
 class Encoder(Protocol):

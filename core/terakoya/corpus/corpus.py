@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict
 
 from terakoya.corpus import parquet, text_formats
 from terakoya.corpus.cleaning import Cleaning
-from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
+from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, RecordReader, Reject
 from terakoya.corpus.encodings import find_codec, tell_totals
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
 from terakoya.errors import UserError
@@ -55,11 +55,10 @@ class Corpus:
     recognised, and where it is not, read in the `encoding` that is given (see `terakoya.corpus.encodings`). A document
     of more than `max_document_bytes` is rejected, in text formats without being read into memory. Who reads a corpus
     stops if more than `max_rejects`, a count (int) or a share (float), are rejected. `cleaning`
-    changes and drops documents. With `conversations` each line of jsonl is a conversation, and
-    `terakoya_conversations.conversations.Conversation` is its document. If `digests` is given, `blocks` hashes the files
-    as it reads them and stores the hashes there for `fingerprint`.
+    changes and drops documents. `records` reads the object of each line of jsonl as a document, such as a conversation.
+    If `digests` is given, `blocks` hashes the files as it reads them and stores the hashes there for `fingerprint`.
 
-    Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or have
+    Raises UserError for a missing file or an unknown file name ending, and for `records` that are not jsonl or have
     cleaning steps.
     """
 
@@ -70,7 +69,7 @@ class Corpus:
     max_document_bytes: int = 100_000_000
     block_bytes: int = 4 << 20
     cleaning: Cleaning | None = None
-    conversations: bool = False
+    records: RecordReader | None = None
     encoding: str | None = None
     max_rejects: int | float = dataclass_field(default=0.01, compare=False)
     digests: dict[Source, str] | None = dataclass_field(default=None, compare=False, repr=False)
@@ -85,13 +84,13 @@ class Corpus:
             object.__setattr__(self, "encoding", find_codec(self.encoding))
         _warn_of_repeated(self.sources)
         not_jsonl = next((file for file in self.sources if format_of(file) != "jsonl"), None)
-        if self.conversations and not_jsonl is not None:
+        if self.records is not None and not_jsonl is not None:
             raise UserError(
-                f"{not_jsonl}: conversations: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another"
+                f"{not_jsonl}: {self.records.name}: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another"
             )
-        if self.conversations and self.cleaning is not None:
+        if self.records is not None and self.cleaning is not None:
             raise UserError(
-                "clean: cleaning steps work on plain text, but conversations have turns; leave one of them out"
+                f"clean: cleaning steps work on plain text, not on {self.records.name}; leave one of them out"
             )
 
     @cached_property
@@ -135,7 +134,7 @@ class Corpus:
             "max_document_bytes": self.max_document_bytes,
             "cleaning": None if self.cleaning is None else self.cleaning.settings,
             "files": self.fingerprint,
-            **({"conversations": True} if self.conversations else {}),
+            **({self.records.name: True} if self.records is not None else {}),
             **({"encoding": self.encoding} if self.encoding is not None else {}),
         }
 
@@ -181,7 +180,7 @@ class Corpus:
                 by_paragraph=by_paragraph,
                 field=self.field,
                 max_document_bytes=limit,
-                conversations=self.conversations,
+                records=self.records,
             )
         return items if self.cleaning is None else self.cleaning.apply(block, items)
 

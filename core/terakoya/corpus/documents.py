@@ -4,48 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Protocol
 
 from terakoya.corpus.files import Source
 
-Reason = Literal[
-    "bad encoding",
-    "bad JSON",
-    "byte order mark",
-    "lone surrogate",
-    "bad CSV",
-    "wrong number of columns",
-    "not a JSON object",
-    "missing field",
-    "field is not a string",
-    "empty document",
-    "document too large",
-    "not a conversation",
-    "message is not a string",
-    "empty message",
-    "unknown role",
-    "no answer",
-    "answer without a question",
-    "two questions in a row",
-    "two answers in a row",
-    "system message not at the beginning",
-    "history is not pairs of texts",
-    "no answer is learned",
-    "weight is not 0 or 1",
-    "tools and their calls",
-    "reasoning beside the answer",
-    "images, video or sound",
-    "preferred and rejected answers",
-    "two forms of one example",
-    "an example that counts otherwise",
-    "a text to a question",
-    "a question without an answer",
-    "refused by the template",
-    "no answer in the template's text",
-    "no tokens",
-    "special token in text",
-]
-"""Why a document or a conversation was rejected. The last four are found while encoding."""
+Reason = str
+"""Why a document was rejected, in a few words."""
 
 REMEDIES: Mapping[str, str] = {
     "bad encoding": "name the encoding of files whose own is not recognised with --encoding, such as shift_jis, or "
@@ -55,21 +19,6 @@ REMEDIES: Mapping[str, str] = {
     "bad JSON": "write one JSON object in each line, as `jq -c . FILE` does, or `jq -c '.[]' FILE` with an array",
     "missing field": "choose the key that holds the text with --field, read conversations with --conversations",
     "field is not a string": "choose the key that holds the text with --field",
-    "not a conversation": 'lines are {"messages": [{"role", "content"}, ...]}, {"instruction", "input", "output"} or '
-    '{"conversations": [{"from", "value"}, ...]}',
-    "unknown role": "roles are system, user and assistant (in conversations: system, human and gpt)",
-    "two questions in a row": "join them, or put an answer between them",
-    "two answers in a row": "join them, or put a question between them",
-    "history is not pairs of texts": 'earlier turns are [["question", "answer"], ...]',
-    "no answer is learned": "leave out conversations whose answers all have weight 0 (train, training, loss: false)",
-    "weight is not 0 or 1": "an answer is learned (1, true) or only read (0, false)",
-    **dict.fromkeys(
-        ("tools and their calls", "reasoning beside the answer", "images, video or sound"),
-        "only text is read: write it into the content in the form that the model is to learn, or take the key out",
-    ),
-    "preferred and rejected answers": "write the answer that is to be learned as messages",
-    "two forms of one example": "keep one of messages, conversations, and instruction with one input and one output",
-    "refused by the template": "choose another --template",
     "document too large": "allow longer ones with --max-document-bytes",
     "special token in text": "choose how to treat them with --special-tokens-in-text",
 }
@@ -130,6 +79,21 @@ class Block:
     column: int = 0
     columns: int = 0
     corpus: int = 0
+
+
+class RecordReader(Protocol):
+    """What reads the objects of jsonl lines as documents, the lower part of `components.record_format.RecordFormat`."""
+
+    @property
+    def name(self) -> str:
+        """A word for the documents, in messages and in `Corpus.facts`."""
+
+    @property
+    def remedies(self) -> Mapping[str, str]:
+        """What a user can do when there are many rejects, by reason."""
+
+    def read(self, file: Source, line: int, value: Mapping[str, Any], record: bytes) -> Document | Reject:
+        """Returns the object `value`, whose line is `record`, as a document or a reject."""
 
 
 def reject_bytes(file: Source, line: int, reason: Reason, record: bytes) -> Reject:

@@ -83,12 +83,14 @@ class Rejects:
         if self._counts:
             _warn(describe_rejects(self.by_reason, self.documents), self._files())
 
-    def explain(self, max_rejects: int | float, *, note: str = "") -> str:
-        """Says what was expected, what is rejected in which files, and what to do; `note` is a further remedy."""
+    def explain(self, max_rejects: int | float, *, note: str = "", further: Mapping[str, str] | None = None) -> str:
+        """Says what was expected, what is rejected in which files, and what to do; `note` is another remedy, `further`
+        has those of further reasons."""
         rejected = self.by_reason
         most = max(rejected, key=lambda reason: (reason != "empty document", rejected[reason]))
         first = self._first[most]
-        remedies = [*([REMEDIES[most], "or correct the corpus"] if most in REMEDIES else ["correct the corpus"])]
+        known = {**REMEDIES, **(further or {})}
+        remedies = [known[most], "or correct the corpus"] if most in known else ["correct the corpus"]
         expected = "at least one document that is not rejected"
         if self.documents:
             allowed = allowed_rejects(max_rejects, self.documents + self.total)

@@ -12,12 +12,12 @@ from contextlib import suppress
 
 import orjson
 
-from terakoya_conversations.conversations import conversation_document
 from terakoya.corpus.documents import (
     REMEDIES,
     Block,
     Document,
     Reason,
+    RecordReader,
     Reject,
     choose_field,
     reject_bytes,
@@ -157,7 +157,7 @@ def _read_one_block(
 
 
 def read_block(
-    block: Block, *, by_paragraph: bool, field: str, max_document_bytes: int, conversations: bool = False
+    block: Block, *, by_paragraph: bool, field: str, max_document_bytes: int, records: RecordReader | None = None
 ) -> Iterator[Document | Reject]:
     """Yields the documents and rejects of a block of a text file; see `Corpus.read`."""
     file, limit, format = block.file, max_document_bytes, format_of(block.file)
@@ -167,23 +167,23 @@ def read_block(
         quotes = QuoteTracker(at_file_start=block.start == 0) if format == "csv" else None
         lines = _lines(stream, block, limit, quotes.feed if quotes is not None else None)
         if by_paragraph:
-            records = _paragraphs(lines, limit)
+            found = _paragraphs(lines, limit)
         elif quotes is not None:
             whole = block.data is None or len(block.data) == block.stop - block.start
-            records = _csv_records(lines, quotes, limit, file if whole else None)
+            found = _csv_records(lines, quotes, limit, file if whole else None)
         else:
-            records = ((line, record, len(record) > limit) for line, record, _ in lines)
+            found = ((line, record, len(record) > limit) for line, record, _ in lines)
         if format in ("csv", "tsv"):
             if block.start == 0:
-                next(records, None)  # the names of the columns
+                next(found, None)  # the names of the columns
             csv.field_size_limit(sys.maxsize)  # our own limit was checked before
-        for line, record, too_large in records:
+        for line, record, too_large in found:
             if too_large:
                 yield reject_bytes(file, line, "document too large", record)
             elif BLANK.match(record):
                 continue
             elif format == "jsonl":
-                yield _from_json(file, line, record, None if conversations else field)
+                yield _from_json(file, line, record, records or field)
             elif format == "txt":
                 yield _from_txt(file, line, record)
             else:
@@ -200,16 +200,16 @@ def _from_txt(file: Source, line: int, record: bytes) -> Document | Reject:
         return reject_bytes(file, line, "bad encoding", record)
 
 
-def _from_json(file: Source, line: int, record: bytes, field: str | None) -> Document | Reject:
-    """Returns the text under `field`; with None, the object is a conversation."""
+def _from_json(file: Source, line: int, record: bytes, field: str | RecordReader) -> Document | Reject:
+    """Returns the text under `field`, or what a `RecordReader` makes of the object."""
     try:
         value = orjson.loads(record)
     except orjson.JSONDecodeError:
         return reject_bytes(file, line, _json_error(record), record)
     if not isinstance(value, dict):
         return reject_bytes(file, line, "not a JSON object", record)
-    if field is None:
-        return conversation_document(file, line, value, record)
+    if not isinstance(field, str):
+        return field.read(file, line, value, record)
     if field not in value and (field := choose_field(field, value)) not in value:
         return reject_bytes(file, line, "missing field", record)
     text = value[field]

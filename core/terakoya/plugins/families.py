@@ -21,6 +21,7 @@ class Family:
         languages: names for `TERAKOYA_LANG`.
         engines: names in `parallel.engine`; "ddp" where processes work on the same rows.
         transforms: values of `precision`.
+        record_formats: words for documents that are no plain text.
         hooks: of those that the core calls for one answer.
         needs: other families, without which it cannot be installed.
     """
@@ -32,6 +33,7 @@ class Family:
     languages: Sequence[str] = ()
     engines: Sequence[str] = ()
     transforms: Sequence[str] = ()
+    record_formats: Sequence[str] = ()
     hooks: Sequence[str] = ()
     needs: Sequence[str] = ()
 
@@ -64,6 +66,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
+    "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),

@@ -50,6 +50,7 @@ FURTHER = {
         lambda value: isinstance(value, type) and issubclass(value, BaseModel),
     ),
     "register_engines": ("function", callable),
+    "register_record_formats": ("function", callable),
     "register_initial_weights": ("function", callable),
     "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
 }
@@ -101,6 +102,8 @@ class Registry:
     """What makes a folder's model fit a run, by the key of `start_from`."""
     transforms: Mapping[str, tuple[ModuleTransform, Plugin]] = field(default_factory=dict)
     """Transforms of a run's module, and the plugin that has each, by name."""
+    record_formats: Mapping[str, tuple[Callable[..., Any], Plugin]] = field(default_factory=dict)
+    """What makes a record format, and the plugin that has it, by name."""
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).
@@ -122,6 +125,13 @@ class Registry:
             line = f"installed with {origin}: {', '.join(names)}"
             message += f"\n  {line}"
         raise UserError(message + might_have(self.broken, self.excluded))
+
+    def record_format(self, name: str) -> Callable[..., Any]:
+        """Returns what makes the record format `name`. Raises UserError if no plugin has it."""
+        if name not in self.record_formats:
+            family = missing_family("record_formats", name)
+            raise UserError(f"--{name}: no plugin reads them{family}{might_have(self.broken, self.excluded)}")
+        return self.record_formats[name][0]
 
     def names(self, kind: str) -> list[str]:
         """Returns the names registered among `kind`, sorted."""
@@ -253,7 +263,7 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
     models = {words: model for words, (model, _) in further["register_settings"].items()}
     return Registry(
         list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files, cleaning,
-        engines=further["register_engines"], initial_weights=further["register_initial_weights"],
+        engines=further["register_engines"], record_formats=further["register_record_formats"], initial_weights=further["register_initial_weights"],
         transforms=further["register_module_transforms"],
     )  # fmt: skip
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import EncodedDocuments, FindWords, Tokenizer
+from terakoya.components.record_format import RecordFormat
 from terakoya.corpus.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
 from terakoya.corpus.unread_text import count_unread
 from terakoya.errors import UserError
-from terakoya_conversations.chat_template import ChatTemplate
-from terakoya_conversations.encoder import ConversationEncoder, EncodedConversations
 from terakoya.preparation.word_borders import with_words
 from terakoya.store.document_sizes import measure_texts
 from terakoya.store.parts import PartBuilder, PartFacts
@@ -39,7 +38,7 @@ class EncodingTask:
     Attributes:
         tokenizer: the component, pickled, so that a process can load plugins before it is unpickled.
         parts: folder of the parts.
-        template: template of conversations; None for plain text.
+        records: the format of what are no plain texts.
         words: the word finder, pickled like `tokenizer`; None leaves words to the tokenizer.
     """
 
@@ -49,7 +48,7 @@ class EncodingTask:
     parts: Path
     unit: Unit
     append_eos: bool
-    template: ChatTemplate | None = None
+    records: RecordFormat | None = None
     words: bytes | None = None
 
 
@@ -75,9 +74,8 @@ class BlockEncoder:
             find: FindWords = pickle.loads(task.words).build()
             self._encode = with_words(partial(self._encode_text, spans=True), find)
         vocabulary = self.encoder.vocabulary
-        if task.template is not None:
-            loaded = tokenizer.load(task.tokenizer_folder)
-            self._encode = ConversationEncoder(loaded, task.template, vocabulary).encode
+        if task.records is not None:
+            self._encode = task.records.encoder(tokenizer, task.tokenizer_folder, vocabulary)
         if task.append_eos and vocabulary.eos is None:
             raise UserError(
                 f"{task.tokenizer_folder}: --append-eos: expected a tokenizer with an end-of-sequence token, this one "
@@ -122,24 +120,19 @@ class BlockEncoder:
             error.add_note(f"while encoding {_place(batch)}")
             raise
         if not (encoded.literals and self._rejects_specials):
-            conversations = encoded if isinstance(encoded, EncodedConversations) else None
             encoded = replace(encoded, notes={**encoded.notes, **self._count(encoded)})
             try:
-                if conversations is None:
+                sizes = None
+                if self._task.records is None:
                     sizes = measure_texts(document.text for document in batch)
                     for number, parts in encoded.unread.items():
                         sizes[number] -= measure_texts(parts).sum(axis=0, dtype=sizes.dtype)
-                    kept = builder.add(encoded, sizes=sizes)
-                else:
-                    kept = builder.add(encoded, answers=conversations.answers)
+                kept = builder.add(encoded, sizes=sizes)
             except UserError as error:
                 raise UserError(f"{_place(batch)}: {error}") from error
             for number, document in enumerate(batch):
                 if not kept[number]:
-                    reason: Reason = (
-                        "no tokens" if conversations is None else conversations.rejected.get(number, "no tokens")
-                    )
-                    builder.reject(_reject(document, reason))
+                    builder.reject(_reject(document, encoded.rejected.get(number, "no tokens")))
         elif len(batch) == 1:
             builder.reject(_reject(batch[0], "special token in text"))
         else:
@@ -162,7 +155,7 @@ class BlockEncoder:
         return batch
 
     def sample(self, texts: Sequence[str]) -> EncodedDocuments:
-        """Encodes a few texts, for estimates; conversations as they are in the files, without their template."""
+        """Encodes a few texts, for estimates; records as they are in the files."""
         return self._encode_text(texts)
 
 

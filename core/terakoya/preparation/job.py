@@ -16,14 +16,13 @@ import orjson
 
 from terakoya.atomic_files import lock_folder
 from terakoya.components import Tokenizer
+from terakoya.components.record_format import RecordFormat
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Reject
 from terakoya.corpus.rejects import Rejects, describe_rejects, has_many_rejects
 from terakoya.corpus.unread_text import warn_of_unread
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
-from terakoya_conversations.chat_template import ChatTemplate
-from terakoya_conversations.encoder import UNLIKE_PROMPT, UNREAD
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.options import PrepareOptions
@@ -31,9 +30,9 @@ from terakoya.preparation.resuming import read_finished, record_inputs, remove_o
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
 from terakoya.preparation.word_borders import NamedFinder, describe_borders
-from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble_store, write_rejects
-from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT, UNKNOWN, WORDS_INPUT
-from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
+from terakoya.store.assembly import Totals, assemble_store, write_rejects
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, UNKNOWN, WORDS_INPUT
+from terakoya.store.token_store import PARTS, StoreFacts, TokenStore
 from terakoya.store.writer import PartsContent
 from terakoya.tokenization.languages import warn_of_lost_dakuten
 
@@ -69,23 +68,19 @@ class PrepareJob:
         options: PrepareOptions,
         corpus: Corpus,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None = None,
+        records: RecordFormat | None = None,
         words: NamedFinder | None = None,
     ) -> Self:
-        """Reads the whole corpus once, for its fingerprint. A corpus of conversations needs a `template`.
+        """Reads the whole corpus once, for its fingerprint. `records` are the corpus's, with all that they need.
 
-        Raises UserError for an unknown unit, for a missing tokenizer folder, and for settings that conversations do
-        not have.
+        Raises UserError for an unknown unit and for a missing tokenizer folder.
         """
-        assert corpus.conversations == (template is not None), "a template goes with conversations"
         folder, unit, append_eos = options.tokenizer, options.unit, options.append_eos
         shard = Shard.parse(options.shard) if options.shard is not None else None
         if unit not in ("document", "line"):
             raise UserError(f'unit: expected "document" or "line", got "{unit}"')
         if not folder.is_dir():
             raise UserError(f"{folder}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}")
-        if template is not None:
-            _check_conversations(tokenizer, unit=unit, append_eos=append_eos)
         files = _sizes_and_times(corpus)
         block_bytes = _block_bytes(corpus)
         recorded: dict[str, str | int | bool | None] = {
@@ -101,8 +96,8 @@ class PrepareJob:
             recorded["encoding"] = corpus.encoding
         if corpus.cleaning is not None:
             recorded.update(corpus.cleaning.facts)
-        if template is not None:
-            recorded["template"] = template.name
+        if records is not None:
+            recorded |= records.recorded
         if words is not None:
             recorded["words"] = words.recorded
         inputs = {
@@ -110,8 +105,8 @@ class PrepareJob:
             **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(folder).items())},
             "options": hashlib.sha256(orjson.dumps(recorded)).hexdigest(),
         }
-        if template is not None:
-            inputs[TEMPLATE_INPUT] = template.fingerprint
+        if records is not None:
+            inputs |= records.inputs
         if words is not None:
             inputs[WORDS_INPUT] = words.fingerprint
         if shard is not None:
@@ -123,7 +118,7 @@ class PrepareJob:
             options.out / PARTS,
             unit,
             append_eos,
-            template,
+            records,
             None if words is None else pickle.dumps(words.finder),
         )
         return cls(options, task, inputs, recorded, block_bytes, shard, files)
@@ -178,16 +173,10 @@ class PrepareJob:
         cleaning = self.task.corpus.cleaning
         if not totals.tokens and cleaning is not None and (hint := cleaning.explain_empty()) is not None:
             raise UserError(f"{self.out}: expected at least one document, {hint}")
-        _check_rejects(self.out, totals, self.options.max_rejects, self.shard)
-        template = self.task.template
-        if count := totals.notes[UNLIKE_PROMPT]:
-            shown = (f"{count:,}", f"{totals.documents:,}")
-            logger.warning("%s of %s conversations begin with other ids than their prompts", *shown)
-        if unread := {
-            name.removeprefix(UNREAD): count for name, count in totals.notes.items() if name.startswith(UNREAD)
-        }:
-            counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(unread.items()))
-            logger.warning("keys that are not read, and how many conversations have them: %s", counts)
+        self._check_rejects(totals)
+        records = self.task.records
+        if records is not None:
+            records.tell(totals.notes, totals.documents)
         warn_of_unread(totals.notes)
         _tell_unknown(totals)
         if self.task.words is not None:
@@ -201,15 +190,44 @@ class PrepareJob:
             tokenizer_folder=self.task.tokenizer_folder,
             inputs=self.inputs,
             options=self.recorded if self.shard is None else {**self.recorded, SHARD_BLOCKS: extent},
-            chat_template=None if template is None else template.text,
+            tokenizer_files={} if records is None else records.tokenizer_files,
         )
-        if template is not None:
-            share = TokenStore.open(self.out, headers_only=True).answer_tokens / facts.tokens
-            written = self.out / "tokenizer" / CHAT_TEMPLATE
-            logger.info(
-                "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * share, template.name, written
-            )
+        if records is not None:
+            records.tell_store(self.out, TokenStore.open(self.out, headers_only=True).learned_tokens / facts.tokens)
         return facts
+
+    def _check_rejects(self, totals: Totals) -> None:
+        """Logs rejects and special tokens in the text. Raises UserError for too many rejects, or if there is no
+        document."""
+        out, shard, max_rejects = self.out, self.shard, self.options.max_rejects
+        if totals.literals:
+            logger.info(
+                "special tokens in the text: %s",
+                ", ".join(f"{token} {count:,} times" for token, count in totals.literals.most_common()),
+            )
+        if not totals.rejected:
+            if not totals.tokens:
+                hint = (
+                    "the corpus has none; give files that hold text"
+                    if shard is None
+                    else f"shard {shard} has none; make fewer shards"
+                )
+                raise UserError(f"{out}: expected at least one document, {hint}")
+            return
+        write_rejects(out, PartsContent(out, totals))
+        listed = out / "rejects.jsonl"
+        if has_many_rejects(totals.rejected, totals.documents, max_rejects) or not totals.tokens:
+            rejects = Rejects(totals.documents if totals.tokens else 0)
+            with listed.open("rb") as stream:
+                for record in map(orjson.loads, stream):
+                    rejects.add(Reject(**record))
+            explained = rejects.explain(
+                max_rejects,
+                note="or allow more (what is encoded is kept)",
+                further=None if self.task.records is None else self.task.records.remedies,
+            )
+            raise UserError(f"{out}: {explained}\nAll are in {listed}")
+        logger.warning("rejected %s; listed in %s", describe_rejects(totals.rejected, totals.documents), listed)
 
 
 def _tell_unknown(totals: Totals) -> None:
@@ -223,18 +241,6 @@ def _tell_unknown(totals: Totals) -> None:
         )
     elif share:
         logger.info("%.3f %% of the tokens are unknown", 100 * share)
-
-
-def _check_conversations(tokenizer: Tokenizer, *, unit: Unit, append_eos: bool) -> None:
-    if unit != "document":
-        raise UserError(f"unit: a conversation is one sequence: expected document with --conversations, got {unit}")
-    if append_eos:
-        raise UserError("--append-eos: the template ends each answer; leave the option out with --conversations")
-    if tokenizer.special_tokens_in_text == "split":
-        raise UserError(
-            "--special-tokens-in-text split: a template's own special tokens are in the same text; expected parse or "
-            "reject with --conversations"
-        )
 
 
 def _sizes_and_times(corpus: Corpus) -> tuple[tuple[int, int | str], ...]:
@@ -262,35 +268,3 @@ def _explain_interruptions(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         logger.warning("interrupted; finished parts are kept: run the same command again and it finishes what is left")
         raise
-
-
-# --------------------------------------------------------------------------------------------------------- rejects
-
-
-def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
-    """Logs rejects and special tokens in the text. Raises UserError for too many rejects, or if there is no
-    document."""
-    if totals.literals:
-        logger.info(
-            "special tokens in the text: %s",
-            ", ".join(f"{token} {count:,} times" for token, count in totals.literals.most_common()),
-        )
-    if not totals.rejected:
-        if not totals.tokens:
-            hint = (
-                "the corpus has none; give files that hold text"
-                if shard is None
-                else f"shard {shard} has none; make fewer shards"
-            )
-            raise UserError(f"{out}: expected at least one document, {hint}")
-        return
-    write_rejects(out, PartsContent(out, totals))
-    listed = out / "rejects.jsonl"
-    if has_many_rejects(totals.rejected, totals.documents, max_rejects) or not totals.tokens:
-        rejects = Rejects(totals.documents if totals.tokens else 0)
-        with listed.open("rb") as stream:
-            for record in map(orjson.loads, stream):
-                rejects.add(Reject(**record))
-        explained = rejects.explain(max_rejects, note="or allow more (what is encoded is kept)")
-        raise UserError(f"{out}: {explained}\nAll are in {listed}")
-    logger.warning("rejected %s; listed in %s", describe_rejects(totals.rejected, totals.documents), listed)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, refuse_address
+from terakoya.plugins import registry
 from terakoya.preparation.options import PrepareOptions
 from terakoya.process_pool import warm_up
 from terakoya.tokenization.recognise import recognise_tokenizer
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.components.record_format import RecordFormat
     from terakoya.corpus.files import RemoteFile
-    from terakoya_conversations.chat_template import ChatTemplate
     from terakoya.preparation.job import PrepareJob
     from terakoya.preparation.local import Progress
-    from terakoya.preparation.word_borders import NamedFinder
     from terakoya.store.token_store import StoreFacts
 
 
@@ -55,31 +55,27 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     from terakoya.corpus.files import find_files
     from terakoya.plugins.cleaning import clean_corpus, read_cleaning
     from terakoya.preparation.job import PrepareJob
+    from terakoya.preparation.word_borders import find_word_finder
 
     refuse_address(options.out, "the new store's folder")
     check_writable(options.out)
     options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
-    if options.conversations and (options.clean is not None or options.held_out):
-        raise UserError(
-            "--clean, --held-out: cleaning steps read plain text, conversations have turns; leave them out, and set "
-            "conversations aside with data.split or `terakoya store split`"
-        )
     if options.clean is not None:  # wrong steps are found before files are read
         read_cleaning(options.clean)
-    words = _choose_words(options)
+    words = None if options.words is None else find_word_finder(options.words)
+    tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
+    records = _choose_records(options, tokenizer)
     corpus = Corpus(
         find_files(options.sources),
         field=options.field,
         documents=options.documents,
         max_document_bytes=options.max_document_bytes,
-        conversations=options.conversations,
+        records=records,
         encoding=options.encoding,
         max_rejects=options.max_rejects,
     )
     if not options.held_out:  # the other side of the same files, of which the store for training has told
         warn_of_one_document(corpus)
-    tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
-    template = _choose_template(options, tokenizer)
     corpus = clean_corpus(
         corpus,
         options.clean,
@@ -90,7 +86,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     )
     if options.special_tokens_in_text is not None:
         tokenizer = tokenizer.model_copy(update={"special_tokens_in_text": options.special_tokens_in_text})
-    return PrepareJob.create(options, corpus, tokenizer, template, words)
+    return PrepareJob.create(options, corpus, tokenizer, records, words)
 
 
 def _find_tokenizer(folder: Path) -> Path:
@@ -111,29 +107,11 @@ def _find_tokenizer(folder: Path) -> Path:
     return snapshot
 
 
-def _choose_words(options: PrepareOptions) -> NamedFinder | None:
-    """The word finder that the options name. Raises UserError for an unknown one, for its settings, and with
-    conversations, which are learned token by token."""
-    if options.words is None:
-        return None
+def _choose_records(options: PrepareOptions, tokenizer: Tokenizer) -> RecordFormat | None:
+    """How lines of jsonl are read, None for texts. Raises UserError for a template without conversations, for options
+    that do not go with them, and where no plugin reads them."""
     if options.conversations:
-        raise UserError("--words: a conversation is learned token by token; leave it out with --conversations")
-    from terakoya.preparation.word_borders import find_word_finder
-
-    return find_word_finder(options.words)
-
-
-def _choose_template(options: PrepareOptions, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template that conversations are written with, None for plain text.
-
-    Raises UserError for a template without conversations, and as `find_template`.
-    """
-    if not options.conversations:
-        if options.template is not None:
-            raise UserError(
-                f"--template {options.template}: is for conversations; add --conversations, or leave it out"
-            )
-        return None
-    from terakoya_conversations.chat_template import find_template
-
-    return find_template(options.template, tokenizer.load(options.tokenizer), options.tokenizer)
+        return registry().record_format("conversations")(options, tokenizer)
+    if options.template is not None:
+        raise UserError(f"--template {options.template}: is for conversations; add --conversations, or leave it out")
+    return None

@@ -18,7 +18,6 @@ import numpy as np
 
 from terakoya.components.rows import Layout, Rows, group_indices
 from terakoya.errors import UserError
-from terakoya_conversations.rows import ConversationPlan, check_store, flags_at, keep_last_runs
 from terakoya.rows.megatron_order import MegatronOrder
 from terakoya.rows.packing import Plan, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows
@@ -67,13 +66,12 @@ class CausalRows:
         self._pad = next(each for each in fills if each is not None)
         self._plan: Plan | None = None
         self._order: MegatronOrder | None = None
-        self._answer_bits: tuple[np.ndarray, int] | None = None
-        if layout.conversations is not None:
-            assert not layout.bos and not self._adds_end, "the chat template contains all special tokens"
-            plan = ConversationPlan(store, layout.conversations, sequence_length, self._inputs)
-            self._plan = plan.plan_packed() if layout.kind == "packed" else plan.plan_padded()
-            if layout.conversations.loss_on != "all":
-                self._answer_bits = store.answer_bits
+        self._learned_bits: tuple[np.ndarray, int] | None = None
+        if layout.whole is not None:
+            assert not layout.bos and not self._adds_end, "the documents contain all special tokens"
+            self._plan = layout.whole.plan(store, layout.kind, sequence_length, self._inputs)
+            if layout.whole.only_learned:
+                self._learned_bits = store.learned_bits
         elif layout.kind == "packed":
             self._plan = load_or_build_plan(
                 store.local_folder,
@@ -140,21 +138,21 @@ class CausalRows:
         following = self._tokens_at(runs.document, runs.stop - runs.first)
         last = runs.row * self._length + _last_columns(runs.row, runs.stop - runs.begin)
         assembled = self._assemble(self._segments(runs), last, following, keys, restart_positions=True)
-        return assembled if self._answer_bits is None else self._keep_answer_labels(assembled, runs, last)
+        return assembled if self._learned_bits is None else self._keep_learned(assembled, runs, last)
 
-    def _keep_answer_labels(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
-        """`rows` with labels in answers alone; runs end at the flat indices `last` (S,)."""
-        settings, labels = self._layout.conversations, rows.labels
-        assert settings is not None and labels is not None and self._answer_bits is not None
+    def _keep_learned(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
+        """`rows` with labels at tokens alone that the store marks as learned; runs end at the flat indices `last` (S,)."""
+        whole, labels = self._layout.whole, rows.labels
+        assert whole is not None and labels is not None and self._learned_bits is not None
         start = self._spans.document_start(runs.document) - runs.first
         token = np.zeros(labels.size, np.int64)  # the index of each label in the store's tokens
         length = runs.stop - runs.begin
         owner, ordinal = group_indices(length)
         token[last[owner] - length[owner] + 1 + ordinal] = (start + runs.begin)[owner] + 1 + ordinal
-        learnt = flags_at(self._answer_bits, token).reshape(labels.shape) & (labels != IGNORED)
-        if settings.loss_on == "last_answer":
-            learnt = keep_last_runs(learnt, rows.document_ids)
-        return replace(rows, labels=np.where(learnt, labels, np.int32(IGNORED)))
+        learned = _flags_at(self._learned_bits, token).reshape(labels.shape) & (labels != IGNORED)
+        return replace(
+            rows, labels=np.where(whole.choose_labels(learned, rows.document_ids), labels, np.int32(IGNORED))
+        )
 
     def _packed_runs(self, plan: Plan, rows: np.ndarray) -> _Runs:
         first = plan.rows[rows]
@@ -257,6 +255,15 @@ class CausalRows:
         )
 
 
+def _flags_at(bits: tuple[np.ndarray, int], tokens: np.ndarray) -> np.ndarray:
+    """The flags (n,) bool at the token indices `tokens` (n,), from `bits` in the form of `TokenStore.word_bits`. An
+    index after the end reads the last byte."""
+    packed, skipped = bits
+    tokens = tokens + skipped
+    flags: np.ndarray = (np.take(packed, tokens >> 3, mode="clip") >> (tokens & 7).astype(np.uint8)) & 1
+    return flags.view(bool)
+
+
 def _last_columns(row: np.ndarray, length: np.ndarray) -> np.ndarray:
     """The column of the last token of each segment (S,), where the segments of a row are adjacent from column 0 on."""
     total = np.cumsum(length)
@@ -268,10 +275,17 @@ def _last_columns(row: np.ndarray, length: np.ndarray) -> np.ndarray:
 def _check(store: TokenStore, layout: Layout, end: int | None) -> None:
     """Raises UserError where the store does not fit the layout; warns where a model will not learn document ends."""
     where, vocabulary = f"{store.folder}: layout {layout.kind}", store.facts.vocabulary
-    kinds = ("packed", "stream", "megatron") if layout.conversations is None else ("packed", "padded")
+    kinds = ("packed", "stream", "megatron") if layout.whole is None else ("packed", "padded")
     if layout.kind not in kinds:
         raise UserError(f"{where}: causal rows have the layouts {', '.join(kinds[:-1])} and {kinds[-1]}")
-    check_store(store, layout.conversations)
+    if layout.whole is not None:
+        layout.whole.check(store)
+    elif store.facts.learned:
+        logger.warning(
+            "%s: the store holds conversations, and every token is learnt, also of questions: the objective ignores "
+            "the marks of answers; the objective instruction uses them",
+            store.folder,
+        )
     if layout.bos and layout.kind == "megatron":
         raise UserError(f"{where}: Megatron-LM's rows have no beginning-of-sequence token; set objective.bos to false")
     if layout.bos and vocabulary.bos is None:

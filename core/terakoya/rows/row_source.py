@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from terakoya.components.rows import Conversations, Layout, Rows
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.causal_rows import CausalRows
@@ -19,7 +19,7 @@ from terakoya.rows.row_order import RowOrder
 if TYPE_CHECKING:
     from terakoya.store.token_store import TokenStore
 
-__all__ = ["Conversations", "Layout", "RowSource", "Rows"]
+__all__ = ["Layout", "RowSource", "Rows"]
 
 
 class RowSource:

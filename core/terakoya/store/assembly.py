@@ -36,9 +36,6 @@ from terakoya.store.token_store import (
 )
 from terakoya.toolkit.formats.model_files import belongs_to_model
 
-CHAT_TEMPLATE = "chat_template.jinja"
-"""The file in a tokenizer's folder that Transformers reads the chat template from first."""
-
 Options = Mapping[str, str | int | bool | None]
 Bits = tuple[np.ndarray | bytes, int]
 """Flags, eight in a byte, least significant first, and their number."""
@@ -113,11 +110,11 @@ def assemble_store(
     tokenizer_folder: Path | None,
     inputs: Mapping[str, str],
     options: Options,
-    chat_template: str | None = None,
+    tokenizer_files: Mapping[str, str] | None = None,
 ) -> StoreFacts:
     """Writes the store `folder` from `content`, `store.json` last, and then removes the folder's `.parts`.
 
-    The store's copy of the tokenizer gets `chat_template`, if given.
+    The store's copy of the tokenizer gets `tokenizer_files`, texts by name, if given.
     """
     parts, totals = folder / PARTS, content.totals
     chunks: dict[str, Iterator[np.ndarray | bytes]] = {
@@ -140,7 +137,7 @@ def assemble_store(
     if totals.rejected:
         files["rejects.jsonl"] = write_rejects(folder, content)
     if tokenizer_folder is not None:
-        files |= _copy_tokenizer(tokenizer_folder, folder, chat_template)
+        files |= _copy_tokenizer(tokenizer_folder, folder, tokenizer_files or {})
     facts = StoreFacts(
         unit=unit,
         eos=eos,
@@ -231,7 +228,7 @@ def _join_bits(flags: Iterator[Bits]) -> Iterator[np.ndarray]:
     yield np.packbits(remaining, bitorder="little")
 
 
-def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> dict[str, FileFacts]:
+def _copy_tokenizer(source: Path, folder: Path, more: Mapping[str, str]) -> dict[str, FileFacts]:
     """Copies the tokenizer, without a model that is in its folder. Returns the facts of its files, by their paths in
     `folder`."""
     draft, target = folder / PARTS / TOKENIZER, folder / TOKENIZER
@@ -244,8 +241,8 @@ def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> di
             copy = draft / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-    if chat_template is not None:  # Transformers prefers this file to the template in tokenizer_config.json
-        (draft / CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
+    for name, text in more.items():
+        (draft / name).write_text(text, encoding="utf-8")
     commit_folder(draft, target)
     files = sorted(file for file in target.rglob("*") if file.is_file())
     return {file.relative_to(folder).as_posix(): FileFacts.of(file) for file in files}

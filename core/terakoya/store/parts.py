@@ -127,17 +127,15 @@ class PartBuilder:
         self._notes: Counter[str] = Counter()
         self.tokens = 0
 
-    def add(
-        self, encoded: EncodedDocuments, *, answers: np.ndarray | None = None, sizes: np.ndarray | None = None
-    ) -> np.ndarray:
+    def add(self, encoded: EncodedDocuments, *, sizes: np.ndarray | None = None) -> np.ndarray:
         """Appends the documents of `encoded` that have a token. Returns (D,) bool, True for these.
 
-        `answers` (T,) bool says which tokens belong to answers; an `eos` cannot be stored then, since the last answer
-        has its own end. `sizes` (D, 2) are the characters of each document's text and its bytes in UTF-8.
+        An `eos` cannot be stored where it is marked which tokens are learned: they have their own ends. `sizes` (D, 2)
+        are the characters of each document's text and its bytes in UTF-8.
 
         Raises UserError for an id outside the vocabulary.
         """
-        ids, line_lengths = encoded.ids, encoded.line_lengths
+        ids, line_lengths, answers = encoded.ids, encoded.line_lengths, encoded.learned
         assert int(line_lengths.sum()) == len(ids), "line lengths do not add up to the ids"
         assert int(encoded.document_lines.sum()) == len(line_lengths), "document lines do not add up to the lines"
         assert not len(line_lengths) or int(line_lengths.min()) > 0, "a line has no token"

@@ -45,7 +45,7 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
     for out in outs:
         check_new_folder(Path(out))
     store = TokenStore.open(Path(folder))
-    bits = {"tokens.words": store.facts.word_starts, "tokens.answers": store.facts.answers}
+    bits = {"tokens.words": store.facts.word_starts, "tokens.answers": store.facts.learned}
     flags = [name for name, stored in bits.items() if stored]
     check_hashes(store.folder, store.facts.files, "tokens.idx", *flags)
     parts = _assign_parts(store, weights, seed)
@@ -121,7 +121,7 @@ class SplitContent:
     def answers(self) -> Iterator[Bits]:
         """Yields which tokens belong to answers."""
         for start, stop in self._tokens():
-            yield np.packbits(self.store.answers(start, stop), bitorder="little"), stop - start
+            yield np.packbits(self.store.learned(start, stop), bitorder="little"), stop - start
 
     def sizes(self) -> Iterator[np.ndarray]:
         """Yields the characters and bytes of each document."""

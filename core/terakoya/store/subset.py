@@ -77,9 +77,9 @@ class StoreSubset(TokenStore):
         return self._shift(self.whole.word_bits)
 
     @property
-    def answer_bits(self) -> tuple[np.ndarray, int]:
-        """As `TokenStore.answer_bits`."""
-        return self._shift(self.whole.answer_bits)
+    def learned_bits(self) -> tuple[np.ndarray, int]:
+        """As `TokenStore.learned_bits`."""
+        return self._shift(self.whole.learned_bits)
 
     def _shift(self, bits: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
         """Returns `bits` of `whole` from the first token of this subset on."""

@@ -86,6 +86,11 @@ class StoreFacts(BaseModel):
     files: dict[str, FileFacts]
 
     @property
+    def learned(self) -> bool:
+        """Whether it is marked which tokens a model learns to write: those of answers."""
+        return self.answers
+
+    @property
     def sizes(self) -> bool:
         """Whether the store knows how much text its documents are."""
         return SIZES_FILE in self.files
@@ -345,8 +350,8 @@ class TokenStore:
         return np.memmap(self.data_folder / "tokens.words", dtype=np.uint8, mode="r"), 0
 
     @property
-    def answer_bits(self) -> tuple[np.ndarray, int]:
-        """Flags of the tokens that belong to answers, as `word_bits`."""
+    def learned_bits(self) -> tuple[np.ndarray, int]:
+        """Flags of the tokens that a model learns to write, as `word_bits`."""
         return np.memmap(self.data_folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
@@ -360,22 +365,22 @@ class TokenStore:
             self.touch(np.array([start]), stop - start)
             return _unpack(self.word_bits, start, stop)
 
-    def answers(self, start: int, stop: int) -> np.ndarray:
+    def learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
-        if not self.facts.answers:
+        if not self.facts.learned:
             raise UserError(
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
             )
         with self.reading():
             self.touch(np.array([start]), stop - start)
-            return _unpack(self.answer_bits, start, stop)
+            return _unpack(self.learned_bits, start, stop)
 
     @property
-    def answer_tokens(self) -> int:
-        """Number of tokens that belong to answers."""
+    def learned_tokens(self) -> int:
+        """Number of tokens that a model learns to write."""
         return sum(
-            int(np.count_nonzero(self.answers(start, min(start + _CHUNK, self.facts.tokens))))
+            int(np.count_nonzero(self.learned(start, min(start + _CHUNK, self.facts.tokens))))
             for start in range(0, self.facts.tokens, _CHUNK)
         )
 

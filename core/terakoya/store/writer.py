@@ -112,8 +112,9 @@ def write_store(
                 line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
                 document_lines=np.array([len(lines)], dtype=np.int32),
                 word_starts=words,
+                learned=None if answer_flags is None else _concatenate(next(answer_flags), bool),
             )
-            builder.add(encoded, answers=None if answer_flags is None else _concatenate(next(answer_flags), bool))
+            builder.add(encoded)
             if builder.tokens >= _PART_TOKENS:
                 totals.add(builder.write(staging / PARTS, totals.parts, ""))
                 builder = PartBuilder(vocabulary, unit, eos)

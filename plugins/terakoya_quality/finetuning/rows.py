@@ -18,10 +18,11 @@ from typing import Any, Never
 
 from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import COMPRESSIONS, import_pyarrow
-from terakoya.corpus.known_keys import KNOWN, RefusedKeyError
+from terakoya.corpus.known_keys import RefusedKeyError
 from terakoya.errors import UserError, nearest
 from terakoya.folder_kinds import missing_file
 from terakoya.json_settings import short_json
+from terakoya_quality.finetuning.known_keys import KNOWN
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 IN_PLACE_OF = ((r"text[12]", "text"), (r"text|spans", "tokens"), (r"choice\d+", "choices"))

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from selection import at_night
 
-from terakoya.components.rows import Conversations, Layout
+from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.object_store import ObjectFolder
@@ -30,6 +30,7 @@ from terakoya.store.remote_store import RemoteStore, open_store
 from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
+from terakoya_conversations.rows import Conversations
 
 ENCODER = Vocabulary(size=5000, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 CAUSAL = Vocabulary(size=5000, pad=0, bos=1, eos=2, special=(0, 1, 2))
@@ -41,7 +42,7 @@ LAYOUTS: dict[str, tuple[str, Layout]] = {
     },
     "conversations": (
         "conversations",
-        Layout("packed", framing="causal", append_eos=False, conversations=Conversations()),
+        Layout("packed", framing="causal", append_eos=False, whole=Conversations()),
     ),
 }
 """name -> the store that it reads, and the layout."""

@@ -13,10 +13,11 @@ import pytest
 from chat_tokenizer import CHATML, MESSAGES, TEXTS, make_chat_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from terakoya.components import EncodedDocuments
 from terakoya.corpus.corpus import Corpus
-from terakoya_conversations.chat_template import ChatTemplate, find_template
-from terakoya_conversations.encoder import UNLIKE_PROMPT, ConversationEncoder, EncodedConversations
 from terakoya.toolkit.tokenizers.line_encoder import vocabulary_of
+from terakoya_conversations.chat_template import ChatTemplate, find_template
+from terakoya_conversations.encoder import UNLIKE_PROMPT, ConversationEncoder
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 
 SYSTEM = {"role": "system", "content": "丁寧に答えてください。"}
@@ -26,14 +27,16 @@ CONVERSATIONS = [MESSAGES, MESSAGES[:2], [SYSTEM, *MESSAGES], [*MESSAGES, ASKED_
 
 def encoded(
     tokenizer: PreTrainedTokenizerBase, template: str, *conversations: list[dict[str, str]], context: Sequence[int] = ()
-) -> EncodedConversations:
+) -> EncodedDocuments:
     encoder = ConversationEncoder(tokenizer, ChatTemplate("x", template), vocabulary_of(tokenizer))
     return encoder.encode([orjson.dumps({"messages": each, "context": context}).decode() for each in conversations])
 
 
-def rows(found: EncodedConversations) -> list[tuple[list[int], list[bool]]]:
+def rows(found: EncodedDocuments) -> list[tuple[list[int], list[bool]]]:
+    learned = found.learned
+    assert learned is not None
     bounds = np.concatenate([[0], np.cumsum(found.line_lengths)])
-    return [(found.ids[a:b].tolist(), found.answers[a:b].tolist()) for a, b in pairwise(bounds)]
+    return [(found.ids[a:b].tolist(), learned[a:b].tolist()) for a, b in pairwise(bounds)]
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def test_an_answer_that_is_context_is_read_and_not_learnt(
 
 def test_marks_that_cannot_be_told_apart_refuse_an_answer_that_is_context(fast: PreTrainedTokenizerBase) -> None:
     whole = "{% generation %}{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}{% endgeneration %}"
-    assert encoded(fast, whole, MESSAGES).answers.all()
+    assert encoded(fast, whole, MESSAGES).learned.all()
     assert encoded(fast, whole, MESSAGES, context=[1]).rejected == {0: "refused by the template"}
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.components.rows import Conversations, Layout, Rows
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.causal_rows import IGNORED
@@ -21,6 +21,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
+from terakoya_conversations.rows import Conversations
 
 LENGTH, PAD, FIRST = 16, 0, 5
 VOCABULARY = Vocabulary(size=5000, pad=PAD, bos=1, eos=2, special=(0, 1, 2))
@@ -39,7 +40,7 @@ def store_of(folder: Path, conversations: list[list[int]], *, answers: bool = Tr
 
 
 def rows_of(store: TokenStore, kind: str = "packed", *, shuffle: bool = False, **settings: Any) -> Rows:
-    layout = Layout(kind, framing="causal", append_eos=False, conversations=Conversations(**settings))  # type: ignore[arg-type]
+    layout = Layout(kind, framing="causal", append_eos=False, whole=Conversations(**settings))  # type: ignore[arg-type]
     source = RowSource(store, layout, sequence_length=LENGTH, seed=7, shuffle=shuffle)
     return source.load(0, np.arange(len(source)))
 
@@ -128,8 +129,8 @@ def test_a_part_of_a_store_keeps_its_answers(tmp_path: Path) -> None:
     conversations = [[3, 4], [2, 5, 1, 3], [1, 1], [7, 2], [4, 4]]
     whole, alone = store_of(tmp_path / "whole", conversations), store_of(tmp_path / "alone", conversations[1:4])
     middle = select_documents(whole, 1, 4)
-    assert middle.answer_bits[1] != 0, "the part begins inside a byte"
-    np.testing.assert_array_equal(middle.answers(0, middle.facts.tokens), alone.answers(0, alone.facts.tokens))
+    assert middle.learned_bits[1] != 0, "the part begins inside a byte"
+    np.testing.assert_array_equal(middle.learned(0, middle.facts.tokens), alone.learned(0, alone.facts.tokens))
     one, other = rows_of(middle, "padded"), rows_of(alone, "padded")
     assert one.labels is not None and other.labels is not None
     np.testing.assert_array_equal(one.labels >= 0, other.labels >= 0)
@@ -144,7 +145,7 @@ def test_stores_and_layouts_that_do_not_match_are_refused(tmp_path: Path, caplog
     with pytest.raises(UserError, match="layouts packed, stream and megatron"):
         RowSource(plain, Layout("padded", framing="causal"), sequence_length=LENGTH, seed=1)
     with pytest.raises(UserError, match=r"expected a store of conversations"):
-        plain.answers(0, 1)
+        plain.learned(0, 1)
     store = store_of(tmp_path / "conversations", [[3, 3]])
     with caplog.at_level(logging.WARNING, "terakoya"):
         RowSource(store, Layout("packed", framing="causal"), sequence_length=LENGTH, seed=1)

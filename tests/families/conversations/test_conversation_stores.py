@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app, main
 from terakoya.errors import UserError
-from terakoya_conversations.encoder import UNLIKE_PROMPT
 from terakoya.preparation.prepare import prepare
 from terakoya.store.merge import merge
 from terakoya.store.split import split
 from terakoya.store.token_blocks import export_blocks
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
+from terakoya_conversations.encoder import UNLIKE_PROMPT
 
 FILES = ("tokens.bin", "tokens.idx", "tokens.answers", "store.json", "rejects.jsonl", "tokenizer/chat_template.jinja")
 
@@ -62,7 +62,7 @@ def learnt(store: TokenStore) -> list[str]:
     """Returns the answers of each conversation as text."""
     loaded = AutoTokenizer.from_pretrained(store.tokenizer_folder)
     bounds = store.offsets[store.documents]
-    return [loaded.decode(store.tokens[start:stop][store.answers(start, stop)]) for start, stop in pairwise(bounds)]
+    return [loaded.decode(store.tokens[start:stop][store.learned(start, stop)]) for start, stop in pairwise(bounds)]
 
 
 @pytest.mark.slow
@@ -239,7 +239,7 @@ def test_a_sample_shows_template_and_answers(store: TokenStore) -> None:
     assert [answer.replace("|", "") for answer in answers] == ["東京です。</s>", "約0人</s>"]
     rows = typed("store", "sample", store.folder, "--rows", 1, "--causal", "--sequence-length", 300)
     assert "(は青い)" in rows and "の|空→</s>" in rows
-    count = int(np.count_nonzero(store.answers(0, store.facts.tokens)))
+    count = int(np.count_nonzero(store.learned(0, store.facts.tokens)))
     assert f"tokens of answers {count}" in " ".join(typed("store", "info", store.folder).split())
 
 

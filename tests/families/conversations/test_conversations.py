@@ -10,10 +10,12 @@ import orjson
 import pytest
 from chat_tokenizer import MESSAGES, WITH_INPUT, write_lines
 
-from terakoya_conversations.conversations import Conversation, InvalidConversationError, read_conversation
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
+from terakoya_conversations.chat_template import ChatTemplate
+from terakoya_conversations.conversations import Conversation, InvalidConversationError, read_conversation
+from terakoya_conversations.format import ConversationFormat
 
 USER, ANSWER = {"role": "user", "content": "問い"}, {"role": "assistant", "content": "答え"}
 SYSTEM = {"role": "system", "content": "丁寧に。"}
@@ -90,13 +92,16 @@ def test_invalid_conversations_are_rejected_with_the_reason(record: dict[str, An
     assert error.value.reason == reason
 
 
+FORMAT = ConversationFormat(ChatTemplate("x", ""))
+
+
 def test_a_corpus_gives_conversations_and_rejects_with_their_lines(tmp_path: Path) -> None:
     write_lines(
         tmp_path / "a.jsonl", {"messages": MESSAGES}, "no JSON", '["list"]', "", WITH_INPUT, {"messages": [USER]}
     )
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     for file in ("a.jsonl", "a.jsonl.gz"):
-        corpus = Corpus(find_files([tmp_path / file]), conversations=True, block_bytes=100)
+        corpus = Corpus(find_files([tmp_path / file]), records=FORMAT, block_bytes=100)
         items = [item for block in corpus.blocks() for item in corpus.read(block)]
         found = [
             (item.line, Conversation(**orjson.loads(item.text)).messages)
@@ -112,4 +117,4 @@ def test_a_corpus_gives_conversations_and_rejects_with_their_lines(tmp_path: Pat
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("文")
     with pytest.raises(UserError, match=r"a\.txt: conversations: expected a jsonl file"):
-        Corpus(find_files([tmp_path / "a.txt"]), conversations=True)
+        Corpus(find_files([tmp_path / "a.txt"]), records=FORMAT)

@@ -24,10 +24,10 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract.toy import make_store as make_toy_store
+from terakoya_conversations.instruction import Instruction
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.architectures.llama import Llama
-from terakoya_conversations.instruction import Instruction
 
 LENGTH = 128
 SIZES: dict[str, Any] = {
@@ -125,7 +125,7 @@ def test_loss_on_all_predicts_every_token_but_the_first(store: TokenStore) -> No
     batch = batch_of(store, Instruction(loss_on="all"))
     assert batch.counts["targets"] == store.facts.tokens - store.facts.documents == batch.counts["tokens"]
     answers = batch_of(store, Instruction())
-    assert answers.counts["targets"] == np.count_nonzero(store.answers(0, store.facts.tokens))
+    assert answers.counts["targets"] == np.count_nonzero(store.learned(0, store.facts.tokens))
     np.testing.assert_array_equal(answers.arrays["input_ids"], batch.arrays["input_ids"])
     assert attention.WHOLE_ROWS in batch_of(store, Instruction(layout="padded")).arrays
     assert attention.WHOLE_ROWS not in batch.arrays

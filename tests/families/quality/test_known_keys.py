@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from terakoya_conversations.conversations import InvalidConversationError, read_conversation
-from terakoya.corpus.known_keys import HARMLESS, KNOWN
+from terakoya.corpus.known_keys import HARMLESS
 from terakoya.errors import UserError
+from terakoya_conversations import keys
+from terakoya_conversations.conversations import InvalidConversationError, read_conversation
+from terakoya_quality.finetuning import known_keys
 from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.choices import MultipleChoice
 from terakoya_quality.finetuning.entities import NamedEntities
@@ -20,6 +22,7 @@ from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.task import Task
 from terakoya_quality.finetuning.texts import Classification
 
+KNOWN = {**keys.KNOWN, **known_keys.KNOWN}
 Read = Callable[[Mapping[str, Any]], Any]
 REFUSED: Any = object()
 """What is read of an example that is refused."""

@@ -24,9 +24,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya_conversations.chat_template import find_template
 from terakoya.toolkit.formats import other_programs
 from terakoya_contract import toy
+from terakoya_conversations.chat_template import find_template
 from terakoya_plugins.formats.gguf import families, vocabulary, weights
 from terakoya_plugins.formats.gguf.exporter import GgufExporter
 from terakoya_plugins.formats.onnx import OnnxExporter

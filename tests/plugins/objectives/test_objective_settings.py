@@ -99,7 +99,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 def store_for(objective: Objective, folder: Path, documents: int) -> TokenStore:
     """A toy store with words of two and three pieces and unknown tokens, of the kind that the objective needs."""
     layout = objective.row_layout()
-    has_answers = layout.conversations is not None
+    has_answers = layout.whole is not None
     source = toy.make_store(folder / "toy", unit=toy.store_unit(layout), documents=documents, conversations=has_answers)
     texts: list[Any] = []
     starts: list[Any] = []

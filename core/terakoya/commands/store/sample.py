@@ -87,7 +87,7 @@ def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
         return sample_rows(store, tokenizer, rows=options.rows, start=options.start, most_tokens=options.tokens)
     if options.masks:
         settings = {"layout": "stream", "whole_word_mask": store.facts.word_starts, **settings}
-    name = _MASKED if options.masks else _ANSWERS if store.facts.answers else _CAUSAL
+    name = _MASKED if options.masks else _ANSWERS if store.facts.learned else _CAUSAL
     first_rows = sample_masked if options.masks else sample_causal
     return first_rows(
         store, tokenizer, _objective(name, settings), rows=options.rows, sequence_length=options.sequence_length,
@@ -168,14 +168,13 @@ def command(options: Options) -> None:
     from rich.text import Text
 
     from terakoya.log import console
-    from terakoya.store.assembly import CHAT_TEMPLATE
     from terakoya.store.remote_store import open_store
 
     opened = open_store(options.store)
     shown = sample(opened, options)
     out = console()
-    template = opened.tokenizer_folder / CHAT_TEMPLATE
-    if opened.facts.answers and template.is_file():
+    template = opened.tokenizer_folder / "chat_template.jinja"
+    if opened.facts.learned and template.is_file():
         out.print(Text(f"{template}:\n{template.read_text(encoding='utf-8').rstrip()}\n", "dim"), soft_wrap=True)
     for row in shown:
         if out.is_terminal:
