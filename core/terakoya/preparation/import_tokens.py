@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from terakoya.preparation.word_start_marks import word_start_table
 from terakoya.store.megatron_files import MegatronFiles
-from terakoya.store.megatron_import import import_megatron
+from terakoya.store.megatron_import import IdsOf, import_megatron
 from terakoya.store.token_blocks import import_blocks
 from terakoya.tokenization.recognise import recognise_tokenizer
 
 if TYPE_CHECKING:
-    from terakoya.store.token_store import StoreFacts, Unit
+    from terakoya.store.token_store import StoreFacts
 
 
 def make_store_from_megatron(
@@ -22,21 +22,17 @@ def make_store_from_megatron(
     tokenizer: Path,
     out: Path,
     type: str | None = None,
-    repair: bool = False,
-    unit: Unit | None = None,
-    eos: int | Literal["find"] | None = "find",
     word_starts: bool = True,
+    **options: Any,
 ) -> StoreFacts:
     """Makes the store `out` from `prefix`.bin and `prefix`.idx, with ids of the tokenizer in the folder `tokenizer` (of
     the registered `type`; recognised if None).
 
-    `word_starts` rebuilds word starts if the tokenizer's pieces mark them. The other arguments are as for
-    `import_megatron`. Raises UserError as `import_megatron` and `recognise_tokenizer`.
+    `word_starts` rebuilds word starts if the tokenizer's pieces mark them. `options` are those of `import_megatron`:
+    `repair`, `unit`, `eos`. Raises UserError as `import_megatron` and `recognise_tokenizer`.
     """
     MegatronFiles.open(prefix)  # first, since a tokenizer takes longer to open
-    return import_megatron(
-        prefix, out, repair=repair, unit=unit, eos=eos, **_tokenizer_arguments(tokenizer, type, word_starts)
-    )
+    return import_megatron(prefix, out, _ids_of(tokenizer, type, word_starts), **options)
 
 
 def make_store_from_blocks(
@@ -49,15 +45,14 @@ def make_store_from_blocks(
 ) -> StoreFacts:
     """Makes the store `out` from files of `{"input_ids", "attention_mask"}` lines; the other arguments are as for
     `make_store_from_megatron`. Raises UserError as `import_blocks` and `recognise_tokenizer`."""
-    return import_blocks(sources, out, **_tokenizer_arguments(tokenizer, type, word_starts))
+    return import_blocks(sources, out, _ids_of(tokenizer, type, word_starts))
 
 
-def _tokenizer_arguments(folder: Path, type: str | None, word_starts: bool) -> Mapping[str, Any]:
-    """Returns what `import_megatron` and `import_blocks` need to know about the tokenizer in `folder`."""
+def _ids_of(folder: Path, type: str | None, word_starts: bool) -> IdsOf:
     tokenizer = recognise_tokenizer(folder, type=type)
-    return {
-        "vocabulary": tokenizer.encoder(folder).vocabulary,
-        "tokenizer_folder": folder,
-        "fingerprints": {f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(folder).items())},
-        "starts_word": word_start_table(tokenizer, folder) if word_starts else None,
-    }
+    return IdsOf(
+        tokenizer.encoder(folder).vocabulary,
+        folder,
+        {f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(folder).items())},
+        word_start_table(tokenizer, folder) if word_starts else None,
+    )

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from terakoya.preparation.resuming import read_finished, record_inputs, remove_o
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
 from terakoya.preparation.word_borders import NamedFinder, describe_borders
-from terakoya.store.assembly import Totals, assemble_store, write_rejects
+from terakoya.store.assembly import StoreHead, assemble_store, write_rejects
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, UNKNOWN, WORDS_INPUT
-from terakoya.store.token_store import PARTS, StoreFacts, TokenStore
+from terakoya.store.token_store import PARTS, Counts, StoreFacts, TokenStore
 from terakoya.store.writer import PartsContent
 from terakoya.tokenization.languages import warn_of_lost_dakuten
 
@@ -163,8 +164,9 @@ class PrepareJob:
         check_disk_space(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
         record_inputs(self.out, self.inputs, self.recorded)
 
-    def finish(self, totals: Totals, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
-        """Joins the parts, whose sums are `totals`, into the store. `extent`: where the shard's blocks begin and end.
+    def finish(self, totals: Counts, parts: int, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
+        """Joins the first `parts` parts, whose sums are `totals`, into the store. `extent`: where the
+        shard's blocks begin and end.
 
         Raises UserError if a corpus file has changed, for too many rejects, and if there is no document.
         """
@@ -173,7 +175,8 @@ class PrepareJob:
         cleaning = self.task.corpus.cleaning
         if not totals.tokens and cleaning is not None and (hint := cleaning.explain_empty()) is not None:
             raise UserError(f"{self.out}: expected at least one document, {hint}")
-        self._check_rejects(totals)
+        content = PartsContent(self.out, parts, totals)
+        self._check_rejects(content)
         records = self.task.records
         if records is not None:
             records.tell(totals.notes, totals.documents)
@@ -181,29 +184,28 @@ class PrepareJob:
         _tell_unknown(totals)
         if self.task.words is not None:
             logger.info("%s", describe_borders(totals.notes))
-        facts = assemble_store(
-            self.out,
-            PartsContent(self.out, totals),
-            vocabulary=encoder.encoder.vocabulary,
-            unit=self.task.unit,
-            eos=encoder.eos,
-            tokenizer_folder=self.task.tokenizer_folder,
-            inputs=self.inputs,
-            options=self.recorded if self.shard is None else {**self.recorded, SHARD_BLOCKS: extent},
-            tokenizer_files={} if records is None else records.tokenizer_files,
+        head = StoreHead(
+            encoder.encoder.vocabulary,
+            self.task.unit,
+            encoder.eos,
+            self.task.tokenizer_folder,
+            self.inputs,
+            self.recorded if self.shard is None else {**self.recorded, SHARD_BLOCKS: extent},
+            {} if records is None else records.tokenizer_files,
         )
+        facts = assemble_store(self.out, content, head)
         if records is not None:
             records.tell_store(self.out, TokenStore.open(self.out, headers_only=True).learned_tokens / facts.tokens)
         return facts
 
-    def _check_rejects(self, totals: Totals) -> None:
+    def _check_rejects(self, content: PartsContent) -> None:
         """Logs rejects and special tokens in the text. Raises UserError for too many rejects, or if there is no
         document."""
-        out, shard, max_rejects = self.out, self.shard, self.options.max_rejects
+        totals, out, shard, max_rejects = content.totals, self.out, self.shard, self.options.max_rejects
         if totals.literals:
             logger.info(
                 "special tokens in the text: %s",
-                ", ".join(f"{token} {count:,} times" for token, count in totals.literals.most_common()),
+                ", ".join(f"{token} {count:,} times" for token, count in Counter(totals.literals).most_common()),
             )
         if not totals.rejected:
             if not totals.tokens:
@@ -214,7 +216,7 @@ class PrepareJob:
                 )
                 raise UserError(f"{out}: expected at least one document, {hint}")
             return
-        write_rejects(out, PartsContent(out, totals))
+        write_rejects(out, content)
         listed = out / "rejects.jsonl"
         if has_many_rejects(totals.rejected, totals.documents, max_rejects) or not totals.tokens:
             rejects = Rejects(totals.documents if totals.tokens else 0)
@@ -230,9 +232,9 @@ class PrepareJob:
         logger.warning("rejected %s; listed in %s", describe_rejects(totals.rejected, totals.documents), listed)
 
 
-def _tell_unknown(totals: Totals) -> None:
+def _tell_unknown(totals: Counts) -> None:
     """Logs the share of unknown tokens."""
-    share = totals.notes[UNKNOWN] / totals.tokens
+    share = totals.notes.get(UNKNOWN, 0) / totals.tokens
     if share > _MANY_UNKNOWN:
         logger.warning(
             "%.1f %% of the tokens are unknown: the tokenizer has no pieces for this text; see what it is with "

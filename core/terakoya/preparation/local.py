@@ -19,9 +19,8 @@ from terakoya.preparation.encoding import BlockEncoder, EncodingTask, encode_blo
 from terakoya.preparation.job import PrepareJob
 from terakoya.preparation.sharding import ShardBlocks
 from terakoya.process_pool import workers
-from terakoya.store.assembly import Totals
 from terakoya.store.parts import PartFacts, read_part
-from terakoya.store.token_store import StoreFacts
+from terakoya.store.token_store import Counts, StoreFacts
 
 logger = logging.getLogger("terakoya")
 
@@ -45,8 +44,8 @@ def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> Sto
         encoder = BlockEncoder(job.task)
         blocks = job.blocks()
         job.begin(encoder)
-        totals = _encode_all(job.task, encoder, blocks, processes, job.options.max_rejects, progress)
-        return job.finish(totals, encoder, extent=blocks.extent)
+        totals, parts = _encode_all(job.task, encoder, blocks, processes, job.options.max_rejects, progress)
+        return job.finish(totals, parts, encoder, extent=blocks.extent)
 
 
 # ---------------------------------------------------------------------------------------------------------- encoding
@@ -59,30 +58,32 @@ def _encode_all(
     processes: int,
     max_rejects: int | float,
     progress: Progress | None,
-) -> Totals:
-    """Writes every missing part. Returns the sums over all parts."""
-    totals, existing, done, warned = Totals(), 0, 0, False
+) -> tuple[Counts, int]:
+    """Writes every missing part. Returns the sums over all parts, and their number."""
+    totals, existing, done, warned = Counts(), 0, 0, False
+    parts = 0
     with _workers(task, encoder, processes) as submit:
         waiting: dict[Future[PartFacts], int] = {}
 
         def collect(*, at_most: int) -> None:
-            nonlocal done, warned
+            nonlocal done, totals, warned
             while len(waiting) > at_most:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    totals.add(future.result())
+                    totals += future.result().counts
                     done += waiting.pop(future)
                 if progress is not None:
                     progress(min(done, blocks.disk_bytes), blocks.disk_bytes)
                 rejected, documents = totals.rejected, totals.documents
-                is_large = documents + rejected.total() >= 1000
+                is_large = documents + sum(rejected.values()) >= 1000
                 if not warned and is_large and has_many_rejects(rejected, documents, max_rejects):
                     warned = True
                     logger.warning("many rejects so far: %s", describe_rejects(rejected, documents))
 
         for number, block in enumerate(blocks):
+            parts = number + 1
             facts = read_part(task.parts, number)
             if facts is not None and facts.source == source_name(block):
-                totals.add(facts)
+                totals += facts.counts
                 existing += 1
                 done += block.disk_bytes
                 continue
@@ -90,10 +91,10 @@ def _encode_all(
             collect(at_most=2 * processes - 1)
         collect(at_most=0)
     if existing:
-        logger.info("%d of %d parts were there already", existing, totals.parts)
+        logger.info("%d of %d parts were there already", existing, parts)
     if progress is not None:
         progress(blocks.disk_bytes, blocks.disk_bytes)
-    return totals
+    return totals, parts
 
 
 @contextmanager

@@ -141,7 +141,7 @@ class CausalRows:
         return assembled if self._learned_bits is None else self._keep_learned(assembled, runs, last)
 
     def _keep_learned(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
-        """`rows` with labels at tokens alone that the store marks as learned; runs end at the flat indices `last` (S,)."""
+        """`rows` with labels at tokens that are learned alone; runs end at the flat indices `last` (S,)."""
         whole, labels = self._layout.whole, rows.labels
         assert whole is not None and labels is not None and self._learned_bits is not None
         start = self._spans.document_start(runs.document) - runs.first

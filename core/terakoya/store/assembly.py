@@ -9,12 +9,11 @@ See docs/design/store-assembly.md.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -23,14 +22,18 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.block_checksums import BlockChecksums
 from terakoya.store.document_sizes import FILE as SIZES_FILE
 from terakoya.store.file_hashes import TOKENIZER
-from terakoya.store.parts import PartFacts
 from terakoya.store.token_store import (
     CHECKSUMS,
     DTYPE_CODES,
     IDX_HEADER,
     IDX_MAGIC,
+    LEARNED,
     PARTS,
+    SIZES_KNOWN,
+    WORDS,
+    Counts,
     StoreFacts,
+    TokenStore,
     Unit,
     content_fingerprint,
 )
@@ -41,41 +44,35 @@ Bits = tuple[np.ndarray | bytes, int]
 """Flags, eight in a byte, least significant first, and their number."""
 
 
-@dataclass
-class Totals:
-    """Sums over a content, or over the parts that were added so far."""
+@dataclass(frozen=True)
+class StoreHead:
+    """What a store records beside its content.
 
-    parts: int = 0
-    tokens: int = 0
-    sequences: int = 0
-    documents: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    literals: Counter[str] = field(default_factory=Counter)
-    word_starts: bool = True
-    answers: bool = True
-    sizes: bool = True
-    notes: Counter[str] = field(default_factory=Counter)
+    Attributes:
+        tokenizer_folder: whose copy it gets, with the texts `tokenizer_files` by name; None: none.
+        inputs: hashes of what it is made from.
+    """
 
-    def add(self, facts: PartFacts | StoreFacts) -> None:
-        """Adds the counts of one more part or store."""
-        self.parts += 1
-        self.tokens += facts.tokens
-        self.sequences += facts.sequences
-        self.documents += facts.documents
-        self.rejected.update(facts.rejected if isinstance(facts, PartFacts) else facts.rejected_by_reason)
-        self.literals.update(facts.literals)
-        self.notes.update(facts.notes)
-        if facts.tokens:
-            self.word_starts &= facts.word_starts
-            self.answers &= facts.answers
-            self.sizes &= facts.sizes
+    vocabulary: Vocabulary
+    unit: Unit = "document"
+    eos: int | None = None
+    tokenizer_folder: Path | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
+    tokenizer_files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, store: TokenStore, *, inputs: Mapping[str, str], options: Options) -> Self:
+        """Returns that of `store` with other `inputs` and `options`."""
+        facts, folder = store.facts, store.tokenizer_folder
+        return cls(facts.vocabulary, facts.unit, facts.eos, folder if folder.is_dir() else None, inputs, options)
 
 
 class StoreContent(Protocol):
     """Documents as arrays, in order, in chunks of any size; every method may be called more than once."""
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> Counts:
         """Sums of what the other methods yield."""
 
     def ids(self) -> Iterator[np.ndarray | bytes]:
@@ -87,74 +84,54 @@ class StoreContent(Protocol):
     def documents(self) -> Iterator[np.ndarray]:
         """Yields the number of sequences of each document, at least 1."""
 
-    def words(self) -> Iterator[Bits]:
-        """Yields which tokens start a word; called only if `totals.word_starts`."""
-
-    def answers(self) -> Iterator[Bits]:
-        """Yields which tokens belong to answers; called only if `totals.answers`."""
+    def flags(self, name: str) -> Iterator[Bits]:
+        """Yields which tokens start a word (`WORDS`) or are learned (`LEARNED`); called only if `totals` has it."""
 
     def sizes(self) -> Iterator[np.ndarray]:
-        """Yields the characters and bytes of each document's text, (n, 2); called only if `totals.sizes`."""
+        """Yields the characters and bytes of each document's text, (n, 2); called only if `totals` has them."""
 
     def rejects(self) -> Iterator[bytes]:
         """Yields lines of `rejects.jsonl`; called only if `totals.rejected` is not empty."""
 
 
-def assemble_store(
-    folder: Path,
-    content: StoreContent,
-    *,
-    vocabulary: Vocabulary,
-    unit: Unit,
-    eos: int | None,
-    tokenizer_folder: Path | None,
-    inputs: Mapping[str, str],
-    options: Options,
-    tokenizer_files: Mapping[str, str] | None = None,
-) -> StoreFacts:
-    """Writes the store `folder` from `content`, `store.json` last, and then removes the folder's `.parts`.
-
-    The store's copy of the tokenizer gets `tokenizer_files`, texts by name, if given.
-    """
-    parts, totals = folder / PARTS, content.totals
+def assemble_store(folder: Path, content: StoreContent, head: StoreHead) -> StoreFacts:
+    """Writes the store `folder` from `content`, `store.json` last, and then removes the folder's `.parts`."""
+    parts, totals, vocabulary = folder / PARTS, content.totals, head.vocabulary
     chunks: dict[str, Iterator[np.ndarray | bytes]] = {
         "tokens.bin": content.ids(),
         "tokens.idx": _index(content, vocabulary),
     }
-    if totals.word_starts:
-        chunks["tokens.words"] = _join_bits(content.words())
-    if totals.answers:
-        chunks["tokens.answers"] = _join_bits(content.answers())
+    chunks |= {f"tokens.{name}": _join_bits(content.flags(name)) for name in (WORDS, LEARNED) if name in totals.known}
     files, checksums = {}, []
     for name, data in chunks.items():
         blocks = BlockChecksums()
         files[name] = _write(folder, name, data, blocks)
         checksums.append(blocks.values())
-    fingerprint = content_fingerprint(unit, eos, vocabulary, files)
+    fingerprint = content_fingerprint(head.unit, head.eos, vocabulary, files)
     files[CHECKSUMS] = _write(folder, CHECKSUMS, checksums)
-    if totals.sizes:
+    if SIZES_KNOWN in totals.known:
         files[SIZES_FILE] = _write(folder, SIZES_FILE, content.sizes())
     if totals.rejected:
         files["rejects.jsonl"] = write_rejects(folder, content)
-    if tokenizer_folder is not None:
-        files |= _copy_tokenizer(tokenizer_folder, folder, tokenizer_files or {})
+    if head.tokenizer_folder is not None:
+        files |= _copy_tokenizer(head.tokenizer_folder, folder, head.tokenizer_files)
     facts = StoreFacts(
-        unit=unit,
-        eos=eos,
+        unit=head.unit,
+        eos=head.eos,
         documents=totals.documents,
         sequences=totals.sequences,
         tokens=totals.tokens,
-        rejected=totals.rejected.total(),
+        rejected=sum(totals.rejected.values()),
         rejected_by_reason=dict(sorted(totals.rejected.items())),
         literals=dict(sorted(totals.literals.items())),
         notes=dict(sorted(totals.notes.items())),
         dtype="uint16" if vocabulary.dtype() == np.uint16 else "int32",
         vocabulary=vocabulary,
-        word_starts=totals.word_starts,
-        answers=totals.answers,
+        word_starts=WORDS in totals.known,
+        answers=LEARNED in totals.known,
         fingerprint=fingerprint,
-        inputs=dict(inputs),
-        options=dict(options),
+        inputs=dict(head.inputs),
+        options=dict(head.options),
         files=files,
     )
     with write_atomically(folder / "store.json", draft_folder=parts) as out:

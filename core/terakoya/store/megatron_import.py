@@ -16,10 +16,10 @@ import numpy as np
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Totals, assemble_store, new_store_folder
+from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_folder
 from terakoya.store.megatron_files import REMEDY, MegatronFiles
 from terakoya.store.quick_checks import check_ids, check_some_ids
-from terakoya.store.token_store import StoreFacts, Unit
+from terakoya.store.token_store import WORDS, Counts, StoreFacts, Unit
 
 logger = logging.getLogger("terakoya")
 
@@ -30,29 +30,40 @@ _FEW = 10_000
 _OTHER_TOKENIZER = "name the tokenizer that the files were made with"
 
 
+@dataclass(frozen=True)
+class IdsOf:
+    """The tokenizer whose ids other programs' files hold.
+
+    Attributes:
+        fingerprints: identify the tokenizer in `folder`.
+        starts_word: (V,) bool, which ids start a word; without it a store has no word starts.
+    """
+
+    vocabulary: Vocabulary
+    folder: Path
+    fingerprints: Mapping[str, str]
+    starts_word: np.ndarray | None = None
+
+
 def import_megatron(
     prefix: Path,
     out: Path,
+    ids_of: IdsOf,
     *,
-    vocabulary: Vocabulary,
-    tokenizer_folder: Path,
-    fingerprints: Mapping[str, str],
     repair: bool = False,
     unit: Unit | None = None,
     eos: int | Literal["find"] | None = "find",
-    starts_word: np.ndarray | None = None,
 ) -> StoreFacts:
-    """Makes the token store `out` from the files of `prefix`, whose ids belong to `vocabulary`.
+    """Makes the token store `out` from the files of `prefix`, whose ids are `ids_of` a tokenizer.
 
     `unit` None: lines if documents have several sequences (sentences), else documents. `eos` is the id that ends every
-    document, None if there is none; "find" takes the special id that ends all documents. `starts_word` (V,) bool says
-    which ids start a word; without it the store has no word starts. `fingerprints` identify the tokenizer. `repair`
-    accepts files whose index omits the end-of-document ids.
+    document, None if there is none; "find" takes the special id that ends all documents. `repair` accepts files
+    whose index omits the end-of-document ids.
 
     Raises UserError as `MegatronFiles.open`, for ids outside the vocabulary, for omitted document ends without
     `repair`, if only some documents end with an end-of-document id, and if `out` is not empty.
     """
-    files = MegatronFiles.open(prefix)
+    files, vocabulary = MegatronFiles.open(prefix), ids_of.vocabulary
     check_some_ids(files.file("bin"), files.tokens, vocabulary.size, remedy=_OTHER_TOKENIZER)
     ended = _find_document_end(files, vocabulary, eos, most=_FEW if files.omits_document_ends and not repair else None)
     if files.omits_document_ends:
@@ -67,18 +78,17 @@ def import_megatron(
     sequences, documents = files.empty
     if sequences or documents:
         logger.info("left out: %s sequences without a token, %s documents without one", f"{sequences:,}", documents)
-    content = MegatronContent.from_files(files, vocabulary, unit, starts_word)
+    content = MegatronContent.from_files(files, vocabulary, unit, ids_of.starts_word)
     with new_store_folder(out) as folder:
-        return assemble_store(
-            folder,
-            content,
-            vocabulary=vocabulary,
-            unit=unit,
-            eos=ended,
-            tokenizer_folder=tokenizer_folder,
-            inputs={**_hashes(files), **fingerprints},
-            options={"imported": "megatron", "repaired": files.omits_document_ends, "dtype": files.index.dtype.name},
+        head = StoreHead(
+            vocabulary,
+            unit,
+            ended,
+            ids_of.folder,
+            {**_hashes(files), **ids_of.fingerprints},
+            {"imported": "megatron", "repaired": files.omits_document_ends, "dtype": files.index.dtype.name},
         )
+        return assemble_store(folder, content, head)
 
 
 @dataclass(frozen=True)
@@ -89,19 +99,20 @@ class MegatronContent:
     vocabulary: Vocabulary
     unit: Unit
     starts_word: np.ndarray | None
-    totals: Totals
+    totals: Counts
 
     @classmethod
     def from_files(
         cls, files: MegatronFiles, vocabulary: Vocabulary, unit: Unit, starts_word: np.ndarray | None
     ) -> Self:
         """Computes the totals of `files`."""
-        totals = Totals(word_starts=starts_word is not None, answers=False, sizes=False)
+        tokens = sequences = documents = 0
         for lengths, counts in files.chunks():
-            totals.tokens += int(lengths.sum())
-            totals.documents += len(counts)
-            totals.sequences += len(lengths) if unit == "line" else len(counts)
-        return cls(files, vocabulary, unit, starts_word, totals)
+            tokens += int(lengths.sum())
+            documents += len(counts)
+            sequences += len(lengths) if unit == "line" else len(counts)
+        known = frozenset() if starts_word is None else frozenset({WORDS})
+        return cls(files, vocabulary, unit, starts_word, Counts(tokens, sequences, documents, known=known))
 
     def ids(self) -> Iterator[np.ndarray]:
         """Yields all ids. Raises UserError for an id outside the vocabulary."""
@@ -121,15 +132,11 @@ class MegatronContent:
         for _, counts in self.files.chunks():
             yield counts if self.unit == "line" else np.ones_like(counts)
 
-    def words(self) -> Iterator[Bits]:
+    def flags(self, name: str) -> Iterator[Bits]:
         """Yields which tokens start a word."""
-        assert self.starts_word is not None
+        assert self.starts_word is not None and name == WORDS
         for ids in self.ids():
             yield np.packbits(self.starts_word[ids], bitorder="little"), len(ids)
-
-    def answers(self) -> Iterator[Bits]:
-        """Yields nothing: Megatron's files do not mark answers."""
-        return iter(())
 
     def sizes(self) -> Iterator[np.ndarray]:
         """Yields nothing: Megatron's files do not know the text."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import orjson
 
 from terakoya.atomic_files import check_new_folder
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
+from terakoya.store.assembly import Bits, Options, StoreHead, assemble_store, new_store_folder
 from terakoya.store.file_hashes import check_hashes, read_and_check
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, WORDS_INPUT, check_adjacent
-from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.token_store import WORDS, Counts, StoreFacts, TokenStore
 from terakoya.store.tokenizer_identity import find_different_ids
 
 _CHUNK = 1 << 20
@@ -42,19 +41,12 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
     for store in stores:
         check_hashes(store.folder, store.facts.files, "tokens.idx")
     inputs, options = _merge_records(stores)
-    facts = stores[0].facts
-    tokenizer = stores[0].tokenizer_folder
+    totals = sum((store.facts.counts for store in stores), Counts())
+    if not word_starts:
+        totals = replace(totals, known=totals.known - {WORDS})
     with new_store_folder(out) as folder:
-        return assemble_store(
-            folder,
-            MergedContent.from_stores(stores, word_starts),
-            vocabulary=facts.vocabulary,
-            unit=facts.unit,
-            eos=facts.eos,
-            tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
-            inputs=inputs,
-            options=options,
-        )
+        head = StoreHead.of(stores[0], inputs=inputs, options=options)
+        return assemble_store(folder, MergedContent(stores, totals), head)
 
 
 @dataclass(frozen=True)
@@ -62,15 +54,7 @@ class MergedContent:
     """Stores, one after the other, as the content of a store."""
 
     stores: tuple[TokenStore, ...]
-    totals: Totals
-
-    @classmethod
-    def from_stores(cls, stores: tuple[TokenStore, ...], word_starts: bool) -> Self:
-        """Adds up the facts of the stores."""
-        totals = Totals(word_starts=word_starts)
-        for store in stores:
-            totals.add(store.facts)
-        return cls(stores, totals)
+    totals: Counts
 
     def ids(self) -> Iterator[bytes]:
         """Yields all ids."""
@@ -88,13 +72,13 @@ class MergedContent:
             for start in range(0, store.facts.documents, _CHUNK):
                 yield np.diff(store.documents[start : start + _CHUNK + 1])
 
-    def words(self) -> Iterator[Bits]:
-        """Yields which tokens start a word."""
-        return self._bits("tokens.words")
-
-    def answers(self) -> Iterator[Bits]:
-        """Yields which tokens belong to answers."""
-        return self._bits("tokens.answers")
+    def flags(self, name: str) -> Iterator[Bits]:
+        """Yields which tokens start a word or are learned."""
+        for store in self.stores:
+            remaining = store.facts.tokens
+            for chunk in read_and_check(store.folder, store.facts.files, f"tokens.{name}", chunk_bytes=_CHUNK):
+                yield chunk, min(remaining, 8 * len(chunk))
+                remaining -= 8 * len(chunk)
 
     def sizes(self) -> Iterator[np.ndarray]:
         """Yields the characters and bytes of each document."""
@@ -106,13 +90,6 @@ class MergedContent:
         for store in self.stores:
             if store.facts.rejected:
                 yield from read_and_check(store.folder, store.facts.files, "rejects.jsonl", chunk_bytes=_CHUNK)
-
-    def _bits(self, name: str) -> Iterator[Bits]:
-        for store in self.stores:
-            remaining = store.facts.tokens
-            for chunk in read_and_check(store.folder, store.facts.files, name, chunk_bytes=_CHUNK):
-                yield chunk, min(remaining, 8 * len(chunk))
-                remaining -= 8 * len(chunk)
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:

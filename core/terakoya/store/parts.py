@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Reject
 from terakoya.errors import UserError
 from terakoya.store.document_sizes import SIZES
-from terakoya.store.token_store import Unit
+from terakoya.store.token_store import LEARNED, SIZES_KNOWN, WORDS, Counts, Unit
 
 SECTIONS = ("ids", "lengths", "documents", "words", "rejects", "answers", "sizes")
 _CHUNK = 4 << 20
@@ -35,25 +35,14 @@ class PartFacts:
     Attributes:
         source: which block of the corpus the part was made from, so that parts are never confused.
         sections: bytes of each section, in the order of `SECTIONS`; `hashes` are their SHA-256.
-        word_starts: whether the tokenizer marks word starts.
-        answers: whether tokens of answers are marked.
-        sizes: whether the characters and bytes of documents are known.
-        notes: other counts, by name.
+        counts: the sums over its documents.
     """
 
     source: str
     dtype: str
     sections: tuple[int, ...]
     hashes: tuple[str, ...]
-    tokens: int
-    sequences: int
-    documents: int
-    word_starts: bool
-    rejected: dict[str, int] = field(default_factory=dict)
-    literals: dict[str, int] = field(default_factory=dict)
-    answers: bool = False
-    sizes: bool = False
-    notes: dict[str, int] = field(default_factory=dict)
+    counts: Counts
 
 
 def part_files(folder: Path, number: int) -> tuple[Path, Path]:
@@ -67,7 +56,8 @@ def read_part(folder: Path, number: int, *, check: bool = True) -> PartFacts | N
     data_file, facts_file = part_files(folder, number)
     try:
         raw = load_hashed_json(facts_file.read_bytes())
-        facts = PartFacts(**{**raw, "sections": tuple(raw["sections"]), "hashes": tuple(raw["hashes"])})
+        counts = Counts(**{**raw["counts"], "known": frozenset(raw["counts"]["known"])})
+        facts = PartFacts(raw["source"], raw["dtype"], tuple(raw["sections"]), tuple(raw["hashes"]), counts)
         if len(facts.sections) != len(SECTIONS) or data_file.stat().st_size != sum(facts.sections):
             return None
     except (FileNotFoundError, ValueError, TypeError, KeyError):  # not there, cut, or of another version
@@ -115,12 +105,9 @@ class PartBuilder:
         self._ids: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
         self._documents: list[np.ndarray] = []
-        self._words: list[np.ndarray] = []
-        self._knows_words: bool | None = None
-        self._answers: list[np.ndarray] = []
-        self._knows_answers: bool | None = None
+        self._flags: dict[str, list[np.ndarray]] = {WORDS: [], LEARNED: []}
         self._sizes: list[np.ndarray] = []
-        self._knows_sizes: bool | None = None
+        self._known: frozenset[str] | None = None
         self._rejects: list[bytes] = []
         self._rejected: Counter[str] = Counter()
         self._literals: Counter[str] = Counter()
@@ -135,7 +122,7 @@ class PartBuilder:
 
         Raises UserError for an id outside the vocabulary.
         """
-        ids, line_lengths, answers = encoded.ids, encoded.line_lengths, encoded.learned
+        ids, line_lengths = encoded.ids, encoded.line_lengths
         assert int(line_lengths.sum()) == len(ids), "line lengths do not add up to the ids"
         assert int(encoded.document_lines.sum()) == len(line_lengths), "document lines do not add up to the lines"
         assert not len(line_lengths) or int(line_lengths.min()) > 0, "a line has no token"
@@ -151,14 +138,11 @@ class PartBuilder:
         kept = np.diff(token_ends) > 0
         if not kept.any():
             return kept
-        words = encoded.word_starts
-        assert self._knows_words in (None, words is not None), "word starts in some batches only"
-        self._knows_words = words is not None
-        assert answers is None or (self._eos is None and len(answers) == len(ids)), "answers do not fit the ids"
-        assert self._knows_answers in (None, answers is not None), "answers in some batches only"
-        self._knows_answers = answers is not None
-        assert self._knows_sizes in (None, sizes is not None), "sizes in some batches only"
-        self._knows_sizes = sizes is not None
+        flags = {WORDS: encoded.word_starts, LEARNED: encoded.learned}
+        assert flags[LEARNED] is None or self._eos is None, "learned tokens have their own ends"
+        known = frozenset(name for name, each in {**flags, SIZES_KNOWN: sizes}.items() if each is not None)
+        assert self._known in (None, known), "known in some batches only"
+        self._known = known
         if self._unit == "line":
             lengths, documents = line_lengths.astype("<i4"), encoded.document_lines[kept].astype("<i4")
             last = document_ends[1:][kept] - 1
@@ -168,15 +152,15 @@ class PartBuilder:
         if self._eos is not None:
             at = token_ends[1:][kept]
             ids = np.insert(ids, at, self._eos)
-            words = None if words is None else np.insert(words, at, True)
+            flags = {name: None if each is None else np.insert(each, at, True) for name, each in flags.items()}
             lengths[last] += 1
         self._ids.append(ids.astype(self._dtype))
         self._lengths.append(lengths)
         self._documents.append(documents)
-        if words is not None:
-            self._words.append(words.astype(bool))
-        if answers is not None:
-            self._answers.append(answers.astype(bool))
+        for name, each in flags.items():
+            if each is not None:
+                assert len(each) == len(ids), "flags do not fit the ids"
+                self._flags[name].append(each.astype(bool))
         if sizes is not None:
             self._sizes.append(sizes[kept].astype(SIZES))
         self._literals.update(encoded.literals)
@@ -193,33 +177,33 @@ class PartBuilder:
     def write(self, folder: Path, number: int, source: str) -> PartFacts:
         """Writes part `number` of `folder` durably, its facts last."""
         lengths, documents = _concatenate(self._lengths, "<i4"), _concatenate(self._documents, "<i4")
-        words, answers = (
-            np.packbits(_concatenate(flags, "?"), bitorder="little") for flags in (self._words, self._answers)
-        )
+        words, learned = (np.packbits(_concatenate(each, "?"), bitorder="little") for each in self._flags.values())
         sections: list[np.ndarray | bytes] = [_concatenate(self._ids, self._dtype), lengths, documents, words]
         sizes = np.concatenate([*self._sizes, np.empty((0, 2), SIZES)])
-        sections += [b"".join(self._rejects), answers, sizes]
+        sections += [b"".join(self._rejects), learned, sizes]
         facts = PartFacts(
             source=source,
             dtype=self._dtype.name,
             sections=tuple(as_bytes(section).nbytes for section in sections),
             hashes=tuple(hashlib.sha256(as_bytes(section)).hexdigest() for section in sections),
-            tokens=self.tokens,
-            sequences=len(lengths),
-            documents=len(documents),
-            word_starts=bool(self._knows_words),
-            rejected=dict(sorted(self._rejected.items())),
-            literals=dict(sorted(self._literals.items())),
-            answers=bool(self._knows_answers),
-            sizes=bool(self._knows_sizes),
-            notes=dict(sorted(self._notes.items())),
+            counts=Counts(
+                self.tokens,
+                len(lengths),
+                len(documents),
+                dict(sorted(self._rejected.items())),
+                dict(sorted(self._literals.items())),
+                dict(sorted(self._notes.items())),
+                self._known or frozenset(),
+            ),
         )
         data_file, facts_file = part_files(folder, number)
         with write_atomically(data_file) as out:
             for section in sections:
                 out.write(section)
         with write_atomically(facts_file) as out:
-            out.write(dump_hashed_json(asdict(facts)))
+            record = asdict(facts)
+            record["counts"]["known"] = sorted(facts.counts.known)
+            out.write(dump_hashed_json(record))
         return facts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from terakoya.atomic_files import check_new_folder
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Totals, assemble_store, new_store_folder
+from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_folder
 from terakoya.store.file_hashes import check_hash, check_hashes
-from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.token_store import LEARNED, WORDS, Counts, StoreFacts, TokenStore
 
 _DOCUMENTS, _TOKENS = 1 << 14, 1 << 20
 """Documents in a window and tokens in a chunk."""
@@ -45,8 +45,7 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
     for out in outs:
         check_new_folder(Path(out))
     store = TokenStore.open(Path(folder))
-    bits = {"tokens.words": store.facts.word_starts, "tokens.answers": store.facts.learned}
-    flags = [name for name, stored in bits.items() if stored]
+    flags = [f"tokens.{name}" for name in sorted(store.facts.counts.known & {WORDS, LEARNED})]
     check_hashes(store.folder, store.facts.files, "tokens.idx", *flags)
     parts = _assign_parts(store, weights, seed)
     counts = np.bincount(parts, minlength=len(weights))
@@ -56,24 +55,17 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
                 f"{folder}: expected documents for every part, part {number + 1} of {','.join(map(str, weights))} gets "
                 f"none of {len(parts):,}; give it a larger weight"
             )
-    tokenizer = store.tokenizer_folder
     facts = []
     with ExitStack() as stack:
         folders = [stack.enter_context(new_store_folder(out)) for out in outs]
         for number, part in enumerate(folders):
             name = f"part {number + 1} of {','.join(map(str, weights))}, seed {seed}"
-            facts.append(
-                assemble_store(
-                    part,
-                    SplitContent.from_documents(store, parts == number),
-                    vocabulary=store.facts.vocabulary,
-                    unit=store.facts.unit,
-                    eos=store.facts.eos,
-                    tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
-                    inputs={**store.facts.inputs, "split": f"{name} of {store.fingerprint}"},
-                    options={**store.facts.options, "split": name},
-                )
+            head = StoreHead.of(
+                store,
+                inputs={**store.facts.inputs, "split": f"{name} of {store.fingerprint}"},
+                options={**store.facts.options, "split": name},
             )
+            facts.append(assemble_store(part, SplitContent.from_documents(store, parts == number), head))
     return facts
 
 
@@ -83,20 +75,16 @@ class SplitContent:
 
     store: TokenStore
     kept: np.ndarray
-    totals: Totals
+    totals: Counts
 
     @classmethod
     def from_documents(cls, store: TokenStore, kept: np.ndarray) -> Self:
         """Computes the totals. Rejects, literal special tokens and notes stay with the whole store."""
-        facts = store.facts
-        totals = Totals(word_starts=facts.word_starts, answers=facts.answers, sizes=facts.sizes)
-        content = cls(store, kept, totals)
-        for start, stop in content._tokens():
-            totals.tokens += stop - start
-        for counts in content.documents():
-            totals.documents += len(counts)
-            totals.sequences += int(counts.sum())
-        return content
+        content = cls(store, kept, Counts())
+        tokens = sum(stop - start for start, stop in content._tokens())
+        sequences = sum(int(counts.sum()) for counts in content.documents())
+        totals = Counts(tokens, sequences, int(kept.sum()), known=store.facts.counts.known)
+        return replace(content, totals=totals)
 
     def ids(self) -> Iterator[np.ndarray]:
         """Yields all ids."""
@@ -113,15 +101,11 @@ class SplitContent:
         for first, _, counts, _ in _windows(self.store):
             yield counts[self.kept[first : first + len(counts)]]
 
-    def words(self) -> Iterator[Bits]:
-        """Yields which tokens start a word."""
+    def flags(self, name: str) -> Iterator[Bits]:
+        """Yields which tokens start a word or are learned."""
+        read = {WORDS: self.store.word_starts, LEARNED: self.store.learned}[name]
         for start, stop in self._tokens():
-            yield np.packbits(self.store.word_starts(start, stop), bitorder="little"), stop - start
-
-    def answers(self) -> Iterator[Bits]:
-        """Yields which tokens belong to answers."""
-        for start, stop in self._tokens():
-            yield np.packbits(self.store.learned(start, stop), bitorder="little"), stop - start
+            yield np.packbits(read(start, stop), bitorder="little"), stop - start
 
     def sizes(self) -> Iterator[np.ndarray]:
         """Yields the characters and bytes of each document."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from terakoya.corpus.files import Source, content_hash, find_files, open_decompr
 from terakoya.errors import UserError
 from terakoya.folder_kinds import refuse_address
 from terakoya.store.file_hashes import check_hashes
+from terakoya.store.megatron_import import IdsOf
 from terakoya.store.spans import Spans
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.writer import write_store
@@ -82,21 +83,13 @@ def export_blocks(
     return ExportedBlocks(whole, short, bool(short) and not keep_short)
 
 
-def import_blocks(
-    sources: Sequence[Path | str],
-    out: Path,
-    *,
-    vocabulary: Vocabulary,
-    tokenizer_folder: Path,
-    fingerprints: Mapping[str, str],
-    starts_word: np.ndarray | None = None,
-) -> StoreFacts:
+def import_blocks(sources: Sequence[Path | str], out: Path, ids_of: IdsOf) -> StoreFacts:
     """Makes the store `out` from the blocks in `sources` (files of JSON lines, plain or compressed, folders, patterns).
 
-    Each block is a document: its ids where `attention_mask` is 1, or all ids without a mask. `starts_word` (V,) bool
-    says which ids start a word; `fingerprints` identify the tokenizer. Raises UserError with file and line for anything
-    but a block of ids of `vocabulary`, and if `out` is not empty.
+    Each block is a document: its ids where `attention_mask` is 1, or all ids without a mask. Raises UserError with file
+    and line for anything but a block of the `ids_of` a tokenizer, and if `out` is not empty.
     """
+    vocabulary, starts_word = ids_of.vocabulary, ids_of.starts_word
     files = [file for source in sources for file in _source_files(source)]
     words = None if starts_word is None else ([starts_word[ids]] for ids in _read_blocks(files, vocabulary))
     blocks = 0
@@ -113,8 +106,8 @@ def import_blocks(
         documents(),
         vocabulary=vocabulary,
         word_starts=words,
-        tokenizer_folder=tokenizer_folder,
-        inputs={"blocks": hashlib.sha256(orjson.dumps(hashes)).hexdigest(), **fingerprints},
+        tokenizer_folder=ids_of.folder,
+        inputs={"blocks": hashlib.sha256(orjson.dumps(hashes)).hexdigest(), **ids_of.fingerprints},
         options={"imported": "blocks"},
     )
     if empty := blocks - store.facts.documents:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import numpy as np
 import orjson
@@ -46,6 +47,39 @@ VERSION: Literal[2] = 2
 _CHUNK = 1 << 20
 
 Unit = Literal["document", "line"]
+
+
+WORDS, LEARNED, SIZES_KNOWN = "words", "answers", "sizes"
+"""What a store may know of its tokens (in the files `tokens.NAME`) and of its documents."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over documents.
+
+    Attributes:
+        rejected, literals, notes: counts of rejected documents by reason, of special tokens in the text, and others.
+        known: what is known of all tokens: `WORDS`, `LEARNED`, `SIZES_KNOWN`; of no token, anything.
+    """
+
+    tokens: int = 0
+    sequences: int = 0
+    documents: int = 0
+    rejected: Mapping[str, int] = field(default_factory=Counter)
+    literals: Mapping[str, int] = field(default_factory=Counter)
+    notes: Mapping[str, int] = field(default_factory=Counter)
+    known: frozenset[str] = frozenset({WORDS, LEARNED, SIZES_KNOWN})
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+            self.documents + other.documents,
+            Counter(self.rejected) + Counter(other.rejected),
+            Counter(self.literals) + Counter(other.literals),
+            Counter(self.notes) + Counter(other.notes),
+            self.known & other.known if other.tokens else self.known,
+        )
 
 
 class StoreFacts(BaseModel):
@@ -94,6 +128,13 @@ class StoreFacts(BaseModel):
     def sizes(self) -> bool:
         """Whether the store knows how much text its documents are."""
         return SIZES_FILE in self.files
+
+    @property
+    def counts(self) -> Counts:
+        """The sums over all documents, and what is known of them."""
+        known = {WORDS: self.word_starts, LEARNED: self.answers, SIZES_KNOWN: self.sizes}
+        sums = (self.tokens, self.sequences, self.documents, self.rejected_by_reason, self.literals, self.notes)
+        return Counts(*sums, frozenset(name for name, is_known in known.items() if is_known))
 
     @property
     def data_files(self) -> dict[str, FileFacts]:
@@ -195,9 +236,8 @@ class TokenStore:
         data_bytes = facts.tokens * index.dtype.itemsize
         _check_size(folder / "tokens.bin", data_bytes)
         _check_size(folder / CHECKSUMS, facts.files[CHECKSUMS].size)
-        for name, stored in (("tokens.words", facts.word_starts), ("tokens.answers", facts.answers)):
-            if stored:
-                _check_size(folder / name, (facts.tokens + 7) // 8)
+        for name in facts.counts.known & {WORDS, LEARNED}:
+            _check_size(folder / f"tokens.{name}", (facts.tokens + 7) // 8)
         if facts.sizes:
             _check_size(folder / SIZES_FILE, 2 * SIZES.itemsize * facts.documents)
         check_index_ends(
@@ -399,19 +439,10 @@ def _unpack(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
     return flags[start % 8 : start % 8 + stop - start].view(bool)
 
 
-class StoreCounts(NamedTuple):
-    """Numbers of documents, sequences and tokens of a store."""
-
-    documents: int
-    sequences: int
-    tokens: int
-
-
-def count_store(folder: Path) -> StoreCounts:
+def count_store(folder: Path) -> Counts:
     """Returns the counts of the store `folder`, from headers and file sizes alone; reads no ids. Raises UserError as
     `TokenStore.open`."""
-    facts = TokenStore.open(folder, headers_only=True).facts
-    return StoreCounts(facts.documents, facts.sequences, facts.tokens)
+    return TokenStore.open(folder, headers_only=True).facts.counts
 
 
 def read_facts(folder: Path) -> StoreFacts:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from terakoya.components import EncodedDocuments
-from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
+from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_folder
 from terakoya.store.document_sizes import SIZES
 from terakoya.store.parts import PartBuilder, PartFacts, read_part, read_section
-from terakoya.store.token_store import PARTS, TokenStore, Unit
+from terakoya.store.token_store import PARTS, Counts, TokenStore
 
 logger = logging.getLogger("terakoya")
 
@@ -24,10 +24,11 @@ _PART_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class PartsContent:
-    """The parts 0 to `totals.parts` - 1 of the unfinished store `folder`, as the content of a store."""
+    """The first `parts` parts of the unfinished store `folder`, as the content of a store."""
 
     folder: Path
-    totals: Totals
+    parts: int
+    totals: Counts
 
     def ids(self) -> Iterator[bytes]:
         """Yields all ids."""
@@ -41,13 +42,14 @@ class PartsContent:
         """Yields the number of sequences of each document."""
         return (np.frombuffer(chunk, "<i4") for chunk in self._section("documents"))
 
-    def words(self) -> Iterator[Bits]:
-        """Yields which tokens start a word."""
-        return self._bits("words")
-
-    def answers(self) -> Iterator[Bits]:
-        """Yields which tokens belong to answers."""
-        return self._bits("answers")
+    def flags(self, name: str) -> Iterator[Bits]:
+        """Yields which tokens start a word or are learned."""
+        for number, facts in self._facts():
+            remaining = facts.counts.tokens
+            for chunk in read_section(self.folder / PARTS, number, facts, name):
+                count = min(remaining, 8 * len(chunk))
+                remaining -= count
+                yield chunk, count
 
     def sizes(self) -> Iterator[np.ndarray]:
         """Yields the characters and bytes of each document."""
@@ -57,20 +59,12 @@ class PartsContent:
         """Yields lines of `rejects.jsonl`."""
         return self._section("rejects")
 
-    def _bits(self, name: str) -> Iterator[Bits]:
-        for number, facts in self._facts():
-            remaining = facts.tokens
-            for chunk in read_section(self.folder / PARTS, number, facts, name):
-                count = min(remaining, 8 * len(chunk))
-                remaining -= count
-                yield chunk, count
-
     def _section(self, name: str) -> Iterator[bytes]:
         for number, facts in self._facts():
             yield from read_section(self.folder / PARTS, number, facts, name)
 
     def _facts(self) -> Iterator[tuple[int, PartFacts]]:
-        for number in range(self.totals.parts):
+        for number in range(self.parts):
             facts = read_part(self.folder / PARTS, number, check=False)
             if facts is None:
                 raise UserError(
@@ -84,26 +78,22 @@ def write_store(
     folder: Path,
     documents: Iterable[Sequence[Sequence[int] | np.ndarray]],
     *,
-    vocabulary: Vocabulary,
-    unit: Unit = "document",
-    eos: int | None = None,
     word_starts: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
     answers: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
-    tokenizer_folder: Path | None = None,
-    inputs: Mapping[str, str] | None = None,
-    options: Options | None = None,
+    **head: Any,
 ) -> TokenStore:
     """Writes the store `folder` from ids; the folder appears when the store is complete.
 
-    Each document is the ids of its lines; `word_starts` and `answers`, if given, have the same shape. `store.json`
-    records `inputs` and `options`. Raises UserError if `folder` is not empty, or for ids outside `vocabulary`.
+    Each document is the ids of its lines; `word_starts` and `answers`, if given, have the same shape. `head` are the
+    fields of `StoreHead`, of which `vocabulary` is required. Raises UserError if `folder` is not empty, or for ids
+    outside the vocabulary.
     """
-    folder = Path(folder)
-    totals = Totals()
+    folder, made = Path(folder), StoreHead(**head)
+    totals, parts = Counts(), 0
     flags = iter(word_starts) if word_starts is not None else None
     answer_flags = iter(answers) if answers is not None else None
     with new_store_folder(folder) as staging:
-        builder = PartBuilder(vocabulary, unit, eos)
+        builder = PartBuilder(made.vocabulary, made.unit, made.eos)
         for document in documents:
             lines = [np.asarray(line) for line in document if len(line)]
             words = None if flags is None else _concatenate(next(flags), bool)
@@ -116,21 +106,12 @@ def write_store(
             )
             builder.add(encoded)
             if builder.tokens >= _PART_TOKENS:
-                totals.add(builder.write(staging / PARTS, totals.parts, ""))
-                builder = PartBuilder(vocabulary, unit, eos)
-        totals.add(builder.write(staging / PARTS, totals.parts, ""))
+                totals, parts = totals + builder.write(staging / PARTS, parts, "").counts, parts + 1
+                builder = PartBuilder(made.vocabulary, made.unit, made.eos)
+        totals += builder.write(staging / PARTS, parts, "").counts
         if not totals.tokens:
             raise UserError(f"{folder}: expected at least one token, got none")
-        assemble_store(
-            staging,
-            PartsContent(staging, totals),
-            vocabulary=vocabulary,
-            unit=unit,
-            eos=eos,
-            tokenizer_folder=tokenizer_folder,
-            inputs=inputs or {},
-            options=options or {},
-        )
+        assemble_store(staging, PartsContent(staging, parts + 1, totals), made)
     return TokenStore.open(folder)
 
 

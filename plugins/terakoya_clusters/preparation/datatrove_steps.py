@@ -16,8 +16,7 @@ from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.job import PrepareJob
 from terakoya.preparation.resuming import is_from
-from terakoya.store.assembly import Totals
-from terakoya.store.token_store import StoreFacts
+from terakoya.store.token_store import Counts, StoreFacts
 from terakoya_clusters.preparation.block_list import read_block_list
 
 
@@ -69,9 +68,9 @@ class EncodeBlocks(_Step):
         for number, block in blocks.with_bytes(corpus, missing, block_bytes=job.block_bytes):
             _check_inputs(job)
             facts = _encoder(job.task).encode(number, block)
-            self.stat_update("documents", value=facts.documents, unit="part")
-            self.stat_update("tokens", value=facts.tokens, unit="part")
-            self.stat_update("rejected", value=sum(facts.rejected.values()), unit="part")
+            self.stat_update("documents", value=facts.counts.documents, unit="part")
+            self.stat_update("tokens", value=facts.counts.tokens, unit="part")
+            self.stat_update("rejected", value=sum(facts.counts.rejected.values()), unit="part")
 
 
 class JoinParts(_Step):
@@ -91,21 +90,21 @@ class JoinParts(_Step):
 
 def join_parts(job: PrepareJob, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
     """Makes the store from the parts. Raises UserError if a part is missing, and as `PrepareJob.finish`."""
-    blocks, totals = read_block_list(job), Totals()
+    blocks, totals = read_block_list(job), Counts()
     missing: list[int] = []
     for number in range(len(blocks.blocks)):
         facts = blocks.read_part(job.task.parts, number)
         if facts is None:
             missing.append(number)
         else:
-            totals.add(facts)
+            totals += facts.counts
     if missing:
         raise UserError(
             f"{job.out}: {len(missing):,} of {len(blocks.blocks):,} parts are missing, number {missing[0]} the "
             f"first: a task did not finish; {f'see {logs}' if logs else 'see its log'}, and run the same "
             "command again: finished parts are kept"
         )
-    return job.finish(totals, encoder, extent=blocks.extent)
+    return job.finish(totals, len(blocks.blocks), encoder, extent=blocks.extent)
 
 
 @lru_cache(maxsize=1)

@@ -75,7 +75,8 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     facts = TokenStore.open(store).facts
     assert facts.eos == 5 and facts.unit == "line" and facts.options["field"] == "body"
     assert not (store / "tokenizer" / "model.safetensors").exists()
-    assert count_store(store) == (99, 198, facts.tokens)
+    counts = count_store(store)
+    assert (counts.documents, counts.sequences, counts.tokens) == (99, 198, facts.tokens)
     shown = inspect("info", store)
     assert f"{facts.tokens:,} uint16" in shown.stdout and "literal [MASK]" in shown.stdout
     assert json.loads(inspect("info", store, "--json").stdout)["tokens"] == facts.tokens

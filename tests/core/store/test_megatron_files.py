@@ -18,7 +18,7 @@ from word_tokenizer import make_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.megatron_files import MegatronFiles
-from terakoya.store.megatron_import import import_megatron
+from terakoya.store.megatron_import import IdsOf, import_megatron
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
@@ -63,8 +63,8 @@ def import_files(prefix: Path, out: Path, **options: Any) -> StoreFacts:
     tokenizer = out.with_name("tokenizer")
     if not tokenizer.exists():
         make_folder(tokenizer)
-    options = {"vocabulary": VOCABULARY, "tokenizer_folder": tokenizer, "fingerprints": {"tokenizer": "x"}, **options}
-    return import_megatron(prefix, out, **options)
+    vocabulary, starts_word = options.pop("vocabulary", VOCABULARY), options.pop("starts_word", None)
+    return import_megatron(prefix, out, IdsOf(vocabulary, tokenizer, {"tokenizer": "x"}, starts_word), **options)
 
 
 SENTENCES = [[[7, 8], [9]], [], [[100, 11, 12, 13]], [[14], [15, 16]]]

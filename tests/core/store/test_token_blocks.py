@@ -16,6 +16,7 @@ from word_tokenizer import make_folder
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.store.megatron_import import IdsOf
 from terakoya.store.token_blocks import ExportedBlocks, export_blocks, import_blocks
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
@@ -82,14 +83,7 @@ def import_files(files: list[Path], out: Path, starts_word: np.ndarray | None = 
     tokenizer = out.with_name("tokenizer")
     if not tokenizer.exists():
         make_folder(tokenizer)
-    return import_blocks(
-        files,
-        out,
-        vocabulary=VOCABULARY,
-        tokenizer_folder=tokenizer,
-        fingerprints={"tokenizer": "x"},
-        starts_word=starts_word,
-    )
+    return import_blocks(files, out, IdsOf(VOCABULARY, tokenizer, {"tokenizer": "x"}, starts_word))
 
 
 def test_blocks_become_documents_without_their_padding(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

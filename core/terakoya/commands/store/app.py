@@ -64,7 +64,9 @@ def count(
     from terakoya.log import console, translated
     from terakoya.store.token_store import count_store, read_facts
 
-    counted = [(str(store), count_store(store)._asdict()) for store in stores]
+    names = ("documents", "sequences", "tokens")
+    all_counts = [(str(store), count_store(store)) for store in stores]
+    counted = [(store, {name: getattr(counts, name) for name in names}) for store, counts in all_counts]
     if json:
         shown: object = dict(counted) if len(counted) > 1 else counted[0][1]
         console().print(orjson.dumps(shown).decode(), markup=False, soft_wrap=True)
