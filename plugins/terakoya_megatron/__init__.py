@@ -13,11 +13,19 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands() -> Mapping[str, Command]:
-    """Registers `parameters import`."""
-    from terakoya_megatron.commands import import_script
+    """Registers `parameters import`, and `store import`, `export-blocks` and `import-blocks`."""
+    from terakoya_megatron.commands import import_script, store_blocks, store_import
 
-    example = "terakoya parameters import megatron pretrain_gpt.sh --out gpt.json"
-    return {"parameters import": Command(import_script.command, example, after="parameters schema")}
+    script = "terakoya parameters import megatron pretrain_gpt.sh --out gpt.json"
+    tokens = "terakoya store import megatron_text_document --tokenizer work/tokenizer --out work/store"
+    blocks_out = "terakoya store export-blocks work/store --out work/blocks.jsonl.gz --block-size 512"
+    blocks_in = "terakoya store import-blocks blocks.jsonl.gz --tokenizer work/tokenizer --out work/store"
+    return {
+        "parameters import": Command(import_script.command, script, after="parameters schema"),
+        "store import": Command(store_import.command, tokens, after="store sample"),
+        "store export-blocks": Command(store_blocks.export_command, blocks_out, after="store split"),
+        "store import-blocks": Command(store_blocks.import_command, blocks_in, after="store export-blocks"),
+    }
 
 
 @hookimpl

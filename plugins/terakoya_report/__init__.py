@@ -1,4 +1,4 @@
-"""What this family adds: `terakoya report`, a page about runs, which the folder of a mirrored run holds, too."""
+"""What this family adds: `report`, a page about runs, which a mirrored run has, too, and `tokenizer report`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from terakoya import Command, Group, hookimpl
 @hookimpl
 def register_commands() -> Mapping[str, Command | Group]:
     """Implements `terakoya.hookspecs.register_commands`."""
-    from terakoya_report.commands import report
+    from terakoya_report.commands import report, tokenizer_report
 
-    return {"report": Command(report.command, "terakoya report work/run --out report.html", after="save")}
+    of_tokenizer = "terakoya tokenizer report work/tokenizer --corpus corpus.jsonl.gz"
+    return {
+        "report": Command(report.command, "terakoya report work/run --out report.html", after="save"),
+        "tokenizer report": Command(tokenizer_report.command, of_tokenizer, after="tokenizer count"),
+    }
 
 
 @hookimpl

@@ -28,14 +28,11 @@ from terakoya.commands.launching import launch
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
 from terakoya.commands.store import app as store
-from terakoya.commands.store import blocks as store_blocks
-from terakoya.commands.store import import_tokens as store_import
 from terakoya.commands.store import merge as store_merge
 from terakoya.commands.store import sample as store_sample
 from terakoya.commands.tokenizer import app as tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import extend as tokenizer_extend
-from terakoya.commands.tokenizer import report as tokenizer_report
 
 
 @hookimpl
@@ -66,9 +63,6 @@ def register_commands() -> Mapping[str, Command | Group]:
             tokenizer_count.command,
             "terakoya tokenizer count corpus.jsonl.gz --type mecab_wordpiece --out work/words.counts",
         ),
-        "tokenizer report": Command(
-            tokenizer_report.command, "terakoya tokenizer report work/tokenizer --corpus corpus.jsonl.gz"
-        ),
         "prepare": Command(
             prepare.command,
             "terakoya prepare wiki.jsonl.gz books.parquet notes.txt --field text,body --tokenizer "
@@ -79,21 +73,9 @@ def register_commands() -> Mapping[str, Command | Group]:
         "store count": Command(store.count, "terakoya store count work/store work/store.val"),
         "store verify": Command(store.verify, "terakoya store verify work/store"),
         "store sample": Command(store_sample.command, "terakoya store sample work/store --masks"),
-        "store import": Command(
-            store_import.command,
-            "terakoya store import megatron_text_document --tokenizer work/tokenizer --out work/store",
-        ),
         "store merge": Command(store_merge.merge_command, "terakoya store merge work/wiki work/books --out work/store"),
         "store split": Command(
             store_merge.split_command, "terakoya store split work/store --parts 98,2 --out work/train --out work/val"
-        ),
-        "store export-blocks": Command(
-            store_blocks.export_command,
-            "terakoya store export-blocks work/store --out work/blocks.jsonl.gz --block-size 512",
-        ),
-        "store import-blocks": Command(
-            store_blocks.import_command,
-            "terakoya store import-blocks blocks.jsonl.gz --tokenizer work/tokenizer --out work/store",
         ),
         "estimate": Command(estimate.command, "terakoya estimate bert_base --vocab-size 32768 --gpus 8 --device h100"),
         "train": Command(train.command, "terakoya train bert_base --out work/run --set max_steps=100000"),

@@ -86,7 +86,7 @@ FAMILIES: dict[str, Family] = {
         components=("events task_scores",),
     ),
     "megatron": Family(
-        verbs=("parameters import",),
+        verbs=("parameters import", "store import", "store export-blocks", "store import-blocks"),
         components=(
             "exporters megatron",
             "importers megatron",
@@ -95,7 +95,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "precision": Family(transforms=("fp8",)),
-    "report": Family(verbs=("report",)),
+    "report": Family(verbs=("report", "tokenizer report")),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 

@@ -20,10 +20,10 @@ from terakoya.errors import UserError
 from terakoya.preparation.prepare import prepare
 from terakoya.store.merge import merge
 from terakoya.store.split import split
-from terakoya.store.token_blocks import export_blocks
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 from terakoya_conversations.encoder import UNLIKE_PROMPT
+from terakoya_megatron.token_blocks import export_blocks
 
 FILES = ("tokens.bin", "tokens.idx", "tokens.answers", "store.json", "rejects.jsonl", "tokenizer/chat_template.jinja")
 

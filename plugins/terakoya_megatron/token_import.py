@@ -17,9 +17,9 @@ import numpy as np
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_folder
-from terakoya.store.megatron_files import REMEDY, MegatronFiles
 from terakoya.store.quick_checks import check_ids, check_some_ids
 from terakoya.store.token_store import WORDS, Counts, StoreFacts, Unit
+from terakoya_megatron.token_files import REMEDY, MegatronFiles
 
 logger = logging.getLogger("terakoya")
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.preparation.word_start_marks import word_start_table
-from terakoya.store.megatron_files import MegatronFiles
-from terakoya.store.megatron_import import IdsOf, import_megatron
-from terakoya.store.token_blocks import import_blocks
 from terakoya.tokenization.recognise import recognise_tokenizer
+from terakoya_megatron.token_blocks import import_blocks
+from terakoya_megatron.token_files import MegatronFiles
+from terakoya_megatron.token_import import IdsOf, import_megatron
+from terakoya_megatron.word_start_marks import word_start_table
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts

@@ -21,7 +21,7 @@ def import_command(
 ) -> None:
     """Make a store from blocks of ids: each becomes a document, without its padding."""
     from terakoya.log import console
-    from terakoya.preparation.import_tokens import make_store_from_blocks
+    from terakoya_megatron.import_tokens import make_store_from_blocks
 
     facts = make_store_from_blocks(files, tokenizer=tokenizer, out=out, type=type, word_starts=word_starts)
     console().print(
@@ -44,7 +44,7 @@ def export_command(
 ) -> None:
     """Write a store as blocks of ids, {"input_ids": [...], "attention_mask": [...]}."""
     from terakoya.log import console
-    from terakoya.store.token_blocks import export_blocks
+    from terakoya_megatron.token_blocks import export_blocks
 
     done = export_blocks(store, out, block_size=block_size, keep_short=keep_short, shuffle_seed=shuffle_seed)
     rest = f"; the last {done.short:,} tokens were {'dropped' if done.dropped else 'kept'}" if done.short else ""

@@ -16,11 +16,11 @@ from word_tokenizer import make_folder
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.megatron_import import IdsOf
-from terakoya.store.token_blocks import ExportedBlocks, export_blocks, import_blocks
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_megatron.token_blocks import ExportedBlocks, export_blocks, import_blocks
+from terakoya_megatron.token_import import IdsOf
 
 EOS = 5
 VOCABULARY = Vocabulary(size=1000, eos=EOS)

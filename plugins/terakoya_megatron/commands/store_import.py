@@ -50,7 +50,7 @@ class Options:
 def command(options: Options) -> None:
     """Make a store from token files of Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
     from terakoya.log import console, plural
-    from terakoya.preparation.import_tokens import make_store_from_megatron
+    from terakoya_megatron.import_tokens import make_store_from_megatron
 
     facts = make_store_from_megatron(
         options.prefix, tokenizer=options.tokenizer, out=options.out, type=options.type, repair=options.repair,

@@ -21,11 +21,11 @@ from terakoya.corpus.files import Source, content_hash, find_files, open_decompr
 from terakoya.errors import UserError
 from terakoya.folder_kinds import refuse_address
 from terakoya.store.file_hashes import check_hashes
-from terakoya.store.megatron_import import IdsOf
 from terakoya.store.spans import Spans
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.writer import write_store
 from terakoya.toolkit.random_keys import hash_u64, permute
+from terakoya_megatron.token_import import IdsOf
 
 logger = logging.getLogger("terakoya")
 

@@ -12,7 +12,7 @@ import pytest
 
 from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.preparation.word_start_marks import word_start_table
+from terakoya_megatron.word_start_marks import word_start_table
 
 
 class Marked(Tokenizer):

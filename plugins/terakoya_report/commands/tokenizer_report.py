@@ -36,8 +36,8 @@ def command(options: Options) -> None:
 
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.log import console, progress_bar, translated
-    from terakoya.tokenization.report import report_tokenizers
-    from terakoya.tokenization.report_page import render_page, summary_figures
+    from terakoya_report.tokenizer_page import render_page, summary_figures
+    from terakoya_report.tokenizer_report import report_tokenizers
 
     if options.html is not None and not options.html.parent.is_dir():
         raise UserError(f"--html {options.html}: no such folder: {options.html.parent}")

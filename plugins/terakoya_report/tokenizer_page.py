@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
-from terakoya.tokenization.report import MAX_WORD_TOKENS, TokenizerReport
+from terakoya_report.tokenizer_report import MAX_WORD_TOKENS, TokenizerReport
 
 COLOURS = ("#4363d8", "#e07b00", "#2e8b57", "#b8336a", "#7a5195", "#5f6b6d")
 MOST_FREQUENT = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)

@@ -13,7 +13,7 @@ import numpy as np
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import distinct_names
-from terakoya.tokenization.report_pieces import read_pieces
+from terakoya_report.tokenizer_pieces import read_pieces
 
 if TYPE_CHECKING:
     from terakoya.components import EncodedDocuments, Encoder, Tokenizer
@@ -48,7 +48,7 @@ class TokenizerReport:
         coverage: by class of characters, in the order of `CLASSES`, without classes that do not occur.
         counts: (vocabulary,) int64, how often each id occurs.
         pieces, lengths: (vocabulary,) the displayed piece of each id, and its number of characters (int64): see
-            `terakoya.tokenization.report_pieces.read_pieces`.
+            `terakoya_report.tokenizer_pieces.read_pieces`.
         ordinary: the ids that are neither special nor an unused slot.
     """
 

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.tokenization.report import TokenizerReport, character_class, report_tokenizers
-from terakoya.tokenization.report_page import COLOURS, render_page, summary_figures
-from terakoya.tokenization.report_pieces import read_pieces
 from terakoya.tokenization.train import train_tokenizer
+from terakoya_report.tokenizer_page import COLOURS, render_page, summary_figures
+from terakoya_report.tokenizer_pieces import read_pieces
+from terakoya_report.tokenizer_report import TokenizerReport, character_class, report_tokenizers
 
 TEXTS = [
     "朝の市場では、魚屋が大きな声で今日の鯵をすすめていた。\n値段は百円から。",

@@ -17,11 +17,11 @@ from word_tokenizer import make_folder
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.megatron_files import MegatronFiles
-from terakoya.store.megatron_import import IdsOf, import_megatron
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
+from terakoya_megatron.token_files import MegatronFiles
+from terakoya_megatron.token_import import IdsOf, import_megatron
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 EOS = 5
@@ -100,9 +100,9 @@ def test_import_in_chunks_of_any_size_gives_the_written_documents(
     documents: Documents, end: int | None, drift: bool, chunk: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("terakoya.store.megatron_files._DOCUMENTS", chunk)
-        patch.setattr("terakoya.store.megatron_files._SEQUENCES", chunk)
-        patch.setattr("terakoya.store.megatron_import.CHUNK", chunk)
+        patch.setattr("terakoya_megatron.token_files._DOCUMENTS", chunk)
+        patch.setattr("terakoya_megatron.token_files._SEQUENCES", chunk)
+        patch.setattr("terakoya_megatron.token_import.CHUNK", chunk)
         write_megatron(Path(folder) / "p", documents, end=end, drift=drift)
         out = Path(folder) / "store"
         facts = import_files(Path(folder) / "p", out, repair=True, starts_word=np.arange(1000) % 2 == 0)
