@@ -241,6 +241,13 @@ def read_cleaning(clean: Any, source: str) -> AddCleaning | None:
 
 
 @hookspec
+def check_parts(parts: Path) -> None:
+    """Called before `terakoya prepare` changes what a store's folder holds, in every process that does. `parts` is the
+    folder of its unfinished parts, which need not be there. Returns nothing; raises a UserError, which is shown as it
+    is, while something that the plugin started works on it."""
+
+
+@hookspec
 def register_record_formats() -> Mapping[str, Callable[[Any, components.Tokenizer], RecordFormat]]:
     """Called when plugins load, in every process. Returns functions that read the objects of jsonl lines as documents
     that are no plain text, by their word: "conversations" for `terakoya prepare --conversations`. Such a function takes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terakoya import Command, hookimpl
@@ -28,6 +29,15 @@ def register_options() -> Mapping[str, Callable[..., None]]:
     from terakoya_clusters.commands import datatrove, layouts
 
     return {"estimate": layouts.estimate, "prepare": datatrove.prepare}
+
+
+@hookimpl
+def check_parts(parts: Path) -> None:
+    """Refuses a folder while Slurm's jobs of datatrove are at work on it."""
+    if parts.is_dir():
+        from terakoya_clusters.preparation.submitted_jobs import check_no_jobs
+
+        check_no_jobs(parts)
 
 
 @hookimpl

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya import hookspecs
 from terakoya.components import KINDS
@@ -17,6 +18,10 @@ from terakoya.errors import UserError
 from terakoya.pipeline.keys import find_key
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.cleaning import read_cleaning
+from terakoya.preparation.job import PrepareJob
+from terakoya.preparation.local import prepare_locally
+from terakoya.preparation.options import PrepareOptions
+from terakoya.store.token_store import TokenStore
 
 HOOKS = {
     name: function
@@ -201,3 +206,63 @@ def test_without_a_plugin_that_cleans_the_family_is_named(fresh_plugins: None) -
     plugins.load((), ("cleaning",))
     with pytest.raises(UserError, match=r"^clean: no plugin cleans documents; it belongs to the family cleaning"):
         read_cleaning([{"type": "nfkc"}])
+
+
+def test_a_plugin_keeps_prepare_from_a_folder_that_it_uses(load: Load, tmp_path: Path) -> None:
+    load(
+        "from terakoya import hookimpl\nfrom terakoya.errors import UserError\n@hookimpl\ndef check_parts(parts):\n"
+        "    raise UserError(f'{parts.parent.name}: others are at work')\n"
+    )
+    (tmp_path / "a.txt").write_text("one", encoding="utf-8")
+    make_folder(tmp_path / "tokenizer")
+    options = PrepareOptions(sources=[tmp_path / "a.txt"], tokenizer=tmp_path / "tokenizer", out=tmp_path / "store")
+    with pytest.raises(UserError, match=r"^store: others are at work"):
+        PrepareJob.create(options, Corpus([tmp_path / "a.txt"]), WordTokenizer()).find_finished()
+
+
+FORMAT = """
+from terakoya import hookimpl
+from terakoya.components import EncodedDocuments
+from terakoya.corpus.documents import Document
+import numpy as np
+
+class Numbers:
+    name, remedies = "numbers", {}
+    recorded, inputs, tokenizer_files = {"base": "ten"}, {"base": "10"}, {"base.txt": "10"}
+
+    def read(self, file, line, value, record):
+        return Document(" ".join(map(str, value["numbers"])), file, line)
+
+    def encoder(self, tokenizer, folder, vocabulary):
+        def encode(documents):
+            ids = [np.array(list(map(int, each.split()))) for each in documents]
+            lengths = np.array([len(each) for each in ids], np.int32)
+            ids = np.concatenate(ids)
+            return EncodedDocuments(ids, lengths, np.ones(len(lengths), np.int32), None, learned=ids % 2 == 0)
+        return encode
+
+    def tell(self, notes, documents):
+        pass
+
+    def tell_store(self, folder, learned):
+        (folder / "told").write_text(str(learned))
+
+@hookimpl
+def register_record_formats():
+    return {"numbers": lambda options, tokenizer: Numbers()}
+"""
+
+
+def test_records_of_a_plugin_become_a_store_that_marks_what_is_learned(load: Load, tmp_path: Path) -> None:
+    records = load(FORMAT).record_format("numbers")(None, None)
+    file, out = tmp_path / "a.jsonl", tmp_path / "store"
+    file.write_text('{"numbers": [6, 7, 8]}\n{"numbers": [9]}\n', encoding="utf-8")
+    make_folder(tmp_path / "tokenizer")
+    options = PrepareOptions(sources=[file], tokenizer=tmp_path / "tokenizer", out=out, processes=1)
+    prepare_locally(PrepareJob.create(options, Corpus([file], records=records), WordTokenizer(), records))
+    store = TokenStore.open(out)
+    assert store.tokens.tolist() == [6, 7, 8, 9] and store.facts.options["base"] == "ten"
+    assert store.learned(0, 4).tolist() == [True, False, True, False] and (out / "told").read_text() == "0.5"
+    assert (store.tokenizer_folder / "base.txt").read_text() == "10" and store.facts.inputs["base"] == "10"
+    with pytest.raises(UserError, match="no plugin reads them"):
+        load(FORMAT).record_format("letters")

@@ -21,7 +21,7 @@ def read_cleaning(clean: Any, source: str = "clean") -> AddCleaning:
 
     Raises UserError for a missing file, for wrong steps, and if no plugin cleans.
     """
-    for _, listener in registry().read_cleaning:
+    for _, listener in registry().called["read_cleaning"]:
         for add in listener(clean=clean, source=source):
             return add
     raise UserError(f"{source}: no plugin cleans documents{missing_family('hooks', 'read_cleaning')}")

@@ -44,6 +44,7 @@ TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
 REGISTER_HOOKS = {kind: f"register_{kind}" for kind in KINDS}
 """Kind of component -> the hook that registers it."""
 
+CALLED = ("run_files", "read_cleaning", "check_parts")
 FURTHER = {
     "register_settings": (
         "subclass of BaseModel",
@@ -55,7 +56,7 @@ FURTHER = {
     "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
 }
 """The hooks that bring what is no component, when plugins load: what their mappings hold, in a word and as a test."""
-FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", *FURTHER, "run_files", "read_cleaning")
+FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", *FURTHER, *CALLED)
 """All that bring what is no component."""
 
 
@@ -94,8 +95,8 @@ class Registry:
     deprecated_hooks: Sequence[DeprecatedHookUse] = ()
     settings: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     """Settings files that are no components, by the command and the options that read them."""
-    run_files: Listeners = ()
-    read_cleaning: Listeners = ()
+    called: Mapping[str, Listeners] = field(default_factory=dict)
+    """The listeners of each of `CALLED`."""
     engines: Mapping[str, tuple[Callable[[Any], Any], Plugin]] = field(default_factory=dict)
     """What builds an engine, and the plugin that has it, by name."""
     initial_weights: Mapping[str, tuple[Callable[[StartModel], Any], Plugin]] = field(default_factory=dict)
@@ -259,12 +260,12 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
                 else:
                     _add(registrations, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
-    files, cleaning = (_listeners(manager, hook, plugins.values()) for hook in ("run_files", "read_cleaning"))
+    called = {hook: _listeners(manager, hook, plugins.values()) for hook in CALLED}
     models = {words: model for words, (model, _) in further["register_settings"].items()}
     return Registry(
-        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, files, cleaning,
-        engines=further["register_engines"], record_formats=further["register_record_formats"], initial_weights=further["register_initial_weights"],
-        transforms=further["register_module_transforms"],
+        list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, called,
+        engines=further["register_engines"], record_formats=further["register_record_formats"],
+        initial_weights=further["register_initial_weights"], transforms=further["register_module_transforms"],
     )  # fmt: skip
 
 

@@ -24,12 +24,12 @@ from terakoya.corpus.rejects import Rejects, describe_rejects, has_many_rejects
 from terakoya.corpus.unread_text import warn_of_unread
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
+from terakoya.plugins import registry
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.options import PrepareOptions
 from terakoya.preparation.resuming import read_finished, record_inputs, remove_other_store
 from terakoya.preparation.sharding import Shard, ShardBlocks
-from terakoya.preparation.submitted_jobs import check_no_jobs
 from terakoya.preparation.word_borders import NamedFinder, describe_borders
 from terakoya.store.assembly import StoreHead, assemble_store, write_rejects
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, UNKNOWN, WORDS_INPUT
@@ -144,10 +144,11 @@ class PrepareJob:
     def find_finished(self) -> StoreFacts | None:
         """Returns the facts of the store if it is finished already. The option `force` removes another store first.
 
-        Raises UserError if `out` holds anything else, if jobs that were submitted for it have not ended, and for
+        Raises UserError if `out` holds anything else, if jobs of a plugin are at work on it, and for
         `force` with a tokenizer that is in `out`.
         """
-        check_no_jobs(self.task.parts)
+        for _, listener in registry().called["check_parts"]:
+            listener(parts=self.task.parts)
         if self.options.force:
             tokenizer = self.options.tokenizer
             if tokenizer.resolve().is_relative_to(self.out.resolve()):

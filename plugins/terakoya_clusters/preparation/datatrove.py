@@ -26,7 +26,6 @@ from terakoya.corpus.files import RemoteFile
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder
 from terakoya.preparation.job import PrepareJob
-from terakoya.preparation.submitted_jobs import record_jobs
 from terakoya.process_pool import workers
 from terakoya.store.token_store import StoreFacts
 from terakoya_clusters.preparation.block_list import list_blocks
@@ -38,6 +37,7 @@ from terakoya_clusters.preparation.datatrove_settings import (
     executor_settings,
 )
 from terakoya_clusters.preparation.datatrove_steps import EncodeBlocks, JoinParts, join_parts
+from terakoya_clusters.preparation.submitted_jobs import record_jobs
 
 logger = logging.getLogger("terakoya")
 

@@ -163,7 +163,7 @@ def _write_record(out: Path, store: ObjectFolder, *, fetched: str | None = None)
 
 def _write_files(out: Path, say: Callable[[str], None]) -> None:
     """Writes into the run's folder what plugins have for it."""
-    for listener in registry().run_files:
+    for listener in registry().called["run_files"]:
         try:
             for result in call((listener,), folder=out)[0][1]:
                 for name, text in result.items():
