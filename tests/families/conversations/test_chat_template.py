@@ -11,7 +11,7 @@ from chat_tokenizer import CHATML, MESSAGES, make_chat_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from terakoya.errors import UserError
-from terakoya.preparation import chat_template
+from terakoya_conversations import chat_template
 from terakoya_conversations.chat_template import ChatTemplate, TemplateError, find_template
 
 JAPANESE = """\
