@@ -65,35 +65,30 @@ def check_plugins(
     """Returns which plugins of `record` are missing in this process, and which have other code than recorded.
 
     Only plugins that a run with these `parameters` (their JSON) uses count; with `events` false, only those that
-    register its components. A component that another plugin registers now is not missing. Without a recorded transform
-    whose name is no `precision` the run trains otherwise, which is a change.
+    register its components. A component that another plugin registers now is not missing.
     """
     names, check = _types(parameters), RecordCheck([], [])
     if events:  # a finished model needs no engine
-        names |= {plugin_engine(parameters.get("parallel") or {}) or "", parameters.get("precision", "")}
+        names |= {plugin_engine(parameters.get("parallel") or {}) or ""}
     current = {plugin.name: plugin for plugin in registry.plugins}
     for recorded in record:
-        used = [component for component in recorded["components"] if component.partition("/")[2] in names]
-        added = [
-            each for each in recorded["components"] if events and each.startswith("transforms/") and each not in used
-        ]
+        named = [(component, *component.split("/", 1)) for component in recorded["components"]]
+        used = [each for each, kind, name in named if name in names or (events and kind == "transforms")]
         # records written before "events" existed name every installed plugin
         listened = events and bool(recorded.get("events", not recorded["components"]))
-        if not (used or added or listened):
+        if not (used or listened):
             continue
         origin, advice = f"{recorded['distribution']} {recorded['version']}", ""
         if not recorded["distribution"]:
             file = recorded.get("requested")  # records of older versions do not have it
             origin = "--plugin"
             advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(file)) if file else 'FILE'} ..."
-        which = f"plugin {recorded['name']} ({origin}: {', '.join(used + added) or 'events only'})"
+        which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
         plugin = current.get(recorded["name"])
         if plugin is None:
             found = [_plugin_of(registry, *key.split("/", 1)) for key in used]
             others = sorted({name for name in found if name is not None})
-            if added and not used and not listened:
-                check.changed.append(f"{which} is missing")
-            elif None in found or listened:
+            if None in found or listened:
                 errors = (f"; {broken.error}" for broken in registry.broken if broken.name == recorded["name"])
                 check.missing.append(f"{which} is missing{next(errors, advice)}")
             else:
