@@ -101,7 +101,7 @@ class _ConversationPlan:
         elif self.settings.loss_on != "all":
             for number in too_long.tolist():
                 begin = int(starts[number]) + 1  # the first token is not a label
-                learnt = self.store.learned(begin, begin + whole[number])
+                learnt = self.store.read_learned(begin, begin + whole[number])
                 if self.settings.loss_on == "last_answer":
                     learnt = keep_last_runs(learnt[None], np.zeros((1, len(learnt)), np.int32))[0]
                 if not learnt[: self.sequence_length].any():

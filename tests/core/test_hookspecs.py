@@ -262,7 +262,7 @@ def test_records_of_a_plugin_become_a_store_that_marks_what_is_learned(load: Loa
     prepare_locally(PrepareJob.create(options, Corpus([file], records=records), WordTokenizer(), records))
     store = TokenStore.open(out)
     assert store.tokens.tolist() == [6, 7, 8, 9] and store.facts.options["base"] == "ten"
-    assert store.learned(0, 4).tolist() == [True, False, True, False] and (out / "told").read_text() == "0.5"
+    assert store.read_learned(0, 4).tolist() == [True, False, True, False] and (out / "told").read_text() == "0.5"
     assert (store.tokenizer_folder / "base.txt").read_text() == "10" and store.facts.inputs["base"] == "10"
     with pytest.raises(UserError, match="no plugin reads them"):
         load(FORMAT).record_format("letters")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from terakoya.corpus.documents import Block, Document, Reject
-
-if TYPE_CHECKING:
-    from terakoya.corpus.corpus import Corpus
 
 StepsOrFile = Path | Sequence[Mapping[str, Any]]
 """Cleaning steps as JSON values, or a JSON or YAML file with a list of them."""
@@ -26,8 +23,8 @@ class Cleaning(Protocol):
     def facts(self) -> Mapping[str, str | int]:
         """Settings and counts, to be recorded with what is made from the documents."""
 
-    def make_plan(self, corpus: Corpus, *, processes: int, name: str = "") -> object:
-        """Reads `corpus`, whose cleaning this is, and decides which documents stay, unless that is on disk already.
+    def make_plan(self, corpus: Any, *, processes: int, name: str = "") -> object:
+        """Reads the `Corpus`, whose cleaning this is, and decides which documents stay, unless that is on disk already.
         `name` is that of one of several corpora. Raises UserError for files that are changed or damaged."""
 
     def explain_empty(self) -> str | None:
@@ -38,6 +35,6 @@ class Cleaning(Protocol):
         command has replaced the plan."""
 
 
-AddCleaning = Callable[["Corpus", Path, bool], "Corpus"]
-"""Returns a corpus with a `Cleaning` whose plan is in a folder; if True, only the documents that are held out. Reads no
-document. Raises UserError for steps that do not fit."""
+AddCleaning = Callable[[Any, Path, bool], Any]
+"""Returns a `Corpus` with a `Cleaning` whose plan is in a folder; if True, only the documents that are held out. Reads
+no document. Raises UserError for steps that do not fit."""

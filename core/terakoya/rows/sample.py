@@ -65,7 +65,7 @@ def sample(
         ids = store.ids(begin, end).tolist()
         markings: list[Marking] = ["none"] * len(ids)
         if store.facts.learned:
-            markings = ["answer" if learnt else "none" for learnt in store.learned(begin, end)]
+            markings = ["answer" if learnt else "none" for learnt in store.read_learned(begin, end)]
         sampled.append(_group_tokens(tokenizer, ids, starts, markings, ids))
     return sampled
 

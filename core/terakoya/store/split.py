@@ -103,7 +103,7 @@ class SplitContent:
 
     def flags(self, name: str) -> Iterator[Bits]:
         """Yields which tokens start a word or are learned."""
-        read = {WORDS: self.store.word_starts, LEARNED: self.store.learned}[name]
+        read = {WORDS: self.store.word_starts, LEARNED: self.store.read_learned}[name]
         for start, stop in self._tokens():
             yield np.packbits(read(start, stop), bitorder="little"), stop - start
 

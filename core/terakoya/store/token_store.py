@@ -405,7 +405,7 @@ class TokenStore:
             self.touch(np.array([start]), stop - start)
             return _unpack(self.word_bits, start, stop)
 
-    def learned(self, start: int, stop: int) -> np.ndarray:
+    def read_learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
         if not self.facts.learned:
             raise UserError(
@@ -420,7 +420,7 @@ class TokenStore:
     def learned_tokens(self) -> int:
         """Number of tokens that a model learns to write."""
         return sum(
-            int(np.count_nonzero(self.learned(start, min(start + _CHUNK, self.facts.tokens))))
+            int(np.count_nonzero(self.read_learned(start, min(start + _CHUNK, self.facts.tokens))))
             for start in range(0, self.facts.tokens, _CHUNK)
         )
 

@@ -14,8 +14,8 @@ from terakoya.folder_kinds import refuse_address
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SINGULAR = (
-    "tokenizer", "word_finder", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker",
-    "event", "launcher", "initializer", "cleaning_step",
+    "tokenizer", "word_finder", "cleaning_step", "architecture", "objective", "optimizer", "schedule", "exporter",
+    "importer", "tracker", "event", "launcher", "initializer",
 )  # fmt: skip
 """The singulars of `components.KINDS`, which is not imported here: `terakoya --help` must stay quick."""
 

@@ -130,7 +130,9 @@ def test_a_part_of_a_store_keeps_its_answers(tmp_path: Path) -> None:
     whole, alone = store_of(tmp_path / "whole", conversations), store_of(tmp_path / "alone", conversations[1:4])
     middle = select_documents(whole, 1, 4)
     assert middle.learned_bits[1] != 0, "the part begins inside a byte"
-    np.testing.assert_array_equal(middle.learned(0, middle.facts.tokens), alone.learned(0, alone.facts.tokens))
+    np.testing.assert_array_equal(
+        middle.read_learned(0, middle.facts.tokens), alone.read_learned(0, alone.facts.tokens)
+    )
     one, other = rows_of(middle, "padded"), rows_of(alone, "padded")
     assert one.labels is not None and other.labels is not None
     np.testing.assert_array_equal(one.labels >= 0, other.labels >= 0)
@@ -145,7 +147,7 @@ def test_stores_and_layouts_that_do_not_match_are_refused(tmp_path: Path, caplog
     with pytest.raises(UserError, match="layouts packed, stream and megatron"):
         RowSource(plain, Layout("padded", framing="causal"), sequence_length=LENGTH, seed=1)
     with pytest.raises(UserError, match=r"expected a store of conversations"):
-        plain.learned(0, 1)
+        plain.read_learned(0, 1)
     store = store_of(tmp_path / "conversations", [[3, 3]])
     with caplog.at_level(logging.WARNING, "terakoya"):
         RowSource(store, Layout("packed", framing="causal"), sequence_length=LENGTH, seed=1)

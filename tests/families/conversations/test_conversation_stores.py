@@ -62,7 +62,9 @@ def learnt(store: TokenStore) -> list[str]:
     """Returns the answers of each conversation as text."""
     loaded = AutoTokenizer.from_pretrained(store.tokenizer_folder)
     bounds = store.offsets[store.documents]
-    return [loaded.decode(store.tokens[start:stop][store.learned(start, stop)]) for start, stop in pairwise(bounds)]
+    return [
+        loaded.decode(store.tokens[start:stop][store.read_learned(start, stop)]) for start, stop in pairwise(bounds)
+    ]
 
 
 @pytest.mark.slow
@@ -239,7 +241,7 @@ def test_a_sample_shows_template_and_answers(store: TokenStore) -> None:
     assert [answer.replace("|", "") for answer in answers] == ["東京です。</s>", "約0人</s>"]
     rows = typed("store", "sample", store.folder, "--rows", 1, "--causal", "--sequence-length", 300)
     assert "(は青い)" in rows and "の|空→</s>" in rows
-    count = int(np.count_nonzero(store.learned(0, store.facts.tokens)))
+    count = int(np.count_nonzero(store.read_learned(0, store.facts.tokens)))
     assert f"tokens of answers {count}" in " ".join(typed("store", "info", store.folder).split())
 
 

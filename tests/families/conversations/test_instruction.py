@@ -125,7 +125,7 @@ def test_loss_on_all_predicts_every_token_but_the_first(store: TokenStore) -> No
     batch = batch_of(store, Instruction(loss_on="all"))
     assert batch.counts["targets"] == store.facts.tokens - store.facts.documents == batch.counts["tokens"]
     answers = batch_of(store, Instruction())
-    assert answers.counts["targets"] == np.count_nonzero(store.learned(0, store.facts.tokens))
+    assert answers.counts["targets"] == np.count_nonzero(store.read_learned(0, store.facts.tokens))
     np.testing.assert_array_equal(answers.arrays["input_ids"], batch.arrays["input_ids"])
     assert attention.WHOLE_ROWS in batch_of(store, Instruction(layout="padded")).arrays
     assert attention.WHOLE_ROWS not in batch.arrays

@@ -1,4 +1,4 @@
-"""The cleaning step `example`: documents without enough different characters are dropped, tabs become spaces."""
+"""The cleaning step `example`: documents of few different characters are dropped."""
 
 from __future__ import annotations
 
