@@ -212,7 +212,8 @@ def register_engines() -> Mapping[str, Callable[[Any], Any]]:
     """Called when plugins load, in every process. Returns functions that build the engine of a run of several
     processes, by its name in `parallel.engine`; "ddp" is the one of runs whose processes work on the same rows
     (`parallel.tp_size`). Such a function takes a `training.engines.inputs.EngineInputs` and returns a
-    `training.engines.engine.Engine`."""
+    `training.engines.engine.Engine`. Where it has an attribute `find_conflicts`, that is called with the parameters of
+    each run that takes the engine, and returns sentences about what does not go together, each with what to do."""
     return {}
 
 

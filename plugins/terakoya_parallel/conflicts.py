@@ -1,4 +1,4 @@
-"""Conflicts of kinds of parallelism with other settings of a run: see `conflicts`."""
+"""Conflicts of kinds of parallelism with other settings of a run: see `terakoya.config.conflicts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from terakoya import plugins
 from terakoya.components import Architecture
 from terakoya.components.rows import WIDTH_STEP
-from terakoya.plugins.engines import SIZES
 
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
@@ -23,8 +22,6 @@ def find_problems(parameters: ParameterFields) -> Iterator[str]:
         yield from _pipeline_parallel_conflicts(parameters)
     if parameters.parallel.position_processes > 1:
         yield from _sequence_parallel_conflicts(parameters)
-    if parameters.objective.compares_examples:
-        yield from _compared_examples_conflicts(parameters)
 
 
 def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -126,20 +123,6 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield (
             f"frozen_layers: the first of {stages} stages has {first} of {blocks} blocks and needs one to train: with "
             f"{key} expected at most {first - 1}, got {parameters.frozen_layers}"
-        )
-
-
-def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """Conflicts of objectives that compare the examples of all micro-batches, in a pass of its own before each step."""
-    parallel, name = parameters.parallel, type(parameters.objective).__name__
-    others = [
-        f'"engine": "{parallel.engine}"' if parallel.engine not in ("ddp", "fsdp") else "",
-        *(f"{key} {getattr(parallel, key)}" for key in SIZES if getattr(parallel, key) > 1),
-    ]
-    for other in filter(None, others):
-        yield (
-            f"objective: {name} compares the examples of all processes, each of which must have rows of its own, got "
-            f'{other}; set parallel.engine to "ddp", or to "fsdp" where the weights are too large for one device'
         )
 
 

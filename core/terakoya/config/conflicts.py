@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
+from terakoya import plugins
 from terakoya.components import Architecture
 from terakoya.config import deepspeed as deepspeed_settings
-from terakoya.config import mup, parallel_conflicts
-from terakoya.plugins.engines import SIZES
+from terakoya.config import mup
+from terakoya.plugins.engines import SIZES, plugin_engine
 
 if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
@@ -42,7 +43,10 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f'cuda_graphs: none can be recorded: {obstacle}; use "cuda_graphs": "auto", with which a run goes on '
             "without"
         )
-    yield from parallel_conflicts.find_problems(parameters)
+    if (engine := plugin_engine(dict(parameters.parallel))) in (engines := plugins.registry().engines):
+        yield from getattr(engines[engine][0], "find_conflicts", lambda parameters: ())(parameters)
+    if parameters.objective.compares_examples:
+        yield from _compared_examples_conflicts(parameters)
     if parameters.precision == "fp8":
         yield from _fp8_conflicts(parameters)
 
@@ -194,6 +198,20 @@ def takes_cuda_graphs(parameters: ParameterFields, processes: int) -> bool:
     if parameters.cuda_graphs == "auto":
         return auto_graph_obstacle(parameters, processes) is None
     return parameters.cuda_graphs
+
+
+def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    """Conflicts of objectives that compare the examples of all micro-batches, in a pass of its own before each step."""
+    parallel, name = parameters.parallel, type(parameters.objective).__name__
+    others = [
+        f'"engine": "{parallel.engine}"' if parallel.engine not in ("ddp", "fsdp") else "",
+        *(f"{key} {getattr(parallel, key)}" for key in SIZES if getattr(parallel, key) > 1),
+    ]
+    for other in filter(None, others):
+        yield (
+            f"objective: {name} compares the examples of all processes, each of which must have rows of its own, got "
+            f'{other}; set parallel.engine to "ddp", or to "fsdp" where the weights are too large for one device'
+        )
 
 
 def _fp8_conflicts(parameters: ParameterFields) -> Iterator[str]:

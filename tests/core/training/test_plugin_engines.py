@@ -66,6 +66,17 @@ def test_a_strange_engine_is_built_by_its_name(store: Path, strange: str) -> Non
     assert find_plugin_engine(Parallel(), processes=2) is None
 
 
+def test_a_strange_engine_says_what_does_not_go_together(store: Path, strange: str) -> None:
+    says = "\n\ndef build(inputs): ...\nbuild.find_conflicts = lambda each: ['seed: expected 2'] * (each.seed != 2)\n"
+    text = STRANGE.replace('lambda inputs: ("strange", inputs)', "build")
+    Path(strange).write_text(f"{text}{says}", encoding="utf-8")
+    load([strange], ["parallel"])
+    for parallel, seed in (({}, 1), ({"engine": "fsdp"}, 2), ({"tp_size": 2}, 1)):
+        Parameters.from_dict(toy.parameters(store, parallel=parallel, seed=seed), source="test")
+    with pytest.raises(UserError, match="seed: expected 2"):
+        Parameters.from_dict(toy.parameters(store, parallel={"engine": "fsdp"}, seed=1), source="test")
+
+
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
