@@ -244,11 +244,12 @@ def _kind(folder: Path) -> str:
     """Returns the key of `SENTENCES` for the model in `folder`."""
     import json
 
+    from terakoya.inference.generation import is_causal
     from terakoya.inference.loading import find_model
 
     if find_model(folder)[1]:
         return "replaced"
+    if is_causal(folder):
+        return "text"
     classes = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ()
-    if any("ConditionalGeneration" in each for each in classes):
-        return "spans"
-    return "text" if any("CausalLM" in each or "LMHeadModel" in each for each in classes) else "masked"
+    return "spans" if any("ConditionalGeneration" in each for each in classes) else "masked"

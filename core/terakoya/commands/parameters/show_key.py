@@ -12,30 +12,18 @@ if TYPE_CHECKING:
     from terakoya.pipeline.keys import Entry
 
 _FILE_ENDINGS = (".json", ".yaml", ".yml", ".py", ".sh", ".toml", ".cfg", ".ini")
-_PLACES = {
-    "parameters": "of a parameter file",
-    "pipeline": "of a pipeline",
-    "cleaning": "of a cleaning step",
-    "tokenizer": "of a tokenizer",
-    "launcher": "of a launcher",
-    "exporter": "of an export format",
-    "importer": "of an import format",
-    "word_finder": "of a word finder",
-    "command": "of a settings file of a command",
+_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "parameters": ("of a parameter file", ("parameters", "show", "bert_base")),
+    "pipeline": ("of a pipeline", ("init",)),
+    "cleaning": ("of a cleaning step", ("parameters", "schema", "cleaning")),
+    "tokenizer": ("of a tokenizer", ("tokenizer", "train", "-h")),
+    "launcher": ("of a launcher", ("launch", "-h")),
+    "exporter": ("of an export format", ("export", "-h")),
+    "importer": ("of an import format", ("import", "-h")),
+    "word_finder": ("of a word finder", ("prepare", "-h")),
+    "command": ("of a settings file of a command", ()),
 }
-
-
-_NEXT = {
-    "parameters": ("parameters", "show", "bert_base"),
-    "pipeline": ("init",),
-    "cleaning": ("parameters", "schema", "cleaning"),
-    "tokenizer": ("tokenizer", "train", "-h"),
-    "launcher": ("launch", "-h"),
-    "exporter": ("export", "-h"),
-    "importer": ("import", "-h"),
-    "word_finder": ("prepare", "-h"),
-}
-"""File -> the command in which its keys are used."""
+"""File -> what its keys are of, and the command in which they are used."""
 
 
 def is_key(given: Path) -> bool:
@@ -59,12 +47,12 @@ def show(key: str) -> None:
     for number, entry in enumerate(entries):
         if number:
             console().print()
-        place = translated(_PLACES[entry.file])
+        place = translated(_FILES[entry.file][0])
         console().print(f"{entry.path}  ({place})", style="bold", markup=False, highlight=False)
         for line in describe(entry):
             console().print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    (types, *_), file = entries[0].defaults.values(), entries[0].file
-    next_command.show(*(_NEXT[file] if file in _NEXT else (types[0].split()[0], "-h")))
+    (types, *_), following = entries[0].defaults.values(), _FILES[entries[0].file][1]
+    next_command.show(*(following or (types[0].split()[0], "-h")))
 
 
 def describe(entry: Entry) -> list[str]:
