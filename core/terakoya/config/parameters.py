@@ -24,7 +24,7 @@ from pydantic import (
 from terakoya import plugins
 from terakoya.components import Component
 from terakoya.components.progress import Length
-from terakoya.config import batch_table, conflicts, file_kinds, phases
+from terakoya.config import batch_table, conflicts, file_kinds, phase_plan
 from terakoya.config import lora as lora_settings
 from terakoya.config.data import Data
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
@@ -122,7 +122,7 @@ class Parameters(ParameterFields):
                 raise ValueError(f'expected exactly one of {keys}, got none; give one, such as "max_steps": 10000')
             raise ValueError(f"expected exactly one of {keys}, got {', '.join(given)}; set the others to null")
         conflicts.check_conflicts(self)
-        for problem in phases.find_problems(self):
+        for problem in phase_plan.find_problems(self):
             raise ValueError(problem)
         assert len(self._phase_parameters) == len(self.phases)  # wrong keys of a phase are found here
         return self
@@ -166,7 +166,7 @@ class Parameters(ParameterFields):
 
     def _of_phase(self, number: int) -> Self:
         try:
-            changes = phases.changes_of(self.phases[number], self, number)
+            changes = phase_plan.changes_of(self.phases[number], self, number)
             return type(self)(**{**dict(self), "phases": (), **changes})
         except UserError as error:
             raise ValueError(str(error)) from None

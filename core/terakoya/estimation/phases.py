@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from terakoya.config.parameters import Parameters
-from terakoya.config.phases import PhaseSpan, plan_phases
+from terakoya.config.phase_plan import PhaseSpan, plan_phases
 from terakoya.estimation.estimate import Estimate, estimate
 from terakoya.estimation.speed import Speed
 from terakoya.estimation.synthetic_rows import row_statistics

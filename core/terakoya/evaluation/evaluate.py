@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from terakoya.errors import UserError
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
-from terakoya.folder_kinds import describe_found
 from terakoya.plugins.families import function_of_family
-from terakoya.runs.finding import find_checkpoint, names_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -73,22 +71,11 @@ def run_program(programs: Sequence[Program[Options]], options: Options) -> Evalu
     for program in programs:
         if program.is_asked(options):
             return program.measure(options, device)
-    checkpoint_of(options)
+    options.checkpoint()
     raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
 
 
-def checkpoint_of(options: EvaluateOptions) -> Path | None:
-    """Returns the checkpoint that is measured; None for a Transformers folder. Raises UserError where there is
-    neither."""
-    if names_checkpoint(options.source):
-        return find_checkpoint(options.source)
-    if not options.source.exists():
-        there = describe_found(options.source, "Transformers model")
-        raise UserError(f"{options.source}: expected a Transformers folder, a checkpoint or a run, got {there}")
-    return None
-
-
 def _asks_for_objective(options: EvaluateOptions) -> bool:
-    is_run = checkpoint_of(options) is not None
+    is_run = options.checkpoint() is not None
     on_stores = not (options.corpora or options.corpus)
     return options.measure == "objective" or (options.measure == "auto" and is_run and on_stores)

@@ -12,7 +12,6 @@ import torch
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.evaluation.evaluate import checkpoint_of
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation, Numbers
 from terakoya.plugins import registry
@@ -38,7 +37,7 @@ def measure_objective(options: EvaluateOptions, device: torch.device) -> Evaluat
     Raises:
         UserError: there is no checkpoint, no store, or an option does not fit.
     """
-    checkpoint = checkpoint_of(options)
+    checkpoint = options.checkpoint()
     if checkpoint is None:
         raise UserError(f"{options.source}: a Transformers folder has no objective; name a run or a checkpoint")
     if options.corpora or options.corpus:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from terakoya.errors import UserError
+from terakoya.folder_kinds import describe_found
 from terakoya.preparation.options import Documents, PrepareOptions
 
 if TYPE_CHECKING:
@@ -100,6 +102,18 @@ class EvaluateOptions:
 
         how = {"documents": self.documents, "field": self.field, "encoding": self.encoding}
         return {**(self.corpora or {}), **{file: Corpus(find_files([file]), **how) for file in self.corpus}}
+
+    def checkpoint(self) -> Path | None:
+        """Returns the checkpoint that is measured; None for a Transformers folder. Raises UserError where there is
+        neither."""
+        from terakoya.runs.finding import find_checkpoint, names_checkpoint
+
+        if names_checkpoint(self.source):
+            return find_checkpoint(self.source)
+        if not self.source.exists():
+            there = describe_found(self.source, "Transformers model")
+            raise UserError(f"{self.source}: expected a Transformers folder, a checkpoint or a run, got {there}")
+        return None
 
     @property
     def model_precision(self) -> Precision:

@@ -8,7 +8,6 @@ from terakoya.components.tokenizer import encode_texts, load_tokenizer
 from terakoya.errors import UserError
 from terakoya.evaluation import causal, masked, models
 from terakoya.evaluation.data import CorpusTexts, DataSet, StoreTexts, open_store
-from terakoya.evaluation.evaluate import checkpoint_of
 from terakoya.evaluation.models import EvaluatedModel
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
@@ -23,7 +22,7 @@ def measure_texts(options: EvaluateOptions, device: torch.device) -> Evaluation:
     Raises:
         UserError: the model, the data and the options do not fit together.
     """
-    checkpoint = checkpoint_of(options)
+    checkpoint = options.checkpoint()
     dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
     if checkpoint is not None:
         model = models.load_checkpoint(checkpoint, read_manifest(checkpoint), device=device, dtype=dtype)

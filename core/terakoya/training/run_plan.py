@@ -18,7 +18,7 @@ from terakoya.components import Objective, Progress
 from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, resolve_length
-from terakoya.config.phases import PhaseSpan, plan_phases
+from terakoya.config.phase_plan import PhaseSpan, plan_phases
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
 from terakoya.toolkit.schedules import WarmupSchedule, length

@@ -45,7 +45,8 @@ def evaluate(
         return
     from terakoya.commands.evaluate import check_out, show
     from terakoya_quality.commands.training_scores import TuningProgress, show_benchmark, show_embedding
-    from terakoya_quality.evaluation.tasks import EvaluateOptions, TaskOptions, measure
+    from terakoya_quality.evaluation.options import EvaluateOptions, TaskOptions
+    from terakoya_quality.evaluation.tasks import measure
 
     options = arguments["options"]
     check_out(options)

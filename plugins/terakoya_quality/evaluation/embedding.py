@@ -19,8 +19,8 @@ import torch
 from terakoya.errors import UserError, nearest
 from terakoya.evaluation.result import Evaluation
 from terakoya_quality.evaluation.embedding_data import fetch_command, find_data, load_data, offline
+from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.evaluation.suites import keep_scores
-from terakoya_quality.evaluation.tasks import TaskOptions
 from terakoya_quality.finetuning.benchmark import watch_nothing
 from terakoya_quality.finetuning.model import ModelUse, finished_model
 from terakoya_quality.finetuning.scores import versions

@@ -10,7 +10,7 @@ import torch
 
 from terakoya.errors import UserError
 from terakoya.evaluation.result import Numbers
-from terakoya_quality.evaluation.tasks import TaskOptions
+from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.finetuning.suites import suggest_suites
 
 

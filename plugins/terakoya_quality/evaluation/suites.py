@@ -13,7 +13,7 @@ from terakoya.errors import UserError
 from terakoya.evaluation.result import Evaluation
 from terakoya.folder_kinds import kind_of
 from terakoya.inference.loading import find_model
-from terakoya_quality.evaluation.tasks import TaskOptions
+from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.finetuning.benchmark import benchmark, watch_nothing
 from terakoya_quality.finetuning.model import ModelUse
 from terakoya_quality.finetuning.scores import versions, write_scores

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
-from terakoya.evaluation.evaluate import Program, checkpoint_of, evaluate_model, run_program
-from terakoya.evaluation.options import EvaluateOptions
+from terakoya.evaluation.evaluate import Program, evaluate_model, run_program
 from terakoya.evaluation.result import Evaluation
+from terakoya_quality.evaluation.options import TaskOptions
 
 if TYPE_CHECKING:
     import torch
-
-    from terakoya_quality.finetuning.search import Watch
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskOptions(EvaluateOptions):
-    """What is measured of which model, and how.
-
-    Attributes:
-        tasks: names of lm-eval's tasks; or suites, their tasks and suite files, for which the model is fine-tuned; or
-            benchmarks of mteb and their tasks, see `embedding.BENCHMARKS`.
-        tuning: settings of the fine-tuning that replace those of the suites.
-        watch: (title of a task) -> who follows its trainings.
-    """
-
-    tasks: Sequence[str] = ()
-    tuning: Mapping[str, Any] | None = None
-    watch: Callable[[str], AbstractContextManager[Watch]] | None = None
-
-    @property
-    def tuned(self) -> dict[str, Any]:
-        """Option of the command line -> its value, of the settings in `tuning`."""
-        return {
-            f"--{name.replace('learning_rates', 'learning_rate').replace('_', '-')}": value
-            for name, value in (self.tuning or {}).items()
-        }
 
 
 def evaluate_tasks(source: Path, **options: Any) -> Evaluation:
@@ -68,7 +40,7 @@ def _measure_with_harness(options: TaskOptions, device: torch.device) -> Evaluat
 
     if options.tuning:
         raise UserError(f"{next(iter(options.tuned))}: is for --tasks of a suite, such as jglue")
-    checkpoint = checkpoint_of(options)
+    checkpoint = options.checkpoint()
     if options.measure == "objective":
         raise UserError("--measure objective: needs token stores; prepare the corpus, or leave out --measure")
     if not options.tasks:

@@ -9,7 +9,7 @@ import pytest
 import toy
 
 from terakoya.config.parameters import Parameters
-from terakoya.config.phases import plan_phases
+from terakoya.config.phase_plan import plan_phases
 from terakoya.errors import UserError
 
 MODEL = {
