@@ -43,8 +43,9 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f'cuda_graphs: none can be recorded: {obstacle}; use "cuda_graphs": "auto", with which a run goes on '
             "without"
         )
-    if (engine := plugin_engine(dict(parameters.parallel))) in (engines := plugins.registry().engines):
-        yield from getattr(engines[engine][0], "find_conflicts", lambda parameters: ())(parameters)
+    engine = plugins.registry().engines.get(plugin_engine(dict(parameters.parallel)) or "")
+    if engine is not None and hasattr(engine[0], "find_conflicts"):
+        yield from engine[0].find_conflicts(parameters)
     if parameters.objective.compares_examples:
         yield from _compared_examples_conflicts(parameters)
     if parameters.precision == "fp8":

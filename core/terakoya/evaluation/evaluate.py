@@ -40,7 +40,8 @@ def evaluate(source: Path, **options: Any) -> Evaluation:
         UserError: the arguments, the model or the data do not fit together.
     """
     if "tasks" in options or "tuning" in options:
-        return function_of_family("evaluate_tasks")(source, **options)  # type: ignore[no-any-return]
+        found: Evaluation = function_of_family("evaluate_tasks")(source, **options)
+        return found
     return evaluate_model(EvaluateOptions(source=source, **options))
 
 

@@ -14,7 +14,7 @@ from terakoya.preparation.options import Documents, PrepareOptions
 if TYPE_CHECKING:
     import typer
 
-    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.corpus import Corpus, Reading
 
 Measure = Literal["auto", "objective", "perplexity", "pseudo-perplexity"]
 Precision = Literal["fp32", "bf16"]
@@ -100,7 +100,7 @@ class EvaluateOptions:
         from terakoya.corpus.corpus import Corpus
         from terakoya.corpus.files import find_files
 
-        how = {"documents": self.documents, "field": self.field, "encoding": self.encoding}
+        how: Reading = {"documents": self.documents, "field": self.field, "encoding": self.encoding}
         return {**(self.corpora or {}), **{file: Corpus(find_files([file]), **how) for file in self.corpus}}
 
     def checkpoint(self) -> Path | None:

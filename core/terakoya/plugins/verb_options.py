@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, cast, get_args, get_origin
 
 import typer
 from typer.models import ParameterInfo
@@ -79,19 +79,20 @@ def options_of(model: type) -> Mapping[str, Parameter]:
             annotations[name] = eval(text, {}, names) if isinstance(text, str) else text
     found = {}
     for field in dataclasses.fields(model):
-        kind, *metadata = get_args(annotations[field.name]) or (None,)
-        infos = [options_of(each)[field.name] if dataclasses.is_dataclass(each) else each for each in metadata]
-        infos = [each.annotation.__metadata__[0] if isinstance(each, Parameter) else each for each in infos]
-        if not infos or not isinstance(infos[0], ParameterInfo):
+        kind, info = (*get_args(annotations[field.name]), None, None)[:2]
+        if dataclasses.is_dataclass(info):
+            (info,) = options_of(cast("type", info))[field.name].annotation.__metadata__
+        if not isinstance(info, ParameterInfo):
             continue
-        (info,), default = infos, Parameter.empty if field.default is dataclasses.MISSING else field.default
+        default = Parameter.empty if field.default is dataclasses.MISSING else field.default
         if get_origin(kind) is Sequence:
             kind = list[str if info.parser else get_args(kind)[0]]  # type: ignore[misc]
             kind, default = (kind, default) if default is Parameter.empty else (kind | None, None)
         elif info.parser:
             kind, default = str, default if default in (None, Parameter.empty) else str(default)
-        annotation = Annotated[kind, info]
-        found[field.name] = Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        found[field.name] = Parameter(
+            field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+        )  # fmt: skip
     return found
 
 
