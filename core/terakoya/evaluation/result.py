@@ -23,7 +23,7 @@ class Evaluation:
         settings: the other settings that decide the numbers.
         results: data set -> its numbers.
         tasks: task of lm-eval -> its numbers.
-        finetuned: task of a suite or of mteb -> its result, see `finetuning/benchmark.py` and `embedding.py`.
+        finetuned: task of a suite or of mteb -> its result, see `terakoya_quality/evaluation`.
         skipped: task of a suite or of mteb -> why it was not done.
     """
 

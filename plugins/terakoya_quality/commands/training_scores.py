@@ -76,7 +76,7 @@ def format_summary(summary: Summary) -> str:
 
 
 def show_benchmark(result: Mapping[str, Any]) -> None:
-    """Prints the scores of a task of a suite (an entry of `BenchmarkResult.finetuned`) with those that others have
+    """Prints the scores of a task of a suite (an entry of `Evaluation.finetuned`) with those that others have
     published for the same examples, and where they are from."""
     from terakoya.log import console
 
@@ -93,7 +93,7 @@ def show_benchmark(result: Mapping[str, Any]) -> None:
 
 
 def show_embedding(results: Mapping[str, Any]) -> None:
-    """Prints the scores of tasks of mteb (`BenchmarkResult.finetuned`) as one table for each benchmark."""
+    """Prints the scores of tasks of mteb (`Evaluation.finetuned`) as one table for each benchmark."""
     from rich.table import Table
 
     from terakoya.log import console

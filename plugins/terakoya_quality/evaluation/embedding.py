@@ -21,7 +21,6 @@ from terakoya.evaluation.result import Evaluation
 from terakoya_quality.evaluation.embedding_data import fetch_command, find_data, load_data, offline
 from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.evaluation.suites import keep_scores
-from terakoya_quality.finetuning.benchmark import watch_nothing
 from terakoya_quality.finetuning.model import ModelUse, finished_model
 from terakoya_quality.finetuning.scores import versions
 from terakoya_quality.finetuning.search import Watch, summaries_as_json
@@ -54,7 +53,7 @@ def measure_embedding(options: TaskOptions, device: torch.device) -> Evaluation:
         raise UserError(f"--tasks {','.join(others)}: not together with jmteb; give it in a second command")
     not_for_it = options.tuned
     batch_size = not_for_it.pop("--batch-size", BATCH_SIZE)
-    not_for_it |= {"--data": options.stores, "--corpus": options.corpora, "--limit": options.limit}
+    not_for_it |= {"--data": options.stores, "--corpus": options.corpora or options.corpus, "--limit": options.limit}
     not_for_it["--stride"] = options.stride
     if given := [option for option, value in not_for_it.items() if value]:
         raise UserError(
@@ -84,7 +83,7 @@ def measure_embedding(options: TaskOptions, device: torch.device) -> Evaluation:
                 continue
             task, suite = tasks[name], BENCHMARKS[name.partition(":")[0]]
             title = f"{suite}: {task.metadata.name}"
-            with (options.watch or watch_nothing)(title) as watched:
+            with options.watch(title) as watched:
                 try:
                     load_data(task, snapshot, temporary / name.replace(":", "-"))
                     found = _measure(task, vectors, batch_size, watched)

@@ -22,7 +22,7 @@ from terakoya.evaluation.options import Precision
 from terakoya.inference.scores import read_evaluation
 from terakoya.toolkit.formats.model_files import SCORES
 from terakoya_quality.commands.training_scores import show_benchmark
-from terakoya_quality.finetuning import benchmark
+from terakoya_quality.evaluation import suites as measured_suites
 from terakoya_quality.finetuning.entities import NamedEntities
 from terakoya_quality.finetuning.suites import bundled_suites, find_files, find_tasks, is_suite_task, read_suite
 
@@ -200,8 +200,8 @@ def test_a_task_that_is_refused_leaves_the_scores_of_the_others(
             raise UserError("no head for it")
         return real(*arguments, **settings)
 
-    real = benchmark.search
-    monkeypatch.setattr(benchmark, "search", search)
+    real = measured_suites.search
+    monkeypatch.setattr(measured_suites, "search", search)
     found = evaluate(folder, stores=[data], tasks=[str(suite)], tuning={"seeds": 1, "epochs": [1]})
     assert kept == [{"toy_labels"}] and found.skipped == {"toy_refused": "Refused: no head for it"}
     assert set(found.finetuned) == {"toy_labels", "toy_likeness"}
