@@ -22,7 +22,7 @@ from terakoya.config.presets import preset_names
 from terakoya.doctor.checks import check_shared_memory
 from terakoya.json_settings import apply_overrides, without_notes
 from terakoya.pipeline.run import Pipeline
-from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES
+from terakoya_launch.scripts import FINAL_EXIT_CODES
 
 READMES = ["README.md", "README.ja.md"]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))

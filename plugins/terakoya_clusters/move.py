@@ -19,17 +19,17 @@ from typing import Any
 from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of, describe_found, is_address, kind_of
-from terakoya.launch.jobs import find_job, find_plan_folder, poll_states
-from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya.object_store import ObjectFolder
 from terakoya.process_pool import is_alive
 from terakoya.runs import files, metrics, mirrored
 from terakoya.runs.checkpoints import DamagedError, find_newest_whole
 from terakoya.runs.mirrored import work_folder_of
 from terakoya.runs.remote_view import open_views
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya.training.checkpoint.mirroring import send_run
 from terakoya.training.run_folder import HOLDER
+from terakoya_launch.jobs import find_job, find_plan_folder, poll_states
+from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.submitted import SubmittedJobRecord
 
 PARAMETERS = "parameters.json"
 POLL_SECONDS = 2.0

@@ -23,8 +23,8 @@ from pydantic import PositiveInt
 from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run, StepReport
 from terakoya.errors import UserError
+from terakoya.process_pool import start_child
 from terakoya.toolkit.checkpoint_copies import copy_checkpoint
-from terakoya.toolkit.launchers.children import start_child
 
 FOLDER = "task_scores"
 OF_THE_RUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_", "SLURM_")

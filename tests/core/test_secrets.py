@@ -15,9 +15,9 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.json_settings import refuse_secrets
-from terakoya.launch.plan import plan_launch
 from terakoya.log import hide_secrets
 from terakoya.pipeline.settings import read_pipeline
+from terakoya_launch.plan import plan_launch
 
 SECRETS = {
     "Hugging Face": "hf_" + "a1" * 17,

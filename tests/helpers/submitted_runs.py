@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import JobState, SubmittedJob
-from terakoya.launch.jobs import find_job, poll_states
-from terakoya.launch.plan import PlannedLaunch, plan_launch
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
+from terakoya_launch.jobs import find_job, poll_states
+from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.submitted import SubmittedJobRecord
 
 
 @dataclass

@@ -26,7 +26,7 @@ IMPORTED = (
     "rich.table",
     "rich._emoji_codes",
     "terakoya.config.language_pretraining_json",
-    "terakoya.launch.plan",
+    "terakoya_launch.plan",
     "terakoya.plugins.create",
     "terakoya.training.dry_run",
     "terakoya.training.setup",

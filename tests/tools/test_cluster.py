@@ -360,7 +360,7 @@ def test_the_first_host_may_be_lost_where_hosts_rendezvous_elsewhere(
     refused = HostsLaunch(cluster, settings, out, *words, hosts=HOSTS[:2]).finish(code=2)
     assert "cannot reach the rendezvous a03:29400" in " ".join(refused.split())
     command = (
-        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {sys.executable} -m terakoya.launch.rendezvous_store 29400"
+        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')} {sys.executable} -m terakoya_launch.rendezvous_store 29400"
     )
     meeting = subprocess.Popen([cluster.ssh, "a03", command], stdout=subprocess.PIPE, text=True)
     assert meeting.stdout is not None and "find each other on port 29400" in meeting.stdout.readline()

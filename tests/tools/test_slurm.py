@@ -19,7 +19,7 @@ import toy
 from submitted_runs import Job, find_process, records, running_cluster, wait_for, weights
 
 from terakoya.components import JobState
-from terakoya.launch.plan import plan_launch
+from terakoya_launch.plan import plan_launch
 
 CLUSTER = Path(__file__).parents[2] / "tools/slurm/cluster.sh"
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "unshare") if shutil.which(name) is None]

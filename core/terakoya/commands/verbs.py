@@ -24,7 +24,6 @@ from terakoya.commands import (
     try_model,
     verify,
 )
-from terakoya.commands.launching import launch
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.parameters import list_presets
 from terakoya.commands.store import app as store
@@ -79,9 +78,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         ),
         "estimate": Command(estimate.command, "terakoya estimate bert_base --vocab-size 32768 --gpus 8 --device h100"),
         "train": Command(train.command, "terakoya train bert_base --out work/run --set max_steps=100000"),
-        "launch": Command(
-            launch.command, "terakoya launch slurm bert_base --out work/run --time 24:00:00", passes_options=True
-        ),
         "fork": Command(
             fork.command,
             "terakoya fork work/run@8000 --out work/decay --set max_steps=9000 --set schedule.decay_steps=1000",

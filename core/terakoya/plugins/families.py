@@ -62,13 +62,14 @@ FAMILIES: dict[str, Family] = {
             "prepare --set",
         ),
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
-        needs=("parallel",),
+        needs=("launch", "parallel"),
     ),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
+    "launch": Family(verbs=("launch",), components=("launchers hosts", "launchers local", "launchers slurm")),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
     "quality": Family(
         verbs=(

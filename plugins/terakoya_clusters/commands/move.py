@@ -9,9 +9,9 @@ import typer
 
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.launching import launch
 from terakoya.commands.shared_options import NodesOption, ParametersSet, plugin_options
 from terakoya.errors import UserError
+from terakoya_launch.commands import launch
 
 
 def command(

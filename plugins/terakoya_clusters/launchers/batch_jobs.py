@@ -18,9 +18,9 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import RankLostError, UserError
-from terakoya.toolkit.launchers.job_checks import check_in_job
-from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, define_newest, limit_threads, quote, script_head
-from terakoya.toolkit.launchers.submitted_batch import JobNumbers
+from terakoya_launch.job_checks import check_in_job
+from terakoya_launch.scripts import FINAL_EXIT_CODES, define_newest, limit_threads, quote, script_head
+from terakoya_launch.submitted_batch import JobNumbers
 
 JOB = Template("""\
 #!/bin/bash
@@ -237,7 +237,7 @@ class BatchLauncher(Launcher):
             command = quote("python", "-m", job.module, *job.arguments)
             return CHECK.substitute(name=job.name, head=script_head(job, self.setup), inside=inside, command=command)
         nodes = len(job.batch_size)
-        agent = ["python", "-m", "terakoya.launch.torchrun_agent", "--nnodes", str(nodes)]
+        agent = ["python", "-m", "terakoya_launch.torchrun_agent", "--nnodes", str(nodes)]
         return NODE.substitute(
             name=job.name,
             head=script_head(job, self.setup),
@@ -255,7 +255,7 @@ class BatchLauncher(Launcher):
         lines = ["export WANDB_MODE=offline"] if self.offline else []
         if nodes > 1:
             peer = '"${hosts[rank == 0 ? 1 : 0]}"'
-            lookup = f"$(python -m terakoya.launch.host_facts --interface {peer})"
+            lookup = f"$(python -m terakoya_launch.host_facts --interface {peer})"
             lines.append(f"interface={quote(self.interface) if self.interface else lookup}")
             lines.append('export NCCL_SOCKET_IFNAME="$interface" GLOO_SOCKET_IFNAME="$interface"')
         return "".join(f"{line}\n" for line in lines)

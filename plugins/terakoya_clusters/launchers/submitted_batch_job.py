@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
-from terakoya.toolkit.launchers.scheduler_programs import run_program
-from terakoya.toolkit.launchers.submitted_batch import check_number, read_lines
+from terakoya_launch.scheduler_programs import run_program
+from terakoya_launch.submitted_batch import check_number, read_lines
 
 
 class SubmittedBatchJob:

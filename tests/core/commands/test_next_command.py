@@ -18,7 +18,6 @@ from documented_commands import check_command, find_command, root_command
 from typer.testing import CliRunner
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.launching import jobs
 from terakoya.commands.main import build_app
 from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
@@ -31,6 +30,7 @@ from terakoya.runs.checkpoints import FORMAT, with_hash
 from terakoya.store.subset import document_ranges
 from terakoya.store.token_store import StoreFacts
 from terakoya_contract.commands.new import TEMPLATES
+from terakoya_launch.commands import jobs
 
 SMALL = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"]
 

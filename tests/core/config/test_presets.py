@@ -18,10 +18,10 @@ from terakoya.config.presets import find_parameters, preset_names, presets_folde
 from terakoya.errors import UserError
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.launch.here import read_parameters
-from terakoya.launch.plan import make_job
 from terakoya.pipeline.run import run_pipeline
 from terakoya.pipeline.settings import Pipeline
 from terakoya.training.model.build import build_module
+from terakoya_launch.plan import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -14,11 +14,11 @@ from checkpoint_folders import write_checkpoint, write_manifest
 from terakoya.config.parameters import Parameters
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.runs import checkpoints
-from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES
 from terakoya.training import run_folder
 from terakoya.training.checkpoint import recovery
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.setup import StartOptions, train_in_this_process
+from terakoya_launch.scripts import FINAL_EXIT_CODES
 
 
 @pytest.fixture

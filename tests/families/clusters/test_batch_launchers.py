@@ -19,10 +19,10 @@ from stand_in_programs import Programs
 
 from terakoya.components import JobState
 from terakoya.errors import UserError
-from terakoya.launch.jobs import find_job
-from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_clusters.launchers.grid_engine.job import GridEngineJob
 from terakoya_clusters.launchers.pbs.job import PbsJob
+from terakoya_launch.jobs import find_job
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 TWO = {"0": 10, "1": 6}
 HOSTS = {"grid_engine": {"pe": "hosts"}, "pbs": {}}
@@ -53,7 +53,7 @@ def test_a_grid_engine_script_has_all_settings(tmp_path: Path) -> None:
     } <= set(directives(plan.plan.files["job.sge"], "#$ "))  # fmt: skip
     node = plan.plan.files["node.sh"]
     assert "module load cuda\n" in node and "export WANDB_MODE=offline\n" in node
-    assert "\nnumactl -l python -m terakoya.launch.torchrun_agent --nnodes 2 --nproc-per-node 1 " in node
+    assert "\nnumactl -l python -m terakoya_launch.torchrun_agent --nnodes 2 --nproc-per-node 1 " in node
     assert plan.plan.commands == [f"qsub -hold_jid 120,121 {plan.folder}/job.sge"]
 
 

@@ -17,7 +17,7 @@ import toy
 from submitted_runs import Job, find_process, records, running_cluster, weights
 
 from terakoya.components import JobState
-from terakoya.launch.plan import plan_launch
+from terakoya_launch.plan import plan_launch
 
 CLUSTER = Path(__file__).parents[3] / "tools/grid_engine/cluster.sh"
 MISSING = [name for name in ("sge_qmaster", "sge_execd", "qsub", "ip", "unshare") if shutil.which(name) is None]

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.folder_kinds import address_of
-from terakoya.launch.jobs import find_job
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import metrics, mirrored
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
 from terakoya_clusters.move import carry, move
+from terakoya_launch.jobs import find_job
 
 SLURM = {"time": "01:00:00"}
 

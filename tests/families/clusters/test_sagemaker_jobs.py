@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
-from terakoya.launch.jobs import fetch, find_job, poll_states
-from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_clusters.launchers.sagemaker import job as sagemaker_job
 from terakoya_clusters.launchers.sagemaker.job import LOGS, SageMakerJob
+from terakoya_launch.jobs import fetch, find_job, poll_states
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 boto3 = pytest.importorskip("boto3")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import toy
 
-from terakoya.commands.launching import jobs
 from terakoya.components import JobState
 from terakoya.errors import UserError
-from terakoya.launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.commands import jobs
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 ADDRESS = "s3://bucket/fleet/run"
 

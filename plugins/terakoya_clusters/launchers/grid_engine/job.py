@@ -8,8 +8,8 @@ from typing import ClassVar
 from xml.etree import ElementTree
 
 from terakoya.components import JobState
-from terakoya.toolkit.launchers.scheduler_programs import run_program
 from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
+from terakoya_launch.scheduler_programs import run_program
 
 WHERE = "launch grid_engine"
 

@@ -14,9 +14,9 @@ from pydantic import PositiveInt, model_validator
 from terakoya.components import Job, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_clusters.launchers.batch_jobs import BatchLauncher, job_name
 from terakoya_clusters.launchers.grid_engine import job as grid_engine_job
+from terakoya_launch.submitted import SubmittedJobRecord
 
 
 class GridEngine(BatchLauncher):

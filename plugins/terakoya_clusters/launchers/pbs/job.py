@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from terakoya.components import JobState
-from terakoya.toolkit.launchers.scheduler_programs import run_program
 from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
+from terakoya_launch.scheduler_programs import run_program
 
 WHERE = "launch pbs"
 UNKNOWN = "Unknown Job"

@@ -13,9 +13,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from terakoya.components import Job, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_clusters.launchers.batch_jobs import BatchLauncher, job_name
 from terakoya_clusters.launchers.pbs import job as pbs_job
+from terakoya_launch.submitted import SubmittedJobRecord
 
 
 class Pbs(BatchLauncher):

@@ -16,12 +16,12 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address
 from terakoya.toolkit.hub_cache import is_hub_name
 from terakoya.toolkit.json_settings import read_settings
-from terakoya.toolkit.launchers.scripts import quote
-from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_clusters.launchers.sagemaker import job as sagemaker_job
 from terakoya_clusters.launchers.sagemaker import request as sagemaker_request
 from terakoya_clusters.launchers.sagemaker import script as sagemaker_script
 from terakoya_clusters.launchers.sagemaker.settings import CODE, DATA, ROOT, SageMakerSettings
+from terakoya_launch.scripts import quote
+from terakoya_launch.submitted import SubmittedJobRecord
 
 
 class SageMaker(SageMakerSettings):

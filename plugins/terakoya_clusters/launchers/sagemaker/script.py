@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Template
 
-from terakoya.toolkit.launchers.scripts import quote
 from terakoya_clusters.launchers.sagemaker.settings import ROOT
+from terakoya_launch.scripts import quote
 
 SCRIPT = Template(r"""#!/bin/bash
 # $name: each of $instances instance$s runs this script.
@@ -51,7 +51,7 @@ if [ "$$rank" -eq 0 ]; then
   metrics & teller=$$!
 fi
 asked=no
-python -m terakoya.launch.torchrun_agent --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
+python -m terakoya_launch.torchrun_agent --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
   --master-addr "$$master" --master-port $port -m terakoya $command --node-rank "$$rank" & child=$$!
 trap 'asked=yes; kill -TERM $$child 2> /dev/null || true' TERM
 wait $$child || true

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import quote, script_head
 
 
 class Example(Launcher):
@@ -21,9 +22,10 @@ class Example(Launcher):
         them first; `submit` runs the commands by default."""
         if len(job.batch_size) > 1:
             raise UserError(f"launcher example: batch_size is for {len(job.batch_size)} nodes; expected one")
-        command = quote("python", "-m", "terakoya", *job.arguments)
-        script = f"#!/bin/bash\n{script_head(job, ())}export OMP_NUM_THREADS={self.threads}\nexec {command}\n"
-        return LaunchPlan({"run.sh": script}, [quote("bash", str(folder / "run.sh"))])
+        enter = f"cd {shlex.quote(str(job.folder))}"
+        command = shlex.join([sys.executable, "-m", "terakoya", *job.arguments])
+        script = f"#!/bin/bash\n{enter}\nexport OMP_NUM_THREADS={self.threads}\nexec {command}\n"
+        return LaunchPlan({"run.sh": script}, [shlex.join(["bash", str(folder / "run.sh")])])
 
 
 @hookimpl

@@ -1,1 +1,0 @@
-"""Shared parts of launchers: their scripts, and records of submitted jobs."""

@@ -1,0 +1,151 @@
+"""Plans a run: from parameters to the files and commands that start it, and starts it on request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.config import batch_table
+from terakoya.config.parameters import Parameters, check_allowed_changes
+from terakoya.config.presets import find_parameters
+from terakoya.errors import UserError
+from terakoya.folder_kinds import is_address, refuse_address
+from terakoya.json_settings import refuse_secrets
+from terakoya.launch.here import resolve_out
+from terakoya.plugins import registry
+from terakoya.plugins.create import create_component
+from terakoya.training.run_folder import check_place
+from terakoya_launch.jobs import find_plan_folder
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """A plan, and the folder with its files."""
+
+    launcher: Launcher
+    job: Job
+    plan: LaunchPlan
+    folder: Path
+
+    def check(self) -> None:
+        """Checks the machines where the job will run and starts nothing; see `Launcher.check`."""
+        self.launcher.check(self.job, self.folder)
+
+    def submit(self) -> int:
+        """Starts the job; returns the exit code."""
+        return self.launcher.submit(self.job, self.plan, self.folder)
+
+
+def plan_launch(
+    launcher: str,
+    parameters: Path,
+    out: Path,
+    *,
+    work_folder: Path | None = None,
+    folder: Path | None = None,
+    nodes: int | None = None,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    allow_change: Sequence[str] = (),
+    global_options: Sequence[str] = (),
+    write: bool = True,
+) -> PlannedLaunch:
+    """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
+
+    Args:
+        out: the run's folder, or an address such as s3://bucket/run, to which the run is mirrored.
+        work_folder: with an address, the run's folder on the nodes; default that of this machine, see `resolve_out`.
+        folder: the folder for the files; default `OUT.launch`, or for an address one beside the default work folder.
+        nodes: the number of nodes, for a `batch_size` of `{"*": ROWS}`; default that of the launcher's settings.
+        name: the job's name; default the name of the run's folder.
+        settings: the launcher's settings.
+        overrides: `KEY.PATH=VALUE`, over the parameters.
+        allow_change: keys in which the parameters may differ from those of the checkpoint that the run resumes from.
+        global_options: options of `terakoya` itself, such as `--plugin FILE`.
+        write: whether the files are written, or only looked for errors.
+
+    Raises:
+        UserError: an unknown launcher, wrong settings, a secret in them, wrong parameters: every error that can be
+            found before the job waits for hours in a queue.
+    """
+    refuse_secrets(settings or {}, f"launch {launcher}")
+    component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
+    if work_folder is not None and component.places_run:
+        raise UserError(f"launch {launcher}: --work-folder: its settings say where the run trains; leave it out")
+    job = make_job(
+        parameters, out, work_folder=work_folder, nodes=nodes, settings_nodes=component.nodes(), name=name,
+        overrides=overrides, allow_change=allow_change, global_options=global_options,
+    )  # fmt: skip
+    folder = folder if folder is not None else find_plan_folder(out)
+    refuse_address(folder, "the folder for the plan's files")
+    folder = folder.absolute()
+    plan = component.plan(job, folder)
+    if write:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in plan.files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    return PlannedLaunch(component, job, plan, folder)
+
+
+def make_job(
+    parameters: Path,
+    out: Path,
+    *,
+    work_folder: Path | None = None,
+    nodes: int | None = None,
+    settings_nodes: int | None = None,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    allow_change: Sequence[str] = (),
+    global_options: Sequence[str] = (),
+) -> Job:
+    """Returns the job that trains `parameters` into `out`.
+
+    Args:
+        work_folder: with an address, the run's folder on the nodes.
+        nodes: the number of nodes, which `batch_size` has to agree with.
+        settings_nodes: the number of nodes that the launcher's settings name, for a `batch_size` of `{"*": ROWS}`.
+
+    Raises:
+        UserError: the parameters or the name are wrong.
+    """
+    run, address = resolve_out(out, work_folder)
+    check_place(run)
+    short = Parameters.load(parameters, overrides, nodes="any").batch_size.keys() == {batch_table.EACH_NODE}
+    nodes = nodes or (settings_nodes if short else None)
+    loaded = Parameters.load(parameters, overrides, nodes=nodes)
+    batch_table.check_nodes(loaded.batch_size, nodes)
+    check_allowed_changes(allow_change, loaded, registry())
+    run = run.absolute()
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9]+", "-", Path(address or run).name).strip("-")[:63] or "terakoya"
+    elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
+        raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
+    sets = [word for override in overrides for word in ("--set", override)]
+    allowed = [word for key in allow_change for word in ("--allow-change", key)]
+    arguments = (
+        *global_options,
+        "train",
+        str(find_parameters(parameters).absolute()),
+        "--out",
+        address or str(run),
+        *(() if address is None else ("--work-folder", str(run))),
+        *sets,
+        *allowed,
+        *(() if nodes is None else ("--nodes", str(nodes))),
+    )
+    data = loaded.data
+    mixtures = (data.train, *(stage.train for stage in data.stages), *(each.train for each in loaded.all_data))
+    stores = [entry.store for mixture in mixtures for entry in mixture]
+    return Job(
+        name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
+        data_folders=tuple(
+            dict.fromkeys(path.absolute() for path in (*stores, *data.validation) if not is_address(path))
+        ),
+        address=address,
+    )  # fmt: skip
