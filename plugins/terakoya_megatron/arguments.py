@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
+from terakoya_megatron import weights
 from terakoya_megatron.weights import Gpt
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
 OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], ())
@@ -164,3 +166,23 @@ def transformers_config(model: Gpt, vocabulary: int) -> tuple[type[PreTrainedMod
         mlp_bias=model.biases,
         **shared,
     )
+
+
+def write_transformers(
+    megatron_weights: Mapping[str, Tensor], model: Gpt, vocab_size: int | None, folder: Path, out: Path
+) -> None:
+    """Writes the full weights of the checkpoint `folder`, under Megatron-Core's names, to the Transformers folder
+    `out`, without the embedding rows beyond `vocab_size`.
+
+    Raises:
+        UserError: weights are unknown, or do not fit the model.
+    """
+    from terakoya.toolkit.formats import from_state_dict
+
+    unpadded = weights.remove_vocabulary_padding(megatron_weights, vocab_size, folder)
+    state, unknown = weights.to_transformers(unpadded, model)
+    if unknown:
+        raise UserError(f"{folder}: has unknown weights: {from_state_dict.join_names(sorted(unknown))}")
+    embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
+    model_class, config = transformers_config(model, len(embeddings))
+    from_state_dict.write_model(model_class, config, state, folder, out)

@@ -61,8 +61,8 @@ class MegatronDeepSpeed(Importer):
         Raises:
             UserError: no layer files, a missing rank, or a model or weight that cannot be imported.
         """
-        from terakoya.toolkit.formats import from_state_dict, restricted_unpickler
-        from terakoya_megatron import arguments, weights
+        from terakoya.toolkit.formats import restricted_unpickler
+        from terakoya_megatron import arguments
 
         folder = find_step_folder(source)
         content = restricted_unpickler.load(folder / ARGUMENTS)
@@ -74,14 +74,8 @@ class MegatronDeepSpeed(Importer):
                 f"{folder / ARGUMENTS}: has no checkpoint_version, which decides the order of queries, keys and "
                 "values; set it (--checkpoint-version 3; 0 and 1 are Megatron-LM's before 2021)"
             )
-        megatron_weights = read_layers(folder, model, version=float(version))
-        megatron_weights = weights.remove_vocabulary_padding(megatron_weights, self.vocab_size, folder)
-        state, unknown = weights.to_transformers(megatron_weights, model)
-        if unknown:
-            raise UserError(f"{folder}: has unknown weights: {from_state_dict.join_names(sorted(unknown))}")
-        embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
-        model_class, config = arguments.transformers_config(model, len(embeddings))
-        from_state_dict.write_model(model_class, config, state, folder, out)
+        weights = read_layers(folder, model, version=float(version))
+        arguments.write_transformers(weights, model, self.vocab_size, folder, out)
 
 
 def find_step_folder(source: Path) -> Path:

@@ -47,20 +47,12 @@ class MegatronImporter(Importer):
         Raises:
             UserError: another format, a missing file, or a model or weight that cannot be imported.
         """
-        from terakoya.toolkit.formats import from_state_dict
-        from terakoya_megatron import arguments, weights
+        from terakoya_megatron import arguments
 
         folder = find_iteration(source)
         ranks = read_ranks(folder)
         model = arguments.read_model(ranks[0, 0].get("args"), folder)
-        megatron_weights = join_ranks(ranks, model, folder)
-        megatron_weights = weights.remove_vocabulary_padding(megatron_weights, self.vocab_size, folder)
-        state, unknown = weights.to_transformers(megatron_weights, model)
-        if unknown:
-            raise UserError(f"{folder}: has unknown weights: {from_state_dict.join_names(sorted(unknown))}")
-        embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
-        model_class, config = arguments.transformers_config(model, len(embeddings))
-        from_state_dict.write_model(model_class, config, state, folder, out)
+        arguments.write_transformers(join_ranks(ranks, model, folder), model, self.vocab_size, folder, out)
 
     def parameters(self, file: Path) -> ConvertedConfig:
         """Converts the run that a shell script starts with pretrain_gpt.py of Megatron-LM or Megatron-DeepSpeed.

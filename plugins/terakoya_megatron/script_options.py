@@ -40,8 +40,17 @@ class Options:
     def __contains__(self, name: str) -> bool:
         return name in self.given
 
-    def take(self, name: str, parse: Callable[[str], Any], key: str, *, allow_unknown: bool = False) -> Any:
-        """Returns the option's value and records that it becomes `key`; None if the value is not given or unknown.
+    def take(
+        self,
+        name: str,
+        parse: Callable[[str], Any],
+        key: str | None = None,
+        *,
+        default: Any = None,
+        allow_unknown: bool = False,
+    ) -> Any:
+        """Returns the option's value and records that it becomes `key`, by default what the table says; `default` if
+        the value is not given or unknown.
 
         With `allow_unknown`, a value that the script alone does not determine is returned as the script writes it.
 
@@ -50,24 +59,24 @@ class Options:
         """
         words = self.given.get(name)
         if words is None:
-            return None
+            return default
         text = " ".join(words)
         if allow_unknown:
             text = as_written(text)
         elif unknown_text(text) is not None:
             self.unsupported[name] = f"{as_written(text)}: unknown from the script alone; set it with --define"
-            return None
+            return default
         try:
             value = parse(text)
         except ValueError:
             raise UserError(f"--{name}: expected {_describe(parse)}, got {text or 'no value'}") from None
-        self.mapped[name] = key
+        self.mapped[name] = key or FLAGS[name].text
         return value
 
-    def take_switch(self, name: str, key: str) -> bool:
-        """Returns whether the switch is given; if it is, records that it becomes `key`."""
+    def take_switch(self, name: str) -> bool:
+        """Returns whether the switch is given; if it is, records what the table says that it becomes."""
         if name in self.given:
-            self.mapped[name] = key
+            self.mapped[name] = FLAGS[name].text
         return name in self.given
 
     def mark_unsupported(self, name: str, reason: str) -> None:

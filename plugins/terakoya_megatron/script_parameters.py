@@ -49,7 +49,7 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ConvertedConfig:
     result["architecture"] = convert_architecture(options, notes)
     result["objective"] = convert_objective(options)
     result["optimizer"] = convert_optimizer(options)
-    batch = options.take("global-batch-size", parse_integer, "batch_size")
+    batch = options.take("global-batch-size", parse_integer)
     result["schedule"] = convert_schedule(options, batch, result["data"].get("sequence_length"))
     if batch is None:
         notes.append("batch_size is missing: Megatron takes micro-batch-size times the number of data-parallel GPUs")
@@ -118,8 +118,8 @@ def _record_remaining(options: Options, notes: list[str]) -> None:
 
 def convert_architecture(options: Options, notes: list[str]) -> dict[str, Any]:
     """Converts to a Llama if positions are rotary, else to a GPT-2."""
-    positions = options.take("position-embedding-type", str, "architecture.type")
-    rotary = options.take_switch("use-rotary-position-embeddings", "architecture.type") or positions == "rope"
+    positions = options.take("position-embedding-type", str)
+    rotary = options.take_switch("use-rotary-position-embeddings") or positions == "rope"
     is_llama = rotary
     if positions not in (None, "rope", "learned_absolute"):
         options.mark_unsupported("position-embedding-type", f"{positions}: another kind of positions")
@@ -127,12 +127,10 @@ def convert_architecture(options: Options, notes: list[str]) -> dict[str, Any]:
         options.mark_unsupported("no-position-embedding", "a model without positions")
     converted: dict[str, Any] = {"type": "llama" if is_llama else "gpt2"}
     converted |= {
-        "hidden_size": options.take("hidden-size", parse_integer, "architecture.hidden_size"),
-        "num_hidden_layers": options.take("num-layers", parse_integer, "architecture.num_hidden_layers"),
-        "num_attention_heads": options.take("num-attention-heads", parse_integer, "architecture.num_attention_heads"),
-        "max_position_embeddings": options.take(
-            "max-position-embeddings", parse_integer, "architecture.max_position_embeddings"
-        ),
+        "hidden_size": options.take("hidden-size", parse_integer),
+        "num_hidden_layers": options.take("num-layers", parse_integer),
+        "num_attention_heads": options.take("num-attention-heads", parse_integer),
+        "max_position_embeddings": options.take("max-position-embeddings", parse_integer),
     }
     inner = "intermediate_size" if is_llama else "n_inner"
     converted[inner] = options.take("ffn-hidden-size", parse_integer, f"architecture.{inner}")
@@ -142,10 +140,8 @@ def convert_architecture(options: Options, notes: list[str]) -> dict[str, Any]:
     converted[epsilon] = 1e-5  # Megatron's default
     for name in ("norm-epsilon", "layernorm-epsilon"):
         converted[epsilon] = options.take(name, float, f"architecture.{epsilon}") or converted[epsilon]
-    converted["initializer_range"] = options.take("init-method-std", float, "architecture.initializer_range") or 0.02
-    converted["tie_word_embeddings"] = not options.take_switch(
-        "untie-embeddings-and-output-weights", "architecture.tie_word_embeddings"
-    )
+    converted["initializer_range"] = options.take("init-method-std", float) or 0.02
+    converted["tie_word_embeddings"] = not options.take_switch("untie-embeddings-and-output-weights")
     converted["scaled_init"] = True
     _check_layers(options, is_llama=is_llama, notes=notes)
     _convert_heads_and_dropout(options, converted, is_llama=is_llama)
@@ -154,9 +150,9 @@ def convert_architecture(options: Options, notes: list[str]) -> dict[str, Any]:
 
 def _check_layers(options: Options, *, is_llama: bool, notes: list[str]) -> None:
     """Checks that norms, activation and biases are those of the architecture."""
-    normalization = options.take("normalization", str, "architecture.type") or "LayerNorm"
-    gated = options.take_switch("swiglu", "architecture.type")
-    no_biases = options.take_switch("disable-bias-linear", "architecture.type")
+    normalization = options.take("normalization", str) or "LayerNorm"
+    gated = options.take_switch("swiglu")
+    no_biases = options.take_switch("disable-bias-linear")
     for name, matches, reason in (
         ("normalization", (normalization.lower() == "rmsnorm") == is_llama, f"{normalization} with these positions"),
         ("swiglu", gated == is_llama, "SwiGLU without rotary positions"),
@@ -172,13 +168,11 @@ def _check_layers(options: Options, *, is_llama: bool, notes: list[str]) -> None
 
 def _convert_heads_and_dropout(options: Options, converted: dict[str, Any], *, is_llama: bool) -> None:
     """Adds the settings that only a Llama or only a GPT-2 has: key heads, dropout, positions, activation."""
-    attention = options.take(
-        "attention-dropout", float, "architecture.attention_dropout" if is_llama else "architecture.attn_pdrop"
-    )
-    hidden = options.take("hidden-dropout", float, "architecture.resid_pdrop")
+    dropout = "attention_dropout" if is_llama else "attn_pdrop"
+    converted[dropout] = options.take("attention-dropout", float, f"architecture.{dropout}", default=0.1)
+    hidden = options.take("hidden-dropout", float)
     if is_llama:
         converted["num_key_value_heads"] = _key_heads(options)
-        converted["attention_dropout"] = 0.1 if attention is None else attention
         if hidden:
             options.mark_unsupported("hidden-dropout", f"{hidden}: a Llama has no dropout after its layers")
         elif hidden is not None:
@@ -187,26 +181,24 @@ def _convert_heads_and_dropout(options: Options, converted: dict[str, Any], *, i
             options.mark_unsupported(
                 "hidden-dropout", "0.1, Megatron's default without it: a Llama has no dropout after its layers"
             )
-        theta = [options.take(name, float, "architecture.rope_theta") for name in ("rotary-base", "rope-theta")]
+        theta = [options.take(name, float) for name in ("rotary-base", "rope-theta")]
         converted["rope_theta"] = next((value for value in theta if value is not None), 10000.0)
         return
     for name in ("num-query-groups", "num-key-value-heads", "group-query-attention"):
         if name in options:
             options.mark_unsupported(name, "a GPT-2 has as many key heads as query heads")
-    converted["attn_pdrop"] = 0.1 if attention is None else attention
     converted["resid_pdrop"] = converted["embd_pdrop"] = 0.1 if hidden is None else hidden
-    exact = options.take_switch("no-bias-gelu-fusion", "architecture.activation_function")
-    options.take_switch("bias-gelu-fusion", "architecture.activation_function")
-    tanh = options.take_switch("openai-gelu", "architecture.activation_function")
+    exact = options.take_switch("no-bias-gelu-fusion")
+    options.take_switch("bias-gelu-fusion")
+    tanh = options.take_switch("openai-gelu")
     converted["activation_function"] = "gelu" if exact and not tanh else "gelu_new"
 
 
 def _key_heads(options: Options) -> int | None:
     """Number of key and value heads. Megatron-LM uses the number of groups only with --group-query-attention."""
-    key = "architecture.num_key_value_heads"
-    heads = options.take("num-key-value-heads", parse_integer, key)
-    groups = options.take("num-query-groups", parse_integer, key)
-    if options.take_switch("group-query-attention", key):
+    heads = options.take("num-key-value-heads", parse_integer)
+    groups = options.take("num-query-groups", parse_integer)
+    if options.take_switch("group-query-attention"):
         return groups or 1
     if "num-query-groups" in options:
         options.mark_ignored("num-query-groups", "without --group-query-attention it has no effect")
@@ -215,15 +207,15 @@ def _key_heads(options: Options) -> int | None:
 
 def convert_data(options: Options, notes: list[str]) -> dict[str, Any]:
     """Converts stores with their weights, validation, and the length of rows."""
-    converted: dict[str, Any] = {"sequence_length": options.take("seq-length", parse_integer, "data.sequence_length")}
+    converted: dict[str, Any] = {"sequence_length": options.take("seq-length", parse_integer)}
     for name in ("data-path", "train-data-path"):
-        words = options.take(name, str.split, "data.train", allow_unknown=True)
+        words = options.take(name, str.split, allow_unknown=True)
         if words:
             converted["train"] = parse_stores(words, name)
-    validation = options.take("valid-data-path", str.split, "data.validation", allow_unknown=True)
+    validation = options.take("valid-data-path", str.split, allow_unknown=True)
     if validation:
         converted["validation"] = [each["store"] for each in parse_stores(validation, "valid-data-path")]
-    split = options.take("split", parse_shares, "data.split")
+    split = options.take("split", parse_shares)
     if "data-path" in options and "split" not in options and not validation:
         converted["split"] = DEFAULT_SPLIT
         notes.append("data.split: without --split, Megatron takes 3 % of the data for validation and 0.1 % for tests")
@@ -234,7 +226,7 @@ def convert_data(options: Options, notes: list[str]) -> dict[str, Any]:
             options.mark_ignored("split", "all data is training data")
     elif split:
         options.mark_unsupported("split", "data.validation names separate stores")
-    skipped = options.take("skip-train-iteration-range", parse_ranges, "data.skip_steps")
+    skipped = options.take("skip-train-iteration-range", parse_ranges)
     converted["skip_steps"] = skipped or None
     if len(converted.get("train", ())) > 1 and all("weight" not in store for store in converted["train"]):
         notes.append(
@@ -261,38 +253,35 @@ def parse_stores(words: Sequence[str], name: str) -> list[dict[str, Any]]:
 
 def convert_objective(options: Options) -> dict[str, Any]:
     """Converts to causal language modelling, with Megatron's order of rows or with separated documents."""
-    separated = [
-        options.take_switch(name, "objective.layout") for name in ("reset-position-ids", "reset-attention-mask")
-    ]
+    separated = [options.take_switch(name) for name in ("reset-position-ids", "reset-attention-mask")]
     converted: dict[str, Any] = {"type": "causal_lm", "layout": "packed" if any(separated) else "megatron"}
-    if options.take_switch("eod-mask-loss", "objective.eod_mask_loss"):
+    if options.take_switch("eod-mask-loss"):
         if any(separated):
             options.mark_ignored("eod-mask-loss", "documents are separated: nothing follows an end of document")
         else:
             converted["eod_mask_loss"] = True
-    if options.take_switch("use-z-loss", "objective.z_loss"):
+    if options.take_switch("use-z-loss"):
         converted["z_loss"] = Z_LOSS
     return converted
 
 
 def convert_optimizer(options: Options) -> dict[str, Any]:
     """Converts to AdamW, which Megatron calls adam."""
-    kind = options.take("optimizer", str, "optimizer.type")
+    kind = options.take("optimizer", str)
     if kind not in (None, "adam"):
         options.mark_unsupported("optimizer", f"{kind}: another optimizer; adamw is used")
-    betas = [options.take(f"adam-beta{number}", float, "optimizer.betas") for number in (1, 2)]
     return {
         "type": "adamw",
-        "learning_rate": options.take("lr", float, "optimizer.learning_rate"),
-        "betas": [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]],
-        "eps": options.take("adam-eps", float, "optimizer.eps") or 1e-8,
-        "weight_decay": _or(options.take("weight-decay", float, "optimizer.weight_decay"), 0.01),
+        "learning_rate": options.take("lr", float),
+        "betas": [options.take(f"adam-beta{n}", float, default=each) for n, each in ((1, 0.9), (2, 0.999))],
+        "eps": options.take("adam-eps", float) or 1e-8,
+        "weight_decay": options.take("weight-decay", float, default=0.01),
     }
 
 
 def convert_schedule(options: Options, batch: int | None, row: int | None) -> dict[str, Any]:
     """Converts the learning rate schedule. The global batch size converts samples to steps."""
-    style = options.take("lr-decay-style", str, "schedule.type") or "linear"
+    style = options.take("lr-decay-style", str) or "linear"
     if style not in SCHEDULES:
         options.mark_unsupported("lr-decay-style", f"{style}: another kind of schedule; cosine is used")
     converted: dict[str, Any] = {"type": SCHEDULES.get(style, "cosine")}
@@ -300,9 +289,9 @@ def convert_schedule(options: Options, batch: int | None, row: int | None) -> di
     for name, key in (("lr-decay", "lr_decay"), ("lr-warmup", "warmup")):
         if name == "lr-decay" and not decays:
             continue
-        steps = options.take(f"{name}-iters", parse_integer, f"schedule.{key}_steps")
-        samples = options.take(f"{name}-samples", parse_integer, f"schedule.{key}_steps")
-        tokens = options.take(f"{name}-tokens", parse_integer, f"schedule.{key}_tokens")
+        steps = options.take(f"{name}-iters", parse_integer)
+        samples = options.take(f"{name}-samples", parse_integer)
+        tokens = options.take(f"{name}-tokens", parse_integer)
         if samples and batch:
             steps = -(-samples // batch)
         elif samples:
@@ -313,15 +302,15 @@ def convert_schedule(options: Options, batch: int | None, row: int | None) -> di
             converted[f"{key}_tokens"] = tokens
         elif steps:
             converted[f"{key}_steps"] = steps
-    share = options.take("lr-warmup-fraction", float, "schedule.warmup_steps")
+    share = options.take("lr-warmup-fraction", float)
     if share:
         converted |= _convert_warmup_fraction(options, share, batch)
-    floor = options.take("min-lr", float, "schedule.min_lr")
+    floor = options.take("min-lr", float)
     if floor and converted["type"] != "constant":
         converted["min_lr"] = floor
     if converted["type"] == "warmup_stable_decay":
-        converted["decay_steps"] = options.take("lr-wsd-decay-iters", parse_integer, "schedule.decay_steps")
-        kind = options.take("lr-wsd-decay-style", str, "schedule.decay_type")
+        converted["decay_steps"] = options.take("lr-wsd-decay-iters", parse_integer)
+        kind = options.take("lr-wsd-decay-style", str)
         converted["decay_type"] = DECAY_TYPES.get(kind)
         if "lr-wsd-decay-style" not in options:
             options.mark_unsupported(
@@ -351,8 +340,3 @@ def _convert_warmup_fraction(options: Options, share: float, batch: int | None) 
         options.mark_unsupported("lr-warmup-fraction", f"{share}: can be converted to steps only with {needed}")
         return {}
     return {"warmup_tokens" if name.endswith("tokens") else "warmup_steps": round(share * length)}
-
-
-def _or(value: Any, default: Any) -> Any:
-    """`value`, or `default` if it is None."""
-    return default if value is None else value

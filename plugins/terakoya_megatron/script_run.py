@@ -10,10 +10,10 @@ from terakoya_megatron.script_options import Options, parse_integer
 
 def convert_length(options: Options, batch: int | None, row: int | None) -> dict[str, Any]:
     """Converts the length of the run to one limit, the one that ends the run first."""
-    steps = options.take("train-iters", parse_integer, "max_steps")
-    samples = options.take("train-samples", parse_integer, "max_steps")
-    tokens = options.take("train-tokens", parse_integer, "max_tokens")
-    converted: dict[str, Any] = {"max_minutes": options.take("exit-duration-in-mins", float, "max_minutes")}
+    steps = options.take("train-iters", parse_integer)
+    samples = options.take("train-samples", parse_integer)
+    tokens = options.take("train-tokens", parse_integer)
+    converted: dict[str, Any] = {"max_minutes": options.take("exit-duration-in-mins", float)}
     if steps and samples:
         options.mark_unsupported("train-iters", f"{steps}: --train-samples is used; Megatron refuses the two together")
         steps = None
@@ -45,25 +45,25 @@ def convert_length(options: Options, batch: int | None, row: int | None) -> dict
 def convert_precision_and_memory(options: Options) -> dict[str, Any]:
     """Converts precision, attention, micro-batch, activation checkpointing and seed."""
     converted: dict[str, Any] = {
-        "micro_batch_size": options.take("micro-batch-size", parse_integer, "micro_batch_size"),
-        "max_grad_norm": _or(options.take("clip-grad", float, "max_grad_norm"), 1.0),
-        "seed": _or(options.take("seed", parse_integer, "seed"), 1234),
+        "micro_batch_size": options.take("micro-batch-size", parse_integer),
+        "max_grad_norm": options.take("clip-grad", float, default=1.0),
+        "seed": options.take("seed", parse_integer, default=1234),
     }
     for name in ("bf16", "fp16"):
-        if options.take_switch(name, "precision"):
+        if options.take_switch(name):
             converted["precision"] = name
     converted["loss_scaling"] = convert_loss_scaling(options, converted.get("precision"))
     for name in ("fp8-format", "fp8-hybrid"):
-        if options.take_switch(name, "precision"):
+        if options.take_switch(name):
             converted["precision"] = "fp8"
     for name in ("use-flash-attn", "use-flash-attn-v2"):
-        if options.take_switch(name, "attention"):
+        if options.take_switch(name):
             converted["attention"] = "flash"
     key = "activation_checkpointing"
-    granularity = "selective" if options.take_switch("recompute-activations", key) else None
-    granularity = options.take("recompute-granularity", str, key) or granularity
+    granularity = "selective" if options.take_switch("recompute-activations") else None
+    granularity = options.take("recompute-granularity", str) or granularity
     for name in ("checkpoint-activations", "deepspeed-activation-checkpointing"):
-        granularity = "full" if options.take_switch(name, key) else granularity
+        granularity = "full" if options.take_switch(name) else granularity
     if granularity not in ("full", "selective", None):
         options.mark_unsupported("recompute-granularity", f"{granularity}: another granularity than full and selective")
         granularity = None
@@ -78,7 +78,7 @@ def convert_loss_scaling(options: Options, precision: str | None) -> dict[str, f
         ("min-loss-scale", "min_scale"), ("hysteresis", "hysteresis"),
     ):  # fmt: skip
         is_count = key in ("growth_interval", "hysteresis")
-        value = options.take(name, parse_integer if is_count else float, f"loss_scaling.{key}")
+        value = options.take(name, parse_integer if is_count else float)
         if value is None:
             continue
         if precision != "fp16":
@@ -107,8 +107,8 @@ def convert_parallel(options: Options, layers: int | None) -> dict[str, Any]:
 
     DeepSpeed's ZeRO stands alone; next to a size above 1, `fully_shard` divides what ZeRO divides.
     """
-    stage = options.take("zero-stage", parse_integer, "parallel.zero_stage")
-    if options.take_switch("use-distributed-optimizer", "parallel.zero_stage"):
+    stage = options.take("zero-stage", parse_integer)
+    if options.take_switch("use-distributed-optimizer"):
         stage = 1 if stage is None else stage
     sizes = _convert_sizes(options, layers)
     parallel: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def convert_parallel(options: Options, layers: int | None) -> dict[str, Any]:
         if sizes:
             parallel = {"engine": "fsdp"} if stage else {}
     parallel |= sizes
-    minutes = options.take("distributed-timeout-minutes", parse_integer, "parallel.timeout_seconds")
+    minutes = options.take("distributed-timeout-minutes", parse_integer)
     if minutes:
         parallel["timeout_seconds"] = 60 * minutes
     return parallel
@@ -127,17 +127,17 @@ def _convert_sizes(options: Options, layers: int | None) -> dict[str, int]:
     """Converts the model-parallel sizes above 1, and what goes with them."""
     converted = {}
     for name, key in SIZES.items():
-        size = options.take(name, parse_integer, f"parallel.{key}")
+        size = options.take(name, parse_integer)
         if size == 1:
             options.mark_ignored(name, "1 changes nothing")
         elif size is not None:
             converted[key] = size
-    if options.take_switch("sequence-parallel", "parallel.sequence_parallel"):
+    if options.take_switch("sequence-parallel"):
         if "tp_size" in converted:
             converted["sequence_parallel"] = True
         else:
             options.mark_ignored("sequence-parallel", "it changes nothing without tensor parallelism")
-    layers_per_stage = options.take(VIRTUAL_STAGES, parse_integer, "parallel.pp_stages_per_process")
+    layers_per_stage = options.take(VIRTUAL_STAGES, parse_integer)
     if layers_per_stage is not None:
         stages, rest = divmod(layers or 0, layers_per_stage * converted.get("pp_size", 1))
         if "pp_size" not in converted or rest or not stages:
@@ -151,7 +151,7 @@ def _convert_sizes(options: Options, layers: int | None) -> dict[str, int]:
 
 def convert_start(options: Options, notes: list[str]) -> str | None:
     """Converts the checkpoint that the run starts from with a new optimizer."""
-    switches = [name for name in ("finetune", "no-load-optim") if options.take_switch(name, "start_from")]
+    switches = [name for name in ("finetune", "no-load-optim") if options.take_switch(name)]
     source: str | None = options.take("load", str, "start_from", allow_unknown=True) if switches else None
     if switches and source is None:
         for name in switches:
@@ -167,24 +167,24 @@ def convert_start(options: Options, notes: list[str]) -> str | None:
 def convert_trackers(options: Options) -> list[dict[str, Any]]:
     """Converts TensorBoard and Weights & Biases."""
     converted: list[dict[str, Any]] = []
-    if options.take_switch("tensorboard-dir", "trackers"):
+    if options.take_switch("tensorboard-dir"):
         converted.append({"type": "tensorboard"})
     wandb: dict[str, Any] = {}
     for key in ("project", "entity", "group", "name", "exp-name", "tag"):
-        value = options.take(f"wandb-{key}", str, "trackers", allow_unknown=True)
+        value = options.take(f"wandb-{key}", str, allow_unknown=True)
         if value is not None:
             wandb[{"exp-name": "name", "tag": "tags"}.get(key, key)] = [value] if key == "tag" else value
-    if options.take_switch("use-wandb", "trackers") or wandb:
+    if options.take_switch("use-wandb") or wandb:
         converted.append({"type": "wandb", **wandb})
     return converted
 
 
 def convert_saving(options: Options, data: dict[str, Any]) -> dict[str, Any]:
     """Converts checkpoints, validation and logging."""
-    save = options.take("save-interval", parse_integer, "checkpoint.save_steps")
-    every = options.take("eval-interval", parse_integer, "evaluation.steps")
-    batches = options.take("eval-iters", parse_integer, "evaluation.batches")
-    converted: dict[str, Any] = {"logging_steps": options.take("log-interval", parse_integer, "logging_steps") or 100}
+    save = options.take("save-interval", parse_integer)
+    every = options.take("eval-interval", parse_integer)
+    batches = options.take("eval-iters", parse_integer)
+    converted: dict[str, Any] = {"logging_steps": options.take("log-interval", parse_integer) or 100}
     if save:
         converted["checkpoint"] = {"save_steps": save}
     has_data = data.get("validation") or (len(data.get("split", ())) > 1 and data["split"][1])
@@ -196,8 +196,3 @@ def convert_saving(options: Options, data: dict[str, Any]) -> dict[str, Any]:
                 reason = "validation is off: --eval-iters 0" if has_data else "there is no validation data"
                 options.mark_ignored(name, reason)
     return converted
-
-
-def _or(value: Any, default: Any) -> Any:
-    """`value`, or `default` if it is None."""
-    return default if value is None else value
