@@ -51,8 +51,8 @@ def register_settings() -> Mapping[str, type[BaseModel]]:
 @hookimpl
 def register_launchers() -> Mapping[str, type[Launcher]]:
     """Registers `pbs`, `grid_engine` and `sagemaker`."""
-    from terakoya_clusters.launchers.grid_engine.launcher import GridEngine
-    from terakoya_clusters.launchers.pbs.launcher import Pbs
+    from terakoya_clusters.launchers.grid_engine import GridEngine
+    from terakoya_clusters.launchers.pbs import Pbs
     from terakoya_clusters.launchers.sagemaker.launcher import SageMaker
 
     return {"pbs": Pbs, "grid_engine": GridEngine, "sagemaker": SageMaker}

@@ -16,10 +16,13 @@ from typing import ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt, field_validator
 
-from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.errors import RankLostError, UserError
+from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
 from terakoya_launch.job_checks import check_in_job
+from terakoya_launch.scheduler_programs import run_program
 from terakoya_launch.scripts import FINAL_EXIT_CODES, define_newest, limit_threads, quote, script_head
+from terakoya_launch.submitted import SubmittedJobRecord
 from terakoya_launch.submitted_batch import JobNumbers
 
 JOB = Template("""\
@@ -139,9 +142,12 @@ class BatchLauncher(Launcher):
     number_of_job: ClassVar[str]
     """An expression for the job's number."""
     qsub_again: ClassVar[str]
-    """The command that submits the script from itself, and prints the job's number."""
+    """The command that submits a script, and prints the job's number."""
     script: ClassVar[str]
     """The name of the job's script."""
+    submitted: ClassVar[type[SubmittedBatchJob]]
+    """What its jobs are."""
+    main_setting: ClassVar[str | None] = "queue"
 
     time: str
     """The time limit of one job: 24:00:00. It saves before that, and submits the job that continues the run."""
@@ -163,6 +169,13 @@ class BatchLauncher(Launcher):
     """How often another job continues the run after a crash."""
     qsub: tuple[str, ...] = ()
     """Further options of qsub, each a line of directives of the script."""
+    queue: str | None = None
+    """The queue (`-q`); null leaves it to the scheduler."""
+    project: str | None = None
+    """The project that pays for the job (`-P`). Centres with another option for it, such as -W group_list of PBS and -g
+    of Grid Engine, take it in `qsub`."""
+    start: str
+    """The command to which a host and the command to run there are appended."""
 
     @field_validator("time")
     @classmethod
@@ -205,7 +218,7 @@ class BatchLauncher(Launcher):
             head=script_head(job, ()),
             number=self.number_of_job,
             hosts=self.hosts_of_job,
-            start=self._start(),
+            start=self.start,
             seconds=left,
             lost=RankLostError.exit_code,
             settled=FINAL_EXIT_CODES,
@@ -226,9 +239,27 @@ class BatchLauncher(Launcher):
         """Checks the hosts in a short job; see `check_in_job`."""
         check_in_job(self, job, folder)
 
-    def _start(self) -> str:
-        """Returns the command to which a host and the command to run there are appended."""
-        raise NotImplementedError
+    def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
+        """Submits the script and records the job's number; returns 0.
+
+        Raises:
+            UserError: the scheduler is not installed, or rejects the script.
+        """
+        command = [*self.qsub_again.split(), *self.qsub_command(folder)[1:]]
+        answer = run_program(self.submitted.where, *command) or ""
+        number = answer.strip().rpartition("\n")[2].partition(".")[0]
+        SubmittedJobRecord(self.submitted.where.removeprefix("launch "), number, job.out).write(folder)
+        return 0
+
+    @classmethod
+    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
+        """Returns the job with this number, submitted from the plan in `folder`, or the last that continues it."""
+        return cls.submitted(name, folder)
+
+    def _ends(self) -> list[str]:
+        """Returns the options of qsub that follow from the queue and the project."""
+        options = {"-q": self.queue, "-P": self.project}
+        return [f"{name} {value}" for name, value in options.items() if value is not None]
 
     def _node(self, job: Job, folder: Path) -> str:
         """Returns the script of a host."""

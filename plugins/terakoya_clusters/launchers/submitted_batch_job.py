@@ -24,7 +24,7 @@ class SubmittedBatchJob:
     """
 
     where: ClassVar[str]
-    """The beginning of messages."""
+    """The beginning of messages: `launch` and the launcher's name."""
     waiting: ClassVar[str]
     """A regular expression for the states of jobs that have not started."""
 

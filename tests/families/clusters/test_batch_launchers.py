@@ -19,8 +19,8 @@ from stand_in_programs import Programs
 
 from terakoya.components import JobState
 from terakoya.errors import UserError
-from terakoya_clusters.launchers.grid_engine.job import GridEngineJob
-from terakoya_clusters.launchers.pbs.job import PbsJob
+from terakoya_clusters.launchers.grid_engine import GridEngineJob
+from terakoya_clusters.launchers.pbs import PbsJob
 from terakoya_launch.jobs import find_job
 from terakoya_launch.plan import PlannedLaunch, plan_launch
 

@@ -5,30 +5,56 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from xml.etree import ElementTree
 
 from pydantic import PositiveInt, model_validator
 
-from terakoya.components import Job, LaunchPlan, SubmittedJob
+from terakoya.components import Job, JobState, LaunchPlan
 from terakoya.config import batch_table
 from terakoya.errors import UserError
 from terakoya_clusters.launchers.batch_jobs import BatchLauncher, job_name
-from terakoya_clusters.launchers.grid_engine import job as grid_engine_job
-from terakoya_launch.submitted import SubmittedJobRecord
+from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
+from terakoya_launch.scheduler_programs import run_program
+
+
+class GridEngineJob(SubmittedBatchJob):
+    """The Grid Engine job with this number, and those that continue it."""
+
+    where: ClassVar[str] = "launch grid_engine"
+    waiting: ClassVar[str] = "q"
+
+    def find_state(self) -> JobState | None:
+        """Returns the letters of its state and its queue, as qstat(1) lists them."""
+        answer = run_program(self.where, "qstat", "-u", "*", "-xml")
+        for each in ElementTree.fromstring(answer or "<none/>").iter("job_list"):
+            if each.findtext("JB_job_number") == self.number:
+                status, queue = each.findtext("state") or "", each.findtext("queue_name")
+                if "E" in status:
+                    return JobState(status, f"cannot start: qstat -j {self.number} says why")
+                return JobState(status, f"on {queue}" if queue else "")
+        return None
+
+    def exit_status(self) -> int | None:
+        """Returns the exit status of `qacct`, which sites keep for some time; None if it knows no such job."""
+        answer = run_program(self.where, "qacct", "-j", self.number, unless="") or ""
+        found = re.findall(r"^exit_status +(\d+)", answer, re.M)  # of each start
+        return int(found[-1]) if found else None
 
 
 class GridEngine(BatchLauncher):
     """Settings of a Grid Engine job."""
 
-    main_setting: ClassVar[str | None] = "queue"
     test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00", "resources": ["rt_F={nodes}"]}
     script: ClassVar[str] = "job.sge"
     hosts_of_job: ClassVar[str] = 'if [ -n "${PE_HOSTFILE:-}" ]; then awk \'!seen[$1]++ {print $1}\' "$PE_HOSTFILE"; ' \
         "else hostname; fi"  # fmt: skip
     number_of_job: ClassVar[str] = "$JOB_ID"
     qsub_again: ClassVar[str] = "qsub -terse"
+    submitted: ClassVar[type[SubmittedBatchJob]] = GridEngineJob
 
     pe: str | None = None
     """The parallel environment (`-pe`), which decides how slots fall on hosts; null where `resources` ask for hosts."""
@@ -36,12 +62,7 @@ class GridEngine(BatchLauncher):
     """Slots of each host in the parallel environment. Unit: slots."""
     resources: tuple[str, ...] = ()
     """Resources (`-l`), in which {nodes} becomes the number of hosts: rt_F={nodes}, h_vmem=60G."""
-    queue: str | None = None
-    """The queue (`-q`); null leaves it to the scheduler."""
-    project: str | None = None
-    """The project that pays for the job (`-P`). Centres with another option for it, such as -g, take it in `qsub`."""
     start: str = "qrsh -inherit -nostdin"
-    """The command to which a host and the command to run there are appended."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -68,8 +89,7 @@ class GridEngine(BatchLauncher):
         lines = [f"-N {job_name(job)}", "-S /bin/bash", f"-l h_rt={self.time}"]
         lines += [f"-pe {self.pe} {nodes * self.slots}"] if self.pe is not None else []
         lines += [f"-l {each.replace('{nodes}', str(nodes))}" for each in self.resources]
-        lines += [f"-q {self.queue}"] if self.queue is not None else []
-        lines += [f"-P {self.project}"] if self.project is not None else []
+        lines += self._ends()
         if batch_table.has_host_names(job.batch_size):
             lines.append(f"-l hostname={'|'.join(job.batch_size)}")
         # -notify: SIGUSR2 before SIGKILL; -r y: runs again after the loss of a host
@@ -79,21 +99,3 @@ class GridEngine(BatchLauncher):
         """Returns the command that submits the script."""
         after = [] if self.after is None else ["-hold_jid", self.after]
         return ["qsub", *after, str(folder / self.script)]
-
-    def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Submits the script and records the job's number; returns 0.
-
-        Raises:
-            UserError: Grid Engine is not installed, or rejects the script.
-        """
-        number = grid_engine_job.submit(self.qsub_command(folder))
-        SubmittedJobRecord("grid_engine", number, job.out).write(folder)
-        return 0
-
-    @classmethod
-    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
-        """Returns the job with this number, submitted from the plan in `folder`."""
-        return grid_engine_job.GridEngineJob(name, folder)
-
-    def _start(self) -> str:
-        return self.start

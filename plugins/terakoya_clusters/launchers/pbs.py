@@ -5,28 +5,62 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from terakoya.components import Job, LaunchPlan, SubmittedJob
+from terakoya.components import Job, JobState
 from terakoya.config import batch_table
 from terakoya_clusters.launchers.batch_jobs import BatchLauncher, job_name
-from terakoya_clusters.launchers.pbs import job as pbs_job
-from terakoya_launch.submitted import SubmittedJobRecord
+from terakoya_clusters.launchers.submitted_batch_job import SubmittedBatchJob
+from terakoya_launch.scheduler_programs import run_program
+
+UNKNOWN = "Unknown Job"
+"""The error of `qstat` for jobs that never existed, or whose history is over."""
+END_STATES = frozenset("FXM")
+"""PBS's letters of jobs that have ended, or moved to another server: qstat(1B), "Job State"."""
+
+
+class PbsJob(SubmittedBatchJob):
+    """The PBS job with this number, and those that continue it."""
+
+    where: ClassVar[str] = "launch pbs"
+    waiting: ClassVar[str] = "[QHWT]"
+
+    def find_state(self) -> JobState | None:
+        """Returns the letter of its state, its hosts, and why it waits."""
+        facts = self._facts()
+        status = facts.get("job_state", "F")
+        if status in END_STATES:
+            return None
+        hosts = dict.fromkeys(re.findall(r"(?:^|\+)([^/+]+)/", facts.get("exec_host", "")))
+        waits = facts.get("comment", "") if re.search(self.waiting, status) else ""
+        return JobState(status, f"on {','.join(hosts)}" if hosts else waits)
+
+    def exit_status(self) -> int | None:
+        """Returns the exit status in the server's history; None if it keeps none."""
+        code = self._facts().get("Exit_status")
+        return None if code is None else int(code)
+
+    def _facts(self) -> dict[str, str]:
+        """Returns the fields of `qstat -f` by name; none if PBS does not know the job."""
+        answer = run_program(self.where, "qstat", "-x", "-f", self.number, unless=UNKNOWN) or ""
+        whole = answer.replace("\n\t", "")  # long values go on in lines that begin with a tab
+        return dict(re.findall(r"^    (\w[\w.]*) = (.*)$", whole, re.M))
 
 
 class Pbs(BatchLauncher):
     """Settings of a PBS job."""
 
-    main_setting: ClassVar[str | None] = "queue"
     test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
     script: ClassVar[str] = "job.pbs"
     hosts_of_job: ClassVar[str] = "awk '!seen[$1]++ {print $1}' \"$PBS_NODEFILE\""
     number_of_job: ClassVar[str] = "${PBS_JOBID%%.*}"
     qsub_again: ClassVar[str] = "qsub"
+    submitted: ClassVar[type[SubmittedBatchJob]] = PbsJob
 
     cpus: PositiveInt | None = None
     """Cores of each host (`ncpus`); null leaves them to the queue."""
@@ -34,11 +68,6 @@ class Pbs(BatchLauncher):
     """GPUs of each host (`ngpus`); 0 where the queue gives them."""
     memory: str | None = None
     """Memory of each host (`mem`): 64gb."""
-    queue: str | None = None
-    """The queue (`-q`); null leaves it to the scheduler."""
-    project: str | None = None
-    """The project that pays for the job (`-P`). Centres with another option for it, such as -W group_list, take it in
-    `qsub`."""
     start: str = "pbs_tmrsh"
     """The command to which a host and the command to run there are appended; ssh where hosts let you in."""
 
@@ -52,30 +81,13 @@ class Pbs(BatchLauncher):
             select = f"{len(job.batch_size)}{each}"
         lines = [f"-N {job_name(job)}", "-S /bin/bash", f"-l select={select}", f"-l walltime={self.time}"]
         lines += ["-l place=scatter"] if len(job.batch_size) > 1 else []
-        lines += [f"-q {self.queue}"] if self.queue is not None else []
-        lines += [f"-P {self.project}"] if self.project is not None else []
         # -r: PBS runs it again after the loss of a host
-        return [f"#PBS {line}" for line in (*lines, "-r y", "-j oe", f"-o {folder}/scheduler.out", *self.qsub)]
+        return [
+            f"#PBS {line}"
+            for line in (*lines, *self._ends(), "-r y", "-j oe", f"-o {folder}/scheduler.out", *self.qsub)
+        ]
 
     def qsub_command(self, folder: Path) -> list[str]:
         """Returns the command that submits the script."""
         after = [] if self.after is None else ["-W", f"depend=afterok:{self.after.replace(',', ':')}"]
         return ["qsub", *after, str(folder / self.script)]
-
-    def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Submits the script and records the job's number; returns 0.
-
-        Raises:
-            UserError: PBS is not installed, or rejects the script.
-        """
-        number = pbs_job.submit(self.qsub_command(folder))
-        SubmittedJobRecord("pbs", number, job.out).write(folder)
-        return 0
-
-    @classmethod
-    def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
-        """Returns the job with this number, submitted from the plan in `folder`, or the last that continues it."""
-        return pbs_job.PbsJob(name, folder)
-
-    def _start(self) -> str:
-        return self.start

@@ -1,1 +1,0 @@
-"""Launcher for PBS: a job that saves before its time limit and submits the next one."""
