@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from tool_modules import load_tool
 
 from terakoya.errors import UserError
 from terakoya_clusters.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
 from terakoya_clusters.layouts.rank_memory import activations, in_flight, rank_memory
 from terakoya_clusters.layouts.step_time import efficiency, rank_weights, ring_seconds, step_time
 from terakoya_clusters.layouts.suggest import engine_program
-from terakoya_clusters.layouts.transformer import Transformer, decoder
+from terakoya_clusters.layouts.transformer import Transformer
 
+decoder = load_tool("simulation/decoder").decoder
 H, L, V, S, A = 1024, 8, 32000, 2048, 16
 """Hidden size, layers, vocabulary, positions of a row, heads."""
 DEVICE = Gpu("made up", 1e15, 0.5, 0.25, 80 * 2**30, 2e12, 4e11, 5e10)
@@ -26,7 +28,8 @@ PLAIN = Program()
 
 
 def model(**changes: object) -> Transformer:
-    return decoder(layers=L, hidden_size=H, heads=A, vocabulary_size=V, sequence_length=S, **changes)  # type: ignore[arg-type]
+    made: Transformer = decoder(layers=L, hidden_size=H, heads=A, vocabulary_size=V, sequence_length=S, **changes)
+    return made
 
 
 def test_a_gpt_has_the_weights_and_operations_of_the_textbook() -> None:
