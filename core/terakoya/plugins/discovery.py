@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from terakoya.errors import UserError
+from terakoya.plugins.families import missing_needs
 
 GROUP = "terakoya"
 """The entry-point group, and the distribution of the bundled plugins."""
@@ -153,6 +154,10 @@ class Finder:
             self.seen_names |= names
             if self.without & names or (third_party and THIRD_PARTY in self.without):
                 self.excluded.append(entry.value)
+                continue
+            if missing := [] if third_party else missing_needs(entry.name):
+                error = f"needs the family {missing[0]}, which is not installed"
+                self.broken.append(Broken(entry.value, source, error))
                 continue
             self.sources.append(source)
             yield from self._walk(entry.value, entry.value, source)

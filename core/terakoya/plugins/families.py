@@ -110,6 +110,12 @@ def missing_family(what: str, name: str) -> str:
     return ""
 
 
+def missing_needs(name: str) -> list[str]:
+    """Returns the families that the family `name` needs and that are not installed; none for another name."""
+    needs = FAMILIES[name].needs if name in FAMILIES else ()
+    return [each for each in needs if util.find_spec(f"terakoya_{each}") is None]
+
+
 def function_of_family(name: str) -> Any:
     """Returns what a family has for `terakoya` as `name`. Raises AttributeError if no installed one has it."""
     for family in FAMILIES.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_plugin_has_a_verb(
         monkeypatch.setenv(PLUGINS_VARIABLE, greet)
     assert call(capsys, *before, "greet", "Hanako", "--loud") == (0, "HANAKO\n", "")
     code, out, _ = call(capsys, *before, "--help")
-    assert code == 0 and "  greet       Greet somebody\n  launch " in out
+    assert code == 0 and "  greet       Greet somebody\n  fork " in out
     assert "Example:\n    terakoya --plugin greet.py greet Hanako" in call(capsys, *before, "greet", "-h")[1]
     code, _, err = call(capsys, *before, "--without", "greet", "greet", "Hanako")
     assert code == 2 and "greet: no such command" in err and "excluded by --without and might have it: greet" in err
@@ -171,6 +172,19 @@ def test_what_a_missing_family_has_is_answered_with_its_name(
     with pytest.raises(UserError, match=f"schedule sung: not installed; {belongs}"):
         registry().component("schedules", "sung")
     assert explain_unknown_key("tune", ["tuna", "seed"]) == f"; {belongs}"
+
+
+@pytest.mark.parametrize(("family", "verb", "needed"), [("hub", "upload", "report"), ("clusters", "move", "launch")])
+def test_a_family_without_one_that_it_needs_has_no_verbs_and_says_why(
+    family: str, verb: str, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb in find_verbs(register_commands()).commands
+    there = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == f"terakoya_{needed}" else there(name))
+    code, _, err = call(capsys, verb)
+    assert code == 2 and f"no such command; it belongs to the family {family}, which is not installed" in err
+    assert f"might have it: plugin terakoya_{family} (terakoya" in err
+    assert f"needs the family {needed}, which is not installed\n" in err
 
 
 POLITE = """
