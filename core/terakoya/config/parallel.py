@@ -11,17 +11,17 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from terakoya.config.deepspeed import OFFLOADS, find_offload_problems, offload_device
 from terakoya.config.nccl import Nccl
 from terakoya.config.settings import Settings
-from terakoya.errors import UserError
+from terakoya.errors import UserError, nearest
 from terakoya.json_settings import read_settings
-from terakoya.plugins.engines import SIZES
+from terakoya.plugins.engines import SIZES, engine_names
 
 
 class Parallel(Settings):
     """How processes work together. They form data-parallel replicas of the model; each replica has its own rows."""
 
-    engine: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
-    """How data-parallel replicas are kept equal: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's
-    `fully_shard` (FSDP2)."""
+    engine: Annotated[str, Field(json_schema_extra=lambda schema: schema.update(enum=engine_names()))] = "ddp"
+    """How data-parallel replicas are kept equal: torch's DistributedDataParallel, DeepSpeed's ZeRO, torch's
+    `fully_shard` (FSDP2), or what a plugin has under this name."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     """DeepSpeed's stage, which says what is divided among the processes: nothing (0), the optimizer state (1),
     gradients too (2), weights too (3). Only with `engine` deepspeed."""
@@ -102,6 +102,13 @@ class Parallel(Settings):
         sizes = {name: getattr(self, name) for name in ("dp_shard_size", *SIZES)}
         parts = [self.engine, *(f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1)]
         return ", ".join([*parts, *(["sequence_parallel"] if self.sequence_parallel else [])])
+
+    @field_validator("engine")
+    @classmethod
+    def _is_engine(cls, value: str) -> str:
+        if value in (names := engine_names()):
+            return value
+        raise ValueError(f'expected the name of an engine, got "{value}"{nearest(value, names)}')
 
     @field_validator("deepspeed_config", mode="before")
     @classmethod

@@ -1,9 +1,12 @@
-"""Which runs take an engine of a plugin."""
+"""The names of engines, and which runs take an engine of a plugin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from terakoya.plugins.families import FAMILIES
+from terakoya.plugins.loading import registry
 
 OWN = "ddp"
 """The engine of the core, in which each process has rows of its own."""
@@ -11,6 +14,12 @@ GIVEN_WHOLE = ("deepspeed",)
 """Engines of plugins that take a whole module and divide it themselves; they do so for a run of one process, too."""
 SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
 """The keys with which several processes work on the same rows."""
+
+
+def engine_names() -> list[str]:
+    """Returns the names for `parallel.engine`, sorted: that of the core, those of plugins, and those of families that
+    are not there, which a run names to the user."""
+    return sorted({OWN, *registry().engines, *(name for family in FAMILIES.values() for name in family.engines)})
 
 
 def plugin_engine(parallel: Mapping[str, Any], *, processes: int = 2) -> str | None:

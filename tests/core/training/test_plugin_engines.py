@@ -13,9 +13,11 @@ import toy
 from terakoya.components import ModuleBuild
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
+from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.plugins import load, registry
 from terakoya.plugins.run_record import check_plugins, record_plugins
+from terakoya.training.checkpoint.restoring import saved_parameters
 from terakoya.training.engines.build import build, find_plugin_engine, holds_parts
 from terakoya_contract.toy import VOCABULARY
 
@@ -30,6 +32,7 @@ def register_engines():
         "fsdp": lambda inputs: ("strange", inputs),
         "ddp": lambda inputs: ("of replicas", inputs),
         "deepspeed": lambda inputs: ("alone", inputs),
+        "mine": tuple,
     }
 """
 TWO: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
@@ -75,6 +78,23 @@ def test_a_strange_engine_says_what_does_not_go_together(store: Path, strange: s
         Parameters.from_dict(toy.parameters(store, parallel=parallel, seed=seed), source="test")
     with pytest.raises(UserError, match="seed: expected 2"):
         Parameters.from_dict(toy.parameters(store, parallel={"engine": "fsdp"}, seed=1), source="test")
+
+
+def test_a_plugin_names_an_engine_of_its_own(store: Path, strange: str) -> None:
+    registry = load([strange], ["parallel"])
+    raw = toy.parameters(store, parallel={"engine": "mine"})
+    assert find_plugin_engine(Parameters.from_dict(raw, source="test").parallel, processes=2) is tuple
+    assert json_schema(registry)["$defs"]["Parallel"]["properties"]["engine"]["enum"] == [
+        "ddp", "deepspeed", "fsdp", "mine",
+    ]  # fmt: skip
+    slip = 'test: parallel.engine: expected the name of an engine, got "mien"; did you mean "mine"'
+    with pytest.raises(UserError, match=slip):
+        Parameters.from_dict({**raw, "parallel": {"engine": "mien"}}, source="test")
+    load()
+    with pytest.raises(UserError, match='got "mine"; known: "ddp", "deepspeed", "fsdp"'):
+        Parameters.from_dict(raw, source="test")
+    saved = saved_parameters(Path("run"), {"parameters": raw})
+    assert saved.parallel == Parallel(), "a finished model needs no engine"
 
 
 @pytest.mark.parametrize(

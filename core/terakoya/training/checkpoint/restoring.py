@@ -28,12 +28,14 @@ StartFacts = Mapping[str, Any]
 
 
 def saved_parameters(folder: Path, manifest: Mapping[str, Any]) -> Parameters:
-    """Returns the parameters in the `manifest` of the checkpoint `folder`, with the architecture of its phase.
+    """Returns the parameters in the `manifest` of the checkpoint `folder`, with the architecture of its phase; without
+    `parallel`, as a finished model needs no engine.
 
     Raises:
         UserError: a plugin has changed, and no longer takes them.
     """
-    parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
+    raw = {**manifest["parameters"], "parallel": {}}
+    parameters = Parameters.from_dict(raw, source=str(folder / "manifest.json"))
     return parameters.built_in(manifest.get("phase", {"number": 1})["number"])
 
 
