@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from terakoya.runs.remote_view import open_views
 from terakoya.training.checkpoint.mirroring import send_run
 from terakoya.training.run_folder import HOLDER
 from terakoya_launch.jobs import find_job, find_plan_folder, poll_states
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 from terakoya_launch.submitted import SubmittedJobRecord
 
 PARAMETERS = "parameters.json"
@@ -49,10 +50,10 @@ def move(
     out: Path | None = None,
     lost: bool = False,
     say: Say,
-    **plan: Any,
+    options: LaunchOptions,
 ) -> PlannedLaunch:
     """Stops `run`, carries it to `out`, and returns the plan that continues it there with `launcher`; see `plan_launch`
-    for `settings` and `plan`.
+    for `settings` and `options`.
 
     Args:
         run: the run's folder, or its address.
@@ -69,21 +70,22 @@ def move(
         raise UserError(
             f"--out {address_of(out)}: expected a folder or {address_of(run)} itself; move the run to a folder first"
         )
-    plan = {**plan, "folder": plan.get("folder") or find_plan_folder(out)}
+    folder = options.folder or find_plan_folder(out)
+    options = replace(options, folder=folder)
     with _parameters_of(run) as parameters:
-        plan_launch(launcher, parameters, out, settings=settings, **plan, write=False)  # errors first
+        plan_launch(launcher, parameters, out, options, settings=settings, write=False)  # errors first
     check_target(run, out)
     if not lost:
         if not _is_same(run, out):
-            check_no_job(out, plan["folder"])
+            check_no_job(out, folder)
         stop(run, say)
     with saying_where(run, say):
         carry(run, out, say)
     with saying_where(out, say), _parameters_of(out) as parameters:
         if is_address(out):
-            plan["folder"].mkdir(parents=True, exist_ok=True)
-            parameters = Path(shutil.copyfile(parameters, plan["folder"] / PARAMETERS))
-        return plan_launch(launcher, parameters, out, settings=settings, **plan)
+            folder.mkdir(parents=True, exist_ok=True)
+            parameters = Path(shutil.copyfile(parameters, folder / PARAMETERS))
+        return plan_launch(launcher, parameters, out, options, settings=settings)
 
 
 @contextlib.contextmanager

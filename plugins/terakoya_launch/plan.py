@@ -40,34 +40,41 @@ class PlannedLaunch:
         return self.launcher.submit(self.job, self.plan, self.folder)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """What is said of a run besides its parameters and its place.
+
+    Attributes:
+        work_folder: of a run at an address, its folder on the nodes; default that of this machine, see `resolve_out`.
+        folder: the folder for the plan's files; default that of `find_plan_folder`.
+        nodes: the number of nodes, see `Parameters.from_dict`; for a `batch_size` of `{"*": ROWS}` by default that of
+            the launcher's settings.
+        name: the job's name; default the name of the run's folder.
+        overrides: `KEY.PATH=VALUE`, over the parameters.
+        allow_change: keys in which the parameters may differ from those of the checkpoint that the run resumes from.
+        global_options: options of `terakoya` itself, such as `--plugin FILE`.
+    """
+
+    work_folder: Path | None = None
+    folder: Path | None = None
+    nodes: int | None = None
+    name: str | None = None
+    overrides: Sequence[str] = ()
+    allow_change: Sequence[str] = ()
+    global_options: Sequence[str] = ()
+
+
 def plan_launch(
     launcher: str,
     parameters: Path,
     out: Path,
+    options: LaunchOptions = LaunchOptions(),
     *,
-    work_folder: Path | None = None,
-    folder: Path | None = None,
-    nodes: int | None = None,
-    name: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    overrides: Sequence[str] = (),
-    allow_change: Sequence[str] = (),
-    global_options: Sequence[str] = (),
     write: bool = True,
 ) -> PlannedLaunch:
-    """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
-
-    Args:
-        out: the run's folder, or an address such as s3://bucket/run, to which the run is mirrored.
-        work_folder: with an address, the run's folder on the nodes; default that of this machine, see `resolve_out`.
-        folder: the folder for the files; default `OUT.launch`, or for an address one beside the default work folder.
-        nodes: the number of nodes, for a `batch_size` of `{"*": ROWS}`; default that of the launcher's settings.
-        name: the job's name; default the name of the run's folder.
-        settings: the launcher's settings.
-        overrides: `KEY.PATH=VALUE`, over the parameters.
-        allow_change: keys in which the parameters may differ from those of the checkpoint that the run resumes from.
-        global_options: options of `terakoya` itself, such as `--plugin FILE`.
-        write: whether the files are written, or only looked for errors.
+    """Plans how `launcher` with these `settings` starts the run of `parameters` into `out`, a folder or an address such
+    as s3://bucket/run, and writes the plan's files; with `write` false it only looks for errors.
 
     Raises:
         UserError: an unknown launcher, wrong settings, a secret in them, wrong parameters: every error that can be
@@ -75,13 +82,10 @@ def plan_launch(
     """
     refuse_secrets(settings or {}, f"launch {launcher}")
     component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
-    if work_folder is not None and component.places_run:
+    if options.work_folder is not None and component.places_run:
         raise UserError(f"launch {launcher}: --work-folder: its settings say where the run trains; leave it out")
-    job = make_job(
-        parameters, out, work_folder=work_folder, nodes=nodes, settings_nodes=component.nodes(), name=name,
-        overrides=overrides, allow_change=allow_change, global_options=global_options,
-    )  # fmt: skip
-    folder = folder if folder is not None else find_plan_folder(out)
+    job = make_job(parameters, out, options, settings_nodes=component.nodes())
+    folder = options.folder or find_plan_folder(out)
     refuse_address(folder, "the folder for the plan's files")
     folder = folder.absolute()
     plan = component.plan(job, folder)
@@ -93,43 +97,30 @@ def plan_launch(
 
 
 def make_job(
-    parameters: Path,
-    out: Path,
-    *,
-    work_folder: Path | None = None,
-    nodes: int | None = None,
-    settings_nodes: int | None = None,
-    name: str | None = None,
-    overrides: Sequence[str] = (),
-    allow_change: Sequence[str] = (),
-    global_options: Sequence[str] = (),
+    parameters: Path, out: Path, options: LaunchOptions = LaunchOptions(), *, settings_nodes: int | None = None
 ) -> Job:
-    """Returns the job that trains `parameters` into `out`.
-
-    Args:
-        work_folder: with an address, the run's folder on the nodes.
-        nodes: the number of nodes, which `batch_size` has to agree with.
-        settings_nodes: the number of nodes that the launcher's settings name, for a `batch_size` of `{"*": ROWS}`.
+    """Returns the job that trains `parameters` into `out`. `settings_nodes` is the number of nodes that the launcher's
+    settings name.
 
     Raises:
         UserError: the parameters or the name are wrong.
     """
-    run, address = resolve_out(out, work_folder)
+    overrides, name = options.overrides, options.name
+    run, address = resolve_out(out, options.work_folder)
     check_place(run)
     short = Parameters.load(parameters, overrides, nodes="any").batch_size.keys() == {batch_table.EACH_NODE}
-    nodes = nodes or (settings_nodes if short else None)
+    nodes = options.nodes or (settings_nodes if short else None)
     loaded = Parameters.load(parameters, overrides, nodes=nodes)
-    batch_table.check_nodes(loaded.batch_size, nodes)
-    check_allowed_changes(allow_change, loaded, registry())
+    check_allowed_changes(options.allow_change, loaded, registry())
     run = run.absolute()
     if name is None:
         name = re.sub(r"[^A-Za-z0-9]+", "-", Path(address or run).name).strip("-")[:63] or "terakoya"
     elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
-    allowed = [word for key in allow_change for word in ("--allow-change", key)]
+    allowed = [word for key in options.allow_change for word in ("--allow-change", key)]
     arguments = (
-        *global_options,
+        *options.global_options,
         "train",
         str(find_parameters(parameters).absolute()),
         "--out",

@@ -40,12 +40,18 @@ def define_newest(job: Job) -> str:
     return f"newest() {{ {steps} | tail -n 1 || true; }}"
 
 
+def divide_arguments(job: Job) -> tuple[tuple[str, ...], Path, tuple[str, ...]]:
+    """Returns the options before `train`, the parameter file, and the options after it."""
+    arguments = job.arguments
+    verb = next(index for index in range(0, len(arguments), 2) if not arguments[index].startswith("--"))
+    assert arguments[verb] == "train", arguments
+    return arguments[:verb], Path(arguments[verb + 1]), arguments[verb + 2 :]
+
+
 def with_parameters(job: Job, file: Path) -> tuple[Job, Path]:
     """Returns `job` with the parameter file `file`, and the one that it had."""
-    verb = next(index for index in range(0, len(job.arguments), 2) if not job.arguments[index].startswith("--"))
-    assert job.arguments[verb] == "train", job.arguments
-    before, after = job.arguments[: verb + 1], job.arguments[verb + 2 :]
-    return replace(job, arguments=(*before, str(file), *after)), Path(job.arguments[verb + 1])
+    before, own, after = divide_arguments(job)
+    return replace(job, arguments=(*before, "train", str(file), *after)), own
 
 
 def files_of(job: Job) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from terakoya.components import JobState, SubmittedJob
 from terakoya_launch.jobs import find_job, poll_states
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 from terakoya_launch.submitted import SubmittedJobRecord
 
 
@@ -79,7 +79,7 @@ def submit(
     """Submits the run of `parameters` into `out`."""
     file = out.parent / f"{out.name}.json"
     file.write_text(json.dumps(parameters))
-    planned = plan_launch(launcher, file, out, settings=settings, global_options=global_options)
+    planned = plan_launch(launcher, file, out, LaunchOptions(global_options=global_options), settings=settings)
     assert planned.submit() == 0
     record = SubmittedJobRecord.read(planned.folder)
     assert record is not None

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture, Objective
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.language_pretraining_json import read_language_pretraining_json
+from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import build_models, export
 from terakoya.errors import UserError
@@ -117,7 +117,7 @@ def test_an_entry_trains_resumes_is_exported_and_loads(
     file = tmp_path / "parameter.json"
     for steps in (2, 4):
         file.write_text(json.dumps({name: {**entry, "train-steps": steps}}))
-        raw = {**read_language_pretraining_json(file, name, [store]), "trackers": [], "logging_steps": 1}
+        raw = {**read_language_pretraining_json(file, ChosenEntry(name, [store])), "trackers": [], "logging_steps": 1}
         train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
     course = toy.losses(tmp_path / "run")
     assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}

@@ -94,7 +94,6 @@ class Answer:
 
 def estimate_run(request: Request) -> Answer:
     """Returns the estimate. Raises UserError for wrong parameters, and for a --run that is of others."""
-    from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
     from terakoya.estimation.estimate import estimate, with_speed
     from terakoya.estimation.kept_rates import LEAST_STEPS_OF_RUN, seconds_of_run
@@ -103,9 +102,8 @@ def estimate_run(request: Request) -> Answer:
     from terakoya.launch.measuring import measure_here
 
     loaded = Parameters.load(
-        request.parameters, tuple(request.set_ or ()), nodes=request.nodes or request.assumed_nodes
+        request.parameters, tuple(request.set_ or ()), nodes=request.nodes, assumed_nodes=request.assumed_nodes
     )
-    batch_table.check_nodes(loaded.batch_size, request.nodes)
     options: dict[str, Any] = {
         "processes": request.processes, "device": request.device, "vocab_size": request.vocab_size,
         "mfu": request.mfu, "tflops": request.tflops, "measure_speed": measure_here if request.measure else None,

@@ -15,7 +15,7 @@ from terakoya.commands.guidance import next_command
 from terakoya.commands.guidance.run_plugins import naming_missing
 from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import Stopped
-from terakoya.launch.here import imports, read_parameters, resolve_out, train
+from terakoya.launch.here import imports, resolve_out
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
@@ -82,6 +82,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
 
     announce(f"terakoya train: reads {options.parameters}, loads PyTorch and Transformers ...")
     from terakoya.atomic_files import check_writable
+    from terakoya.config.language_pretraining_json import ChosenEntry, read_parameters
     from terakoya.process_pool import end_with_launcher
     from terakoya.training.distributed import signals
 
@@ -98,13 +99,13 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         folder, address = resolve_out(options.out, options.work_folder)
         if not options.dry_run:
             check_writable(folder)
+        chosen = ChosenEntry(
+            options.model_type, options.data, options.validation, options.whole_word_mask, options.fp16_type,
+            processes_per_node=options.processes or 1,
+        )  # fmt: skip
         launched = LaunchInfo.from_environment(node_rank=options.node_rank)
         with naming_missing(folder):
-            loaded = read_parameters(
-                options.parameters, overrides=options.set_ or (), model_type=options.model_type, data=options.data,
-                validation=options.validation, whole_word_mask=options.whole_word_mask, fp16_type=options.fp16_type,
-                processes=options.processes or 1, nodes=options.nodes,
-            )  # fmt: skip
+            loaded = read_parameters(options.parameters, options.set_ or (), nodes=options.nodes, chosen=chosen)
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
                 if address is None:
                     check_start(folder, loaded, frozenset(options.allow_change))
@@ -113,28 +114,24 @@ def command(context: typer.Context, options: TrainOptions) -> None:
             count = options.processes or _visible_gpus()
             if count > 1:
                 raise typer.Exit(_start_processes(count, stop))
-        if options.dry_run:
-            with imports():
-                from terakoya.estimation.model_errors import explain_model_errors
-                from terakoya.training.dry_run import dry_run as check
+        with imports():
+            from terakoya.estimation.model_errors import explain_model_errors
+            from terakoya.training.setup import StartOptions, train_in_this_process
 
-            steps = check(
-                loaded,
-                folder,
-                address=address,
-                node_rank=options.node_rank,
-                expected_processes=options.processes,
-                advice=explain_model_errors,
-            )
+        start = StartOptions(
+            node_rank=options.node_rank, expected_processes=options.processes,
+            allow_change=frozenset(options.allow_change), start_over=options.start_over, advice=explain_model_errors,
+            stop=stop, mirror_to=address,
+        )  # fmt: skip
+        if options.dry_run:
+            from terakoya.training.dry_run import dry_run as check
+
+            steps = check(loaded, folder, start)
             if launched.rank == 0:
                 _say_time(steps, loaded, folder)
                 next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))
             return
-        result = train(
-            loaded, options.out, processes=options.processes, node_rank=options.node_rank,
-            allow_change=options.allow_change, start_over=options.start_over, work_folder=options.work_folder,
-            stop=stop,
-        )  # fmt: skip
+        result = train_in_this_process(loaded, folder, start)
         if launched.rank == 0 and not result.stopped_by:
             next_command.after_training(folder, address)
         elif launched.launcher is None and result.stopped_by:

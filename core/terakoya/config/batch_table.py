@@ -65,9 +65,9 @@ def _one_entry_a_node(table: Mapping[str, Any], nodes: int | None, source: str) 
     return {ONLY_NODE: rows} if nodes == 1 else {str(rank): rows for rank in range(nodes)}
 
 
-def check_nodes(table: Mapping[str, int], nodes: int | None) -> None:
-    """Raises UserError unless `table`, which is not in the short form, is for `nodes` nodes, or `nodes` is None."""
-    if nodes not in (None, len(table)):
+def check_nodes(table: Mapping[str, int], nodes: int) -> None:
+    """Raises UserError unless `table`, which is not in the short form, is for `nodes` nodes."""
+    if nodes != len(table):
         raise UserError(
             f"--nodes {nodes}: batch_size is for {_describe(table)}: {short_json(dict(table))}; leave --nodes out, or "
             'give {"*": ROWS}, the rows of each node'

@@ -7,12 +7,15 @@ AdamW without bias correction, eps 1e-6, weight decay 0.01, clipping at 1.0, lin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from terakoya.config.language_pretraining_start import SIZES, StartFolders, read_start_folders
+from terakoya.config.parameters import Parameters
+from terakoya.config.presets import LANGUAGE_PRETRAINING, presets_folder
 from terakoya.errors import UserError, nearest
 from terakoya.json_settings import explain, read_settings, short_json
 
@@ -60,27 +63,59 @@ RENAMED = {"debertav2": "deberta_v2"}
 ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
 
 
-def read_language_pretraining_json(
-    path: Path,
-    model_type: str,
-    stores: Sequence[Path],
-    validation: Sequence[Path] = (),
-    *,
-    whole_word_mask: bool = False,
-    fp16_type: int | None = None,
-    processes_per_node: int = 1,
-) -> dict[str, Any]:
-    """The entry `model_type` of the file `path`, as the JSON that `Parameters.from_dict` reads.
+@dataclass(frozen=True)
+class ChosenEntry:
+    """An entry of the file, and what the command line says besides.
 
-    The family is the name's first word: `bert-base-dist` is a `bert`, `debertav2-base` a `deberta_v2`.
-    `whole_word_mask` is the original's `--do_whole_word_mask`, `fp16_type` its `--fp16_type`. `processes_per_node`
-    matters with `accumulation-steps` above 1: the micro-batch of a process is then its share of the entry's
-    `batch-size`.
+    Attributes:
+        model_type: the entry's name, whose first word is the family: `bert-base-dist` is a `bert`, `debertav2-base` a
+            `deberta_v2`. None chooses none.
+        stores, validation: the token stores to train on, and the held-out ones.
+        whole_word_mask, fp16_type: the original's `--do_whole_word_mask` and `--fp16_type`.
+        processes_per_node: matters with `accumulation-steps` above 1: the micro-batch of a process is then its share of
+            the entry's `batch-size`.
+    """
+
+    model_type: str | None = None
+    stores: Sequence[Path] = ()
+    validation: Sequence[Path] = ()
+    whole_word_mask: bool = False
+    fp16_type: int | None = None
+    processes_per_node: int = 1
+
+
+def read_parameters(
+    file: Path, overrides: Sequence[str] = (), *, nodes: int | None = None, chosen: ChosenEntry = ChosenEntry()
+) -> Parameters:
+    """Returns the parameters in `file`, which may be the name of a preset; or the `chosen` entry of a parameter.json of
+    language-pretraining, by default of the one that comes with terakoya. `nodes` is that of `Parameters.from_dict`.
+
+    Raises:
+        UserError: see `Parameters.load` and `read_language_pretraining_json`; options of the other format.
+    """
+    if chosen.model_type is None:
+        if chosen.stores or chosen.validation or chosen.whole_word_mask or chosen.fp16_type is not None:
+            raise UserError(
+                "--data, --validation, --do_whole_word_mask and --fp16_type are options of --model-type; "
+                "without it the parameter file sets them"
+            )
+        return Parameters.load(file, overrides, nodes=nodes)
+    if str(file) == f"{LANGUAGE_PRETRAINING}.json" and not file.exists():
+        file = presets_folder() / file
+    if not chosen.stores:
+        raise UserError("--model-type: a language-pretraining parameter.json names no data; add --data STORE")
+    raw = read_language_pretraining_json(file, chosen)
+    return Parameters.from_dict(raw, source=str(file), overrides=overrides, nodes=nodes)
+
+
+def read_language_pretraining_json(path: Path, chosen: ChosenEntry) -> dict[str, Any]:
+    """The `chosen` entry of the file `path`, as the JSON that `Parameters.from_dict` reads.
 
     Raises:
         UserError: there is no such entry; keys are missing, unknown, wrong or not supported (all are listed).
     """
-    entries = read_settings(path)
+    entries, model_type = read_settings(path), chosen.model_type
+    assert model_type is not None
     if model_type not in entries:
         raise UserError(f"{path.name}: --model-type {model_type}: no such entry{nearest(model_type, entries)}")
     raw = entries[model_type]
@@ -98,19 +133,19 @@ def read_language_pretraining_json(
         ) from None
     _refuse_unsupported(raw, where, family, started=start is not None)
 
-    precision = _precision(entry, raw, where, fp16_type)
+    precision = _precision(entry, raw, where, chosen.fp16_type)
     batch_size = {node: rows * entry.accumulation_steps for node, rows in entry.batch_size.items()}
     micro = None
     if entry.accumulation_steps > 1:
-        micro = -(-max(entry.batch_size.values()) // processes_per_node)
+        micro = -(-max(entry.batch_size.values()) // chosen.processes_per_node)
     return {
         "data": {
-            "train": [{"store": str(store), "weight": 1.0} for store in stores],
-            "validation": [str(store) for store in validation],
+            "train": [{"store": str(store), "weight": 1.0} for store in chosen.stores],
+            "validation": [str(store) for store in chosen.validation],
             "sequence_length": entry.sequence_length,
         },
         "architecture": start.architecture if start else _architecture(entry, family),
-        "objective": _objective(entry, family, whole_word_mask, start),
+        "objective": _objective(entry, family, chosen.whole_word_mask, start),
         "optimizer": {
             "type": "adamw",
             "learning_rate": entry.learning_rate,
@@ -126,7 +161,7 @@ def read_language_pretraining_json(
         "max_grad_norm": 1.0,
         "precision": precision,
         "checkpoint": {"save_steps": entry.save_steps, "keep": 20},
-        "evaluation": {"steps": entry.save_steps} if validation else None,
+        "evaluation": {"steps": entry.save_steps} if chosen.validation else None,
         "logging_steps": entry.logging_steps,
         "trackers": [{"type": "tensorboard"}],
         "seed": 42,

@@ -196,9 +196,10 @@ class Parameters(ParameterFields):
         registry: Registry | None = None,
         *,
         nodes: int | Literal["any"] | None = None,
+        assumed_nodes: int | None = None,
     ) -> Self:
         """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top;
-        `nodes` is that of `from_dict`.
+        `nodes` and `assumed_nodes` are those of `from_dict`.
 
         Raises:
             UserError: one line for each problem: file, key path, expected, got, nearest known name; or the file is of
@@ -209,7 +210,9 @@ class Parameters(ParameterFields):
         path = find_parameters(path)
         raw = read_settings(path)
         try:
-            return cls.from_dict(raw, registry, source=path.name, overrides=overrides, nodes=nodes)
+            return cls.from_dict(
+                raw, registry, source=path.name, overrides=overrides, nodes=nodes, assumed_nodes=assumed_nodes
+            )
         except UserError:
             file_kinds.refuse_other_kind(path, raw, expected=file_kinds.PARAMETERS, paths=paths)
             raise
@@ -223,15 +226,17 @@ class Parameters(ParameterFields):
         source: str,
         overrides: Sequence[str] = (),
         nodes: int | Literal["any"] | None = None,
+        assumed_nodes: int | None = None,
     ) -> Self:
         """The parameters of a JSON object. Raises UserError as `load`; errors name `source` as the file.
 
-        `nodes` is the number of nodes of a `batch_size` in the short form, which a run replaces by a table; "any" keeps
-        the short form, for parameters that are only shown.
+        `nodes` is the number of nodes of a `batch_size` in the short form, which a run replaces by a table, and with
+        which any other table has to agree; "any" keeps the short form, for parameters that are only shown. Where it is
+        None, `assumed_nodes` is that of the short form alone.
         """
         raw = apply_overrides(without_notes(raw), overrides)
         if nodes != "any":
-            raw = batch_table.for_nodes(raw, nodes, source=source)
+            raw = batch_table.for_nodes(raw, nodes or assumed_nodes, source=source)
         registry = registry or plugins.registry()
         refuse_secrets(raw, source)
         values, problems = dict(raw), []
@@ -271,6 +276,8 @@ class Parameters(ParameterFields):
             problems += [line for line in lines if line.partition(":")[0] not in failed]
         if problems:
             raise UserError("\n".join(f"{_origin(problem, source, overrides)}: {problem}" for problem in problems))
+        if isinstance(nodes, int):
+            batch_table.check_nodes(parameters.batch_size, nodes)
         return parameters
 
     def dump(self, registry: Registry | None = None) -> dict[str, Any]:

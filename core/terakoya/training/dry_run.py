@@ -22,7 +22,7 @@ from terakoya.training.run_folder import free_bytes, held_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models
-from terakoya.training.setup import Advice, build_trainer, no_advice
+from terakoya.training.setup import StartOptions, build_trainer
 from terakoya.training.start.meeting import meet
 from terakoya.training.start.step_rate import StepRate, time_steps
 from terakoya.training.trainer import Trainer
@@ -48,17 +48,9 @@ class DrySteps:
     vocab_size: int
 
 
-def dry_run(
-    parameters: Parameters,
-    out: Path,
-    *,
-    address: str | None = None,
-    node_rank: int | None = None,
-    expected_processes: int | None = None,
-    advice: Advice = no_advice,
-) -> DrySteps:
+def dry_run(parameters: Parameters, out: Path, options: StartOptions) -> DrySteps:
     """Opens the stores, checks the processes against the batch table and the disk space, and takes one step, and a few
-    more to time them. Where the run in `out` is mirrored to `address`, looks whether that can be read.
+    more to time them. Where the run in `out` is mirrored to an address, looks whether that can be read.
 
     Returns:
         How fast the steps were.
@@ -66,8 +58,9 @@ def dry_run(
     Raises:
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
     """
+    address = options.mirror_to
     stores, context = meet(
-        parameters, out, node_rank=node_rank, expected_processes=expected_processes, mirror_to=address
+        parameters, out, node_rank=options.node_rank, expected_processes=options.expected_processes, mirror_to=address
     )
     console = new_console(stderr=True, quiet=not context.is_main)
     try:
@@ -85,7 +78,7 @@ def dry_run(
             tempfile.TemporaryDirectory() as scratch,
             closing(RunLog(Path(scratch), (), {}, active=context.is_main)) as run_log,
             explain_compile_errors(),
-            advice(parameters, stores.vocabulary, context),
+            options.advice(parameters, stores.vocabulary, context),
         ):
             trainer = build_trainer(parameters, out, stores, context, run_log, registry())
             kept = parameters.kept_checkpoints(trainer.plan.length.steps)

@@ -46,6 +46,7 @@ def command(
     from terakoya.log import console
     from terakoya.plugins import registry
     from terakoya_clusters.move import move, saying_where
+    from terakoya_launch.plan import LaunchOptions
 
     if len(arguments) < 2:
         raise UserError(
@@ -65,12 +66,12 @@ def command(
     def say(text: str) -> None:
         console().print(text, markup=False, soft_wrap=True)
 
-    planned = move(
-        run, launcher, gather(read_settings(settings) if settings is not None else {}, (), flags), out=out, lost=lost,
-        say=say, work_folder=work_folder, folder=folder, nodes=nodes, overrides=set_ or (),
-        allow_change=allow_change or (),
+    options = LaunchOptions(
+        work_folder=work_folder, folder=folder, nodes=nodes, overrides=set_ or (), allow_change=allow_change or (),
         global_options=[word for pair in plugin_options(given["plugin"], given["without"]) for word in pair],
     )  # fmt: skip
+    file = read_settings(settings) if settings is not None else {}
+    planned = move(run, launcher, gather(file, (), flags), out=out, lost=lost, say=say, options=options)
     launch.show(launcher, planned, submitted=True)
     with saying_where(Path(planned.job.out), say):
         code = planned.submit()

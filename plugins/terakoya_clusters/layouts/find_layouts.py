@@ -84,7 +84,7 @@ def find_layouts(
     Raises:
         UserError: wrong parameters or stores, an unknown GPU, an unsupported model, or no layout fits.
     """
-    loaded = Parameters.load(parameters, overrides, nodes=nodes or -(-gpus // per_node))
+    loaded = Parameters.load(parameters, overrides, nodes=nodes, assumed_nodes=-(-gpus // per_node))
     notes = []
     if gpu is None:
         local = devices.local_device()

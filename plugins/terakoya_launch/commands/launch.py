@@ -71,7 +71,7 @@ def command(
     """
     from terakoya.json_settings import read_settings
     from terakoya.plugins import registry
-    from terakoya_launch.plan import plan_launch
+    from terakoya_launch.plan import LaunchOptions, plan_launch
 
     launcher = arguments[0]
     component = registry().component("launchers", launcher)
@@ -87,12 +87,12 @@ def command(
         raise UserError(f"--watch needs --submit; to follow a job later: launch {launcher} status {out} --watch")
     file = read_settings(settings) if settings is not None else {}
     given = context.find_root().params
-    global_options = [word for pair in plugin_options(given["plugin"], given["without"]) for word in pair]
-    planned = plan_launch(
-        launcher, Path(rest[0]), out, work_folder=work_folder, folder=folder, nodes=nodes, name=name,
-        settings=gather(file, (), flags), overrides=set_ or (), allow_change=allow_change or (),
-        global_options=global_options,
+    options = LaunchOptions(
+        work_folder=work_folder, folder=folder, nodes=nodes, name=name, overrides=set_ or (),
+        allow_change=allow_change or (),
+        global_options=[word for pair in plugin_options(given["plugin"], given["without"]) for word in pair],
     )  # fmt: skip
+    planned = plan_launch(launcher, Path(rest[0]), out, options, settings=gather(file, (), flags))
     show(launcher, planned, submitted=submit)
     if check:
         planned.check()

@@ -121,11 +121,15 @@ def test_the_short_form_needs_the_number_of_nodes_unless_it_is_only_shown(store:
     assert Parameters.from_dict(short_form(store), source="run.json", nodes="any").batch_size == {"*": 8}
 
 
-def test_a_number_of_nodes_agrees_with_an_explicit_table() -> None:
-    batch_table.check_nodes({"0": 8, "1": 8}, 2)
-    batch_table.check_nodes({"a01": 8}, None)
+def test_a_number_of_nodes_agrees_with_an_explicit_table(store: Path) -> None:
+    raw = short_form(store, batch_size={"0": 8, "1": 8})
+    for nodes, assumed in ((2, None), (None, None), (None, 3), (2, 3)):
+        loaded = Parameters.from_dict(raw, source="run.json", nodes=nodes, assumed_nodes=assumed)
+        assert loaded.batch_size == raw["batch_size"]
     with pytest.raises(UserError, match=r"^--nodes 3: batch_size is for 2 nodes: .*leave --nodes out"):
-        batch_table.check_nodes({"0": 8, "1": 8}, 3)
+        Parameters.from_dict(raw, source="run.json", nodes=3)
+    assumed_alone = Parameters.from_dict(short_form(store), source="run.json", assumed_nodes=1)
+    assert assumed_alone.batch_size == {"-1": 8}
     with pytest.raises(ValueError, match="batch_size: expected"):
         batch_table.check_table({"*": 8, "0": 8})
 

@@ -10,7 +10,7 @@ import pytest
 
 from terakoya.components import Progress
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.language_pretraining_json import read_language_pretraining_json
+from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 
@@ -37,7 +37,7 @@ def read(
     entry = {key: value for key, value in {**ENTRY, **(changes or {})}.items() if value is not None}
     file = tmp_path / "parameter.json"
     file.write_text(json.dumps({model_type: entry, "other": {"broken": "never read"}}))
-    return read_language_pretraining_json(file, model_type, [Path("work/store")], **options)
+    return read_language_pretraining_json(file, ChosenEntry(model_type, [Path("work/store")], **options))
 
 
 def load(tmp_path: Path, changes: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -62,7 +62,7 @@ def refusal(tmp_path: Path, changes: dict[str, Any] | None = None, **options: An
 def test_the_bundled_entries_become_these_parameters(
     name: str, layers: int, hidden: int, length: int, rate: float, batch: dict[str, int], steps: int, save: int
 ) -> None:
-    raw = read_language_pretraining_json(SHIPPED, name, [Path("a"), Path("b")], [Path("v")])
+    raw = read_language_pretraining_json(SHIPPED, ChosenEntry(name, [Path("a"), Path("b")], [Path("v")]))
     parameters: Any = Parameters.from_dict(raw, source="parameter.json")
     assert (parameters.architecture.num_hidden_layers, parameters.architecture.hidden_size) == (layers, hidden)
     assert parameters.data.sequence_length == parameters.architecture.max_position_embeddings == length
@@ -146,7 +146,7 @@ def test_an_invalid_entry_is_refused(tmp_path: Path, changes: dict[str, Any], ex
 
 def test_an_unknown_model_type_lists_the_nearest_entry() -> None:
     with pytest.raises(UserError, match='--model-type bert-bas: no such entry; did you mean "bert-base"'):
-        read_language_pretraining_json(SHIPPED, "bert-bas", [Path("a")])
+        read_language_pretraining_json(SHIPPED, ChosenEntry("bert-bas", [Path("a")]))
 
 
 @pytest.mark.parametrize("family", ["albert", "debertav3"])
@@ -191,7 +191,7 @@ def test_an_electra_entry_builds_at_full_size(name: str) -> None:
 
     hidden, heads, share, expected = ELECTRAS[name]
     parameters: Any = Parameters.from_dict(
-        read_language_pretraining_json(SHIPPED, name, [Path("a")]), source="parameter.json"
+        read_language_pretraining_json(SHIPPED, ChosenEntry(name, [Path("a")])), source="parameter.json"
     )
     vocabulary = Vocabulary(size=32_768, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
     with torch.device("meta"):
@@ -222,7 +222,7 @@ def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     file = tmp_path / "parameter.json"
     file.write_text(json.dumps({name: entry}))
     store = toy.make_store(tmp_path / "store", documents=20, seed=1)
-    raw = {**read_language_pretraining_json(file, name, [store]), "trackers": []}
+    raw = {**read_language_pretraining_json(file, ChosenEntry(name, [store])), "trackers": []}
     train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
     exported = export(tmp_path / "run", tmp_path / "model")
     assert exported.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}

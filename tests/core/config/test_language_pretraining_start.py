@@ -22,7 +22,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from terakoya.config.language_pretraining_json import read_language_pretraining_json
+from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
@@ -64,7 +64,7 @@ def save(model: PreTrainedModel, name: str) -> None:
 def read(model_type: str, entry: dict[str, Any], store: Path = Path("store")) -> dict[str, Any]:
     file = Path("parameter.json")
     file.write_text(json.dumps({model_type: entry}))
-    return {**read_language_pretraining_json(file, model_type, [store]), "trackers": []}
+    return {**read_language_pretraining_json(file, ChosenEntry(model_type, [store])), "trackers": []}
 
 
 def refusal(model_type: str, entry: dict[str, Any]) -> str:

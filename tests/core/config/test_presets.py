@@ -13,11 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
+from terakoya.config.language_pretraining_json import ChosenEntry, read_parameters
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters, preset_names, presets_folder, read_preset
 from terakoya.errors import UserError
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
-from terakoya.launch.here import read_parameters
 from terakoya.pipeline.run import run_pipeline
 from terakoya.pipeline.settings import Pipeline
 from terakoya.training.model.build import build_module
@@ -94,7 +94,7 @@ def test_names_that_are_no_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_entries_of_language_pretraining_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    read = read_parameters(Path("parameter.json"), model_type="bert-small", data=[tmp_path / "store"])
+    read = read_parameters(Path("parameter.json"), chosen=ChosenEntry("bert-small", [tmp_path / "store"]))
     assert read.max_steps == 1_450_000
 
 

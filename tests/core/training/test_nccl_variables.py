@@ -18,7 +18,6 @@ from accelerate.state import AcceleratorState
 from terakoya.config.nccl import Nccl
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.launch.here import read_parameters
 from terakoya.training import dry_run, setup
 from terakoya.training.distributed import gpu_allocator, nccl_algorithms
 
@@ -62,7 +61,7 @@ def test_an_unknown_level_is_refused(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(parameters(store, debug="LOUD")))
     with pytest.raises(UserError, match=r"parallel\.nccl\.debug"):
-        read_parameters(file)
+        Parameters.load(file)
 
 
 class GroupMade(Exception):

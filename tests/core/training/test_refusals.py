@@ -285,11 +285,11 @@ def test_a_dry_run_asks_for_the_disk_that_the_run_does_not_have_yet(
     monkeypatch.setattr(dry, "free_bytes", lambda out: 0)
     parameters = Parameters.from_dict(toy.parameters(store), source="test")
     with pytest.raises(UserError, match=r"needs 0\.00 GB, 0\.00 GB are free; see checkpoint\.keep and events"):
-        dry.dry_run(parameters, tmp_path / "run")
+        dry.dry_run(parameters, tmp_path / "run", StartOptions())
     kept = tmp_path / "run/checkpoints/step-00000005"
     kept.mkdir(parents=True)
     (kept / "model.safetensors").write_bytes(bytes(1_000_000))
-    dry.dry_run(parameters, tmp_path / "run")
+    dry.dry_run(parameters, tmp_path / "run", StartOptions())
     (tmp_path / "run/model-best").symlink_to(kept)
     (kept / "another").hardlink_to(kept / "model.safetensors")
     assert held_bytes(tmp_path / "run") == 1_000_000

@@ -26,6 +26,7 @@ from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
 from terakoya_clusters.move import carry, move
 from terakoya_launch.jobs import find_job
+from terakoya_launch.plan import LaunchOptions
 
 SLURM = {"time": "01:00:00"}
 
@@ -77,7 +78,7 @@ def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     ssh.write_text('shift; exec bash -c "$*"\n')
     said: list[str] = []
     host = {"hosts": "localhost", "ssh": f"bash {ssh}", "port": toy.free_port()}
-    planned = move(tmp_path / "run", "hosts", host, out=tmp_path / "there", say=said.append)
+    planned = move(tmp_path / "run", "hosts", host, out=tmp_path / "there", say=said.append, options=LaunchOptions())
     toy.finish(started, code=75)
     stopped_at = list(toy.records(tmp_path / "run", "stopped"))
     assert len(stopped_at) == 1 and steps(tmp_path / "there") == stopped_at
@@ -180,7 +181,7 @@ def test_a_copy_that_is_cut_short_leaves_nothing(run: Path, tmp_path: Path, monk
 
     monkeypatch.setattr("terakoya_clusters.move.copy_folder", copy_half)
     with pytest.raises((UserError, OSError), match="No space left on device"):
-        move(run, "slurm", SLURM, out=tmp_path / "there", say=said.append)
+        move(run, "slurm", SLURM, out=tmp_path / "there", say=said.append, options=LaunchOptions())
     assert not (tmp_path / "there").exists() and f"whole in {run}" in said[-1] and steps(run) == [4]
 
 

@@ -20,7 +20,7 @@ from followed_pages import blocks_of
 
 from terakoya.errors import UserError
 from terakoya_clusters.launchers.sagemaker.request import METRICS
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 
 pytest.importorskip("botocore", reason="its model of SageMaker validates the requests")
 
@@ -167,24 +167,25 @@ def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
     parameters = toy.parameters(Path("train/wiki"))
     file.write_text("# a run\n" + yaml.safe_dump(json.loads(json.dumps(parameters, default=str))))
     settings = {**REQUIRED, "channels": {"train": SHARED}, **NETWORK}
-    plan = plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(plugin)])
+    options = LaunchOptions(global_options=["--plugin", str(plugin)])
+    plan = plan_launch("sagemaker", file, tmp_path / "run", options, settings=settings)
     assert json.loads(plan.plan.files["parameters.json"]) == json.loads(json.dumps(parameters, default=str))
     assert plan.plan.files["mine.py"] == "MARK = 1\n"
     script = plan.plan.files["entry.sh"]
     assert "terakoya --plugin /opt/ml/input/data/job/mine.py train /opt/ml/input/data/job/parameters.json" in script
     assert "terakoya --plugin /opt/ml/input/data/job/mine.py export " in script
+    options = LaunchOptions(global_options=["--plugin", str(tmp_path)])
     with pytest.raises(UserError, match="install it in the image"):
-        plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(tmp_path)])
+        plan_launch("sagemaker", file, tmp_path / "run", options, settings=settings)
 
 
 @pytest.mark.slow
 def test_keys_that_may_change_are_passed_on(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
-    plan = plan_launch(
-        "sagemaker", file, tmp_path / "run", settings={**REQUIRED, "channels": {"train": SHARED}, **NETWORK},
-        overrides=["seed=3"], allow_change=["seed"],
-    )  # fmt: skip
+    options = LaunchOptions(overrides=["seed=3"], allow_change=["seed"])
+    settings = {**REQUIRED, "channels": {"train": SHARED}, **NETWORK}
+    plan = plan_launch("sagemaker", file, tmp_path / "run", options, settings=settings)
     assert "--set seed=3 --allow-change seed" in plan.plan.files["entry.sh"]
 
 

@@ -12,7 +12,7 @@ import toy
 from terakoya.components import JobState
 from terakoya.errors import UserError
 from terakoya_launch.commands import jobs
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 
 ADDRESS = "s3://bucket/fleet/run"
 
@@ -20,7 +20,7 @@ ADDRESS = "s3://bucket/fleet/run"
 def planned(place: Path, settings: dict[str, Any], **given: Any) -> PlannedLaunch:
     file = place / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"))))
-    return plan_launch("sagemaker", file, Path(ADDRESS), settings=settings, **given)
+    return plan_launch("sagemaker", file, Path(ADDRESS), LaunchOptions(**given), settings=settings)
 
 
 def test_a_job_that_has_ended_is_fetched(capsys: pytest.CaptureFixture[str]) -> None:

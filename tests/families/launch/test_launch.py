@@ -15,7 +15,7 @@ import toy
 
 from terakoya.errors import UserError
 from terakoya.training.resuming.fork import fork
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 
 CRASH = """\
 import os, pathlib
@@ -179,7 +179,9 @@ def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     settings = {
         "hosts": "localhost,127.0.0.1", "ssh": stand_in_for_ssh(tmp_path), "port": toy.free_port(), "max_restarts": 1,
     }  # fmt: skip
-    plan = plan_launch("hosts", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(crash)])
+    plan = plan_launch(
+        "hosts", file, tmp_path / "run", LaunchOptions(global_options=["--plugin", str(crash)]), settings=settings
+    )
     assert plan.submit() == 0
     assert (tmp_path / "crashed").exists()
     assert list(toy.records(tmp_path / "run", "resume")) == [5]
@@ -273,7 +275,7 @@ if find_spec("terakoya_clusters"):
 def test_nodes_are_given_to_the_job_and_to_the_run(launcher: str, store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store, batch_size={"*": 8})))
-    plan = plan_launch(launcher, file, tmp_path / "run", nodes=3, settings=CLUSTERS[launcher])
+    plan = plan_launch(launcher, file, tmp_path / "run", LaunchOptions(nodes=3), settings=CLUSTERS[launcher])
     assert plan.job.batch_size == {"0": 8, "1": 8, "2": 8}
     scripts = "".join(plan.plan.files.values())
     assert ASKS[launcher] in scripts
@@ -287,7 +289,7 @@ def test_equal_nodes_without_their_number_are_refused(launcher: str, store: Path
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store)))
     with pytest.raises(UserError, match=r"^--nodes 3: batch_size is for 1 node: "):
-        plan_launch(launcher, file, tmp_path / "run", nodes=3, settings=CLUSTERS[launcher])
+        plan_launch(launcher, file, tmp_path / "run", LaunchOptions(nodes=3), settings=CLUSTERS[launcher])
 
 
 def test_a_launcher_whose_settings_name_the_nodes_needs_no_number(store: Path, tmp_path: Path) -> None:

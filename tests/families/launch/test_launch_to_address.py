@@ -24,7 +24,7 @@ from terakoya.errors import UserError
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
 from terakoya_launch.jobs import find_job, find_plan_folder
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 
 ADDRESS = "s3://bucket/fleet/run"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def planned(
 ) -> PlannedLaunch:
     file = place / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"))))
-    return plan_launch(launcher, file, Path(out), settings=settings or SETTINGS[launcher], **given)
+    return plan_launch(launcher, file, Path(out), LaunchOptions(**given), settings=settings or SETTINGS[launcher])
 
 
 @pytest.mark.parametrize("launcher", SETTINGS)
@@ -135,12 +135,13 @@ def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, m
     file.write_text(json.dumps(toy.parameters(store, max_steps=4, evaluation=None)))
     settings = {"hosts": "localhost", "ssh": f"bash {ssh}"}
     out = Path(f"file://{tmp_path}/bucket/run")
-    plan = plan_launch("hosts", file, out, work_folder=there, settings=settings)
+    plan = plan_launch("hosts", file, out, LaunchOptions(work_folder=there), settings=settings)
     assert plan.plan.notes[1].startswith(f"localhost gets the files of {plan.folder} over ssh")
     assert plan.submit() == 0
     assert list(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(out).sizes())))[-1] == 4
     with pytest.raises(UserError, match=r"has no .*/none: all hosts must mount"):
-        plan_launch("hosts", file, out, settings=settings, overrides=[f'data.train=["{hidden}/none"]']).submit()
+        options = LaunchOptions(overrides=[f'data.train=["{hidden}/none"]'])
+        plan_launch("hosts", file, out, options, settings=settings).submit()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
 from terakoya_launch.jobs import find_job
 from terakoya_launch.launchers.slurm.job import SlurmJob
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
 
 
 def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLaunch:
@@ -101,10 +101,9 @@ def test_a_container_has_what_the_job_reads_wherever_that_is(
     settings = {"time": "60", "container": "image.sif", "container_runtime": runtime}
 
     def mounted(parameters: Path) -> set[str]:
-        plan = plan_launch(
-            "slurm", parameters, folders["runs"] / "run", folder=folders["plans"] / "run", settings=settings,
-            global_options=["--plugin", str(plugin), "--plugin", "a_module", "--without", "ema"],
-        )  # fmt: skip
+        words = ["--plugin", str(plugin), "--plugin", "a_module", "--without", "ema"]
+        options = LaunchOptions(folder=folders["plans"] / "run", global_options=words)
+        plan = plan_launch("slurm", parameters, folders["runs"] / "run", options, settings=settings)
         [line] = [line for line in plan.plan.files["job.sbatch"].splitlines() if line.startswith("srun ")]
         words = shlex.split(line)
         if runtime == "apptainer":

@@ -19,6 +19,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.dry_run import dry_run
 from terakoya.training.run_log import RunLog
+from terakoya.training.setup import StartOptions
 from terakoya_plugins.trackers.mlflow import Mlflow
 from terakoya_plugins.trackers.trackio import Trackio
 
@@ -180,7 +181,7 @@ def test_a_dry_run_fails_without_the_library(
     monkeypatch.setitem(sys.modules, name, None)
     raw = {**toy.parameters(store), "trackers": [{"type": name}]}
     with pytest.raises(UserError, match=rf'tracker {name}: is not installed; pip install "terakoya\[{name}\]"'):
-        dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run")
+        dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run", StartOptions())
 
 
 def test_a_server_that_does_not_answer_does_not_block_training(

@@ -18,6 +18,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.dry_run import dry_run
 from terakoya.training.run_log import RunLog
+from terakoya.training.setup import StartOptions
 from terakoya_plugins.trackers.wandb import WandB, run_id
 
 
@@ -96,7 +97,7 @@ def test_a_dry_run_fails_without_the_library(store: Path, tmp_path: Path, monkey
         "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 4, "trackers": [{"type": "wandb"}],
     }  # fmt: skip
     with pytest.raises(UserError, match=r'tracker wandb: is not installed; pip install "terakoya\[wandb\]"'):
-        dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run")
+        dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run", StartOptions())
 
 
 def test_a_server_that_does_not_answer_does_not_block_training(

@@ -31,7 +31,6 @@ def show_parameters(
         return
     from rich.table import Table
 
-    from terakoya.config import batch_table
     from terakoya.config.parameters import Parameters
     from terakoya.config.presets import find_parameters
     from terakoya.json_settings import leaves, origins, read_settings
@@ -39,8 +38,6 @@ def show_parameters(
 
     given, file, overrides = file, find_parameters(file), overrides or []
     loaded = Parameters.load(file, overrides, nodes=nodes or "any")
-    if nodes is not None:
-        batch_table.check_nodes(loaded.batch_size, nodes)
     complete = loaded.dump()
     if as_json:
         typer.echo(json.dumps(complete, indent=2, ensure_ascii=False))

@@ -20,7 +20,7 @@ from terakoya_clusters.launchers.sagemaker import job as sagemaker_job
 from terakoya_clusters.launchers.sagemaker import request as sagemaker_request
 from terakoya_clusters.launchers.sagemaker import script as sagemaker_script
 from terakoya_clusters.launchers.sagemaker.settings import CODE, DATA, ROOT, SageMakerSettings
-from terakoya_launch.scripts import quote
+from terakoya_launch.scripts import divide_arguments, quote
 from terakoya_launch.submitted import SubmittedJobRecord
 
 
@@ -46,11 +46,11 @@ class SageMaker(SageMakerSettings):
                 f"{nodes} instance{'s' if nodes > 1 else ''}: --set batch_size, or leave instance_count out"
             )
         run = self._run(job, nodes)
-        global_options, parameters = _parts(job)
+        before, parameters, _ = divide_arguments(job)
         sets, allowed = (_values(job, option) for option in ("--set", "--allow-change"))
         self._check_paths(parameters, sets, nodes)
         files = {"parameters.json": json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"}
-        global_options = [_ship_plugin(word, files) for word in global_options]
+        global_options = [_ship_plugin(word, files) for word in before]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
         train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", job.address or run]
         train += [] if job.address is None else ["--work-folder", run]
@@ -60,10 +60,7 @@ class SageMaker(SageMakerSettings):
         command = quote(*train, *changes, *given)
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         code = f"{(self.code_location or self.output_path).rstrip('/')}/{name}/{CODE}"
-        files["entry.sh"] = sagemaker_script.script(
-            name=job.name, instances=nodes, run=run, command=command, global_options=global_options, export=self.export,
-            setup=self.setup, processes=self.processes,
-        )  # fmt: skip
+        files["entry.sh"] = sagemaker_script.script(self, job, run=run, command=command, global_options=global_options)
         request = sagemaker_request.request(self, name=name, run_name=job.name, instances=nodes, code=code)
         notes = [
             f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; run folder: {run}"
@@ -157,14 +154,6 @@ class SageMaker(SageMakerSettings):
                     f"({', '.join(names) or 'there are no channels'}), as instances see it: --set {key}={first}/"
                     f"{Path(store).name}"
                 )
-
-
-def _parts(job: Job) -> tuple[list[str], Path]:
-    """Returns the options before `train`, and the parameter file."""
-    arguments = list(job.arguments)
-    verb = next(index for index in range(0, len(arguments), 2) if not arguments[index].startswith("--"))
-    assert arguments[verb] == "train", arguments
-    return arguments[:verb], Path(arguments[verb + 1])
 
 
 def _values(job: Job, option: str) -> list[str]:

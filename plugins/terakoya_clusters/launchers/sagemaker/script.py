@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Template
 
-from terakoya_clusters.launchers.sagemaker.settings import ROOT
+from terakoya.components import Job
+from terakoya_clusters.launchers.sagemaker.settings import ROOT, SageMakerSettings
 from terakoya_launch.scripts import quote
 
 SCRIPT = Template(r"""#!/bin/bash
@@ -95,40 +96,29 @@ SAVING_SECONDS = 110
 PORT = 29500
 
 
-def script(
-    *,
-    name: str,
-    instances: int,
-    run: str,
-    command: str,
-    global_options: Sequence[str],
-    export: bool,
-    setup: Sequence[str],
-    processes: int | None,
-) -> str:
-    """Returns the script for `instances` instances.
+def script(settings: SageMakerSettings, job: Job, *, run: str, command: str, global_options: Sequence[str]) -> str:
+    """Returns the script for the instances of `job`.
 
     Args:
-        name: the job's name, for a comment.
         run: the run's folder on the instances.
         command: the quoted arguments of `terakoya` to train.
         global_options: the options of `terakoya` before the verb, for the export.
-        processes: processes on each instance; None means one a GPU.
     """
+    instances = len(job.batch_size)
     return SCRIPT.substitute(
-        name=name,
+        name=job.name,
         instances=instances,
         s="s" if instances > 1 else "",
         root=ROOT,
         run=quote(run),
         command=command,
-        setup="\n".join(setup) or ":",
-        processes=GPUS if processes is None else str(processes),
+        setup="\n".join(settings.setup) or ":",
+        processes=GPUS if settings.processes is None else str(settings.processes),
         saving_seconds=SAVING_SECONDS,
         port=PORT,
         export=EXPORT.substitute(
             before="".join(f"{quote(word)} " for word in global_options), run=quote(run), root=ROOT
         )
-        if export
+        if settings.export
         else "",
     )
