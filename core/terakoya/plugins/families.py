@@ -113,7 +113,7 @@ def missing_family(what: str, name: str) -> str:
 def missing_needs(name: str) -> list[str]:
     """Returns the families that the family `name` needs and that are not installed; none for another name."""
     needs = FAMILIES[name].needs if name in FAMILIES else ()
-    return [each for each in needs if util.find_spec(f"terakoya_{each}") is None]
+    return [each for each in needs if find_spec(f"terakoya_{each}") is None]
 
 
 def function_of_family(name: str) -> Any:

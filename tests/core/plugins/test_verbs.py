@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -179,8 +178,8 @@ def test_a_family_without_one_that_it_needs_has_no_verbs_and_says_why(
     family: str, verb: str, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verb in find_verbs(register_commands()).commands
-    there = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name == f"terakoya_{needed}" else there(name))
+    there = families.find_spec
+    monkeypatch.setattr(families, "find_spec", lambda name: None if name == f"terakoya_{needed}" else there(name))
     code, _, err = call(capsys, verb)
     assert code == 2 and f"no such command; it belongs to the family {family}, which is not installed" in err
     assert f"might have it: plugin terakoya_{family} (terakoya" in err
