@@ -29,7 +29,8 @@ from terakoya.runs.remote_view import open_views
 from terakoya.training.checkpoint.mirroring import send_run
 from terakoya.training.run_folder import HOLDER
 from terakoya_launch.jobs import find_job, find_plan_folder, poll_states
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 from terakoya_launch.submitted import SubmittedJobRecord
 
 PARAMETERS = "parameters.json"

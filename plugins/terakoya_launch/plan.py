@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.training.run_folder import check_place
 from terakoya_launch.jobs import find_plan_folder
+from terakoya_launch.options import LaunchOptions
+
+NO_OPTIONS = LaunchOptions()
 
 
 @dataclass(frozen=True)
@@ -40,35 +43,11 @@ class PlannedLaunch:
         return self.launcher.submit(self.job, self.plan, self.folder)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """What is said of a run besides its parameters and its place.
-
-    Attributes:
-        work_folder: of a run at an address, its folder on the nodes; default that of this machine, see `resolve_out`.
-        folder: the folder for the plan's files; default that of `find_plan_folder`.
-        nodes: the number of nodes, see `Parameters.from_dict`; for a `batch_size` of `{"*": ROWS}` by default that of
-            the launcher's settings.
-        name: the job's name; default the name of the run's folder.
-        overrides: `KEY.PATH=VALUE`, over the parameters.
-        allow_change: keys in which the parameters may differ from those of the checkpoint that the run resumes from.
-        global_options: options of `terakoya` itself, such as `--plugin FILE`.
-    """
-
-    work_folder: Path | None = None
-    folder: Path | None = None
-    nodes: int | None = None
-    name: str | None = None
-    overrides: Sequence[str] = ()
-    allow_change: Sequence[str] = ()
-    global_options: Sequence[str] = ()
-
-
 def plan_launch(
     launcher: str,
     parameters: Path,
     out: Path,
-    options: LaunchOptions = LaunchOptions(),
+    options: LaunchOptions = NO_OPTIONS,
     *,
     settings: Mapping[str, Any] | None = None,
     write: bool = True,
@@ -97,7 +76,7 @@ def plan_launch(
 
 
 def make_job(
-    parameters: Path, out: Path, options: LaunchOptions = LaunchOptions(), *, settings_nodes: int | None = None
+    parameters: Path, out: Path, options: LaunchOptions = NO_OPTIONS, *, settings_nodes: int | None = None
 ) -> Job:
     """Returns the job that trains `parameters` into `out`. `settings_nodes` is the number of nodes that the launcher's
     settings name.
@@ -105,7 +84,7 @@ def make_job(
     Raises:
         UserError: the parameters or the name are wrong.
     """
-    overrides, name = options.overrides, options.name
+    overrides, name = options.overrides or (), options.name
     run, address = resolve_out(out, options.work_folder)
     check_place(run)
     short = Parameters.load(parameters, overrides, nodes="any").batch_size.keys() == {batch_table.EACH_NODE}

@@ -14,7 +14,8 @@ from typing import Any
 
 from terakoya.components import JobState, SubmittedJob
 from terakoya_launch.jobs import find_job, poll_states
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 from terakoya_launch.submitted import SubmittedJobRecord
 
 

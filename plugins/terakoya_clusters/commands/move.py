@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands.component_settings import gather, take_flags
+from terakoya.commands.component_settings import take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import NodesOption, ParametersSet, plugin_options
 from terakoya.errors import UserError
 from terakoya_launch.commands import launch
+from terakoya_launch.options import LaunchOptions
 
 
 def command(
@@ -28,25 +28,19 @@ def command(
         Path | None,
         typer.Option(help="Where the run goes on: a new folder, or an address: s3://bucket/run. Default: where it is."),
     ] = None,
-    work_folder: launch.WorkFolderOption = None,
     lost: Annotated[
         bool, typer.Option("--lost", help="The machine that trained is gone: stop nothing, go on from what is there.")
     ] = False,
-    folder: launch.FolderOption = None,
-    nodes: NodesOption = None,
-    settings: launch.SettingsOption = None,
-    set_: ParametersSet = None,
-    allow_change: launch.AllowChangeOption = None,
+    *,
+    options: LaunchOptions,
 ) -> None:
     """Stop a run, carry it, and start it again on other machines: the curve goes on bit for bit.
 
     Nothing is stopped before the new start is planned. Where a step fails, the same command goes on from there.
     """
-    from terakoya.json_settings import read_settings
     from terakoya.log import console
     from terakoya.plugins import registry
     from terakoya_clusters.move import move, saying_where
-    from terakoya_launch.plan import LaunchOptions
 
     if len(arguments) < 2:
         raise UserError(
@@ -61,17 +55,12 @@ def command(
         raise UserError(f"move: {launcher}: takes no value after a colon, got {value}; give its settings as options")
     if colon:
         flags = {str(component.main_setting): value, **flags}
-    given = context.find_root().params
 
     def say(text: str) -> None:
         console().print(text, markup=False, soft_wrap=True)
 
-    options = LaunchOptions(
-        work_folder=work_folder, folder=folder, nodes=nodes, overrides=set_ or (), allow_change=allow_change or (),
-        global_options=[word for pair in plugin_options(given["plugin"], given["without"]) for word in pair],
-    )  # fmt: skip
-    file = read_settings(settings) if settings is not None else {}
-    planned = move(run, launcher, gather(file, (), flags), out=out, lost=lost, say=say, options=options)
+    settings, options = launch.gather_settings(options, flags), launch.as_loaded(options, context)
+    planned = move(run, launcher, settings, out=out, lost=lost, say=say, options=options)
     launch.show(launcher, planned, submitted=True)
     with saying_where(Path(planned.job.out), say):
         code = planned.submit()

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
-from terakoya.commands.shared_options import NodesOption, ParametersSet, plugin_options
+from terakoya.commands.shared_options import plugin_options
 from terakoya.errors import UserError
 from terakoya_launch.commands import jobs
+from terakoya_launch.options import LaunchOptions
 
 if TYPE_CHECKING:
     from terakoya_launch.plan import PlannedLaunch
 
 
-WorkFolderOption = Annotated[
-    Path | None,
-    typer.Option(help="With an address in --out: the run's folder on the nodes. Default: in the user's cache."),
-]
-FolderOption = Annotated[Path | None, typer.Option(help="The folder for the files. Default: OUT.launch.")]
-SettingsOption = Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")]
-AllowChangeOption = Annotated[
-    list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as with train.")
-]
+@dataclass(frozen=True, kw_only=True)
+class Then:
+    """What `launch` does after it has planned."""
+
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Also check the hosts, and start nothing; hosts --submit checks them first."),
+    ] = False
+    submit: Annotated[bool, typer.Option("--submit", help="Also start the run.")] = False
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Follow the submitted job to its end; also with status and logs. Ctrl-C ends only this."
+        ),
+    ] = False
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 10.0
 
 
 def command(
@@ -45,64 +55,56 @@ def command(
             help="The run's folder, visible on all nodes, or an address: s3://bucket/run. With fetch: a new folder."
         ),
     ] = None,
-    work_folder: WorkFolderOption = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Also check the hosts, and start nothing; hosts --submit checks them first."),
-    ] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="Also start the run.")] = False,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Follow the submitted job to its end; also with status and logs. Ctrl-C ends only this."
-        ),
-    ] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 10.0,
-    folder: FolderOption = None,
-    nodes: NodesOption = None,
-    name: Annotated[str | None, typer.Option(help="The job's name. Default: the name of the run's folder.")] = None,
-    settings: SettingsOption = None,
-    set_: ParametersSet = None,
-    allow_change: AllowChangeOption = None,
+    *,
+    options: LaunchOptions,
+    then: Then,
 ) -> None:
     """Print the exact files and commands that start a run on this machine, on hosts or a cluster; --submit runs them.
 
     `terakoya plugins show LAUNCHER` lists its settings: launch slurm bert.json --out run --time 24:00:00
     """
-    from terakoya.json_settings import read_settings
     from terakoya.plugins import registry
-    from terakoya_launch.plan import LaunchOptions, plan_launch
+    from terakoya_launch.plan import plan_launch
 
-    launcher = arguments[0]
+    launcher, every = arguments[0], then.every if then.watch else None
     component = registry().component("launchers", launcher)
     if len(arguments) > 1 and arguments[1] in jobs.VERBS:
-        jobs.run_verb(launcher, arguments[1], arguments[2:], out=out, every=every if watch else None)
+        jobs.run_verb(launcher, arguments[1], arguments[2:], out=out, every=every)
         return
     rest, flags = take_flags(arguments[1:], component.model_fields, verb="launch")
     if len(rest) != 1:
         raise UserError(f"launch {launcher}: expected one parameter file, got {' '.join(rest) or 'none'}")
     if out is None:
         raise UserError(f"launch {launcher}: expected --out RUN, the run's folder")
-    if watch and not submit:
+    if then.watch and not then.submit:
         raise UserError(f"--watch needs --submit; to follow a job later: launch {launcher} status {out} --watch")
-    file = read_settings(settings) if settings is not None else {}
-    given = context.find_root().params
-    options = LaunchOptions(
-        work_folder=work_folder, folder=folder, nodes=nodes, name=name, overrides=set_ or (),
-        allow_change=allow_change or (),
-        global_options=[word for pair in plugin_options(given["plugin"], given["without"]) for word in pair],
-    )  # fmt: skip
-    planned = plan_launch(launcher, Path(rest[0]), out, options, settings=gather(file, (), flags))
-    show(launcher, planned, submitted=submit)
-    if check:
+    planned = plan_launch(
+        launcher, Path(rest[0]), out, as_loaded(options, context), settings=gather_settings(options, flags)
+    )
+    show(launcher, planned, submitted=then.submit)
+    if then.check:
         planned.check()
-    if not submit:
+    if not then.submit:
         next_command.show(*(word for word in context.find_root().meta["arguments"] if word != "--check"), "--submit")
         return
     code = planned.submit()
     if code:
         raise typer.Exit(code)
-    report_job(launcher, planned, every=every if watch else None)
+    report_job(launcher, planned, every=every)
+
+
+def gather_settings(options: LaunchOptions, flags: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the launcher's settings: those of the file, and those that are `flags` of the command line."""
+    from terakoya.json_settings import read_settings
+
+    return gather(read_settings(options.settings_file) if options.settings_file is not None else {}, (), flags)
+
+
+def as_loaded(options: LaunchOptions, context: typer.Context) -> LaunchOptions:
+    """Returns `options` with those of `terakoya` itself that loaded the plugins of this command."""
+    given = context.find_root().params
+    words = [word for pair in plugin_options(given["plugin"], given["without"]) for word in pair]
+    return replace(options, global_options=words)
 
 
 def show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:

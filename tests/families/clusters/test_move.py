@@ -26,7 +26,7 @@ from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
 from terakoya_clusters.move import carry, move
 from terakoya_launch.jobs import find_job
-from terakoya_launch.plan import LaunchOptions
+from terakoya_launch.options import LaunchOptions
 
 SLURM = {"time": "01:00:00"}
 

@@ -20,7 +20,8 @@ from followed_pages import blocks_of
 
 from terakoya.errors import UserError
 from terakoya_clusters.launchers.sagemaker.request import METRICS
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 pytest.importorskip("botocore", reason="its model of SageMaker validates the requests")
 

@@ -12,7 +12,8 @@ import toy
 from terakoya.components import JobState
 from terakoya.errors import UserError
 from terakoya_launch.commands import jobs
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 ADDRESS = "s3://bucket/fleet/run"
 

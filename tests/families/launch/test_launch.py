@@ -15,7 +15,8 @@ import toy
 
 from terakoya.errors import UserError
 from terakoya.training.resuming.fork import fork
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 CRASH = """\
 import os, pathlib

@@ -24,7 +24,8 @@ from terakoya.errors import UserError
 from terakoya.object_store import ObjectFolder
 from terakoya.runs import mirrored
 from terakoya_launch.jobs import find_job, find_plan_folder
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 ADDRESS = "s3://bucket/fleet/run"
 SETTINGS: dict[str, dict[str, Any]] = {

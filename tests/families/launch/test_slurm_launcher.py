@@ -22,7 +22,8 @@ from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
 from terakoya_launch.jobs import find_job
 from terakoya_launch.launchers.slurm.job import SlurmJob
-from terakoya_launch.plan import LaunchOptions, PlannedLaunch, plan_launch
+from terakoya_launch.options import LaunchOptions
+from terakoya_launch.plan import PlannedLaunch, plan_launch
 
 
 def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLaunch:
