@@ -78,25 +78,22 @@ class PipelineCorpus:
         settings = self.settings
         return {
             "corpus": self.whole.fingerprint,
-            "field": settings.field,
-            "documents": settings.documents,
-            **({"encoding": settings.encoding} if settings.encoding is not None else {}),
+            **self._read_inputs(),
             **({"hold_out": settings.hold_out} if settings.name else {}),
-            **({"clean": settings.clean} if settings.clean else {}),
         }
+
+    def _read_inputs(self) -> dict[str, Any]:
+        """Returns how the files are read and cleaned, as far as documents depend on it."""
+        reading = {name: self.settings.reading[name] for name in ("field", "documents", "encoding")}  # type: ignore[literal-required]
+        steps = {"clean": self.settings.clean} if self.settings.clean else {}
+        return {name: value for name, value in reading.items() if value is not None} | steps
 
     def _corpus(self, part: Part) -> Corpus:
         """Returns the files for training or for validation, with their cleaning steps."""
         settings = self.settings
         held_out = part == "validation" and settings.splits
         files = self._find("corpus" if part == "train" or held_out else "validation_corpus")
-        corpus = Corpus(
-            files,
-            field=settings.field,
-            documents=settings.documents,
-            encoding=settings.encoding,
-            max_rejects=settings.max_rejects,
-        )
+        corpus = Corpus(files, **settings.reading)
         add_cleaning = self._add_cleaning()
         if add_cleaning is None:
             return corpus
@@ -143,12 +140,9 @@ class PipelineCorpus:
         return {
             "corpus": corpus.fingerprint,
             "tokenizer": content_digest(self._pipeline.tokenizer_folder),
-            "field": settings.field,
-            "documents": settings.documents,
-            **({"encoding": settings.encoding} if settings.encoding is not None else {}),
+            **self._read_inputs(),
             "unit": self._pipeline.unit,
             "hold_out": settings.hold_out,
-            **({"clean": settings.clean} if settings.clean else {}),
             **({"words": self._pipeline.words} if self._pipeline.words is not None else {}),
         }
 
@@ -163,15 +157,12 @@ class PipelineCorpus:
             tokenizer=pipeline.tokenizer_folder,
             out=self.store_folders()[part],
             processes=pipeline.workers,
-            documents=settings.documents,
-            field=settings.field,
-            encoding=settings.encoding,
             unit=pipeline.unit,
-            max_rejects=settings.max_rejects,
             words=pipeline.words,
             clean=settings.clean or None,
             clean_folder=self._clean_folder(part) if settings.clean else None,
             held_out=part == "validation" and settings.splits,
+            **settings.reading,
         )
         result = prepare_store(options)
         return {"documents": result.documents, "tokens": result.tokens, "rejected": result.rejected}

@@ -120,36 +120,20 @@ class _Plan:
         pipeline = self.pipeline
         stages = []
         if pipeline.tokenizer is not None:
-            stages.append(
-                Stage(
-                    "tokenizer",
-                    "tokenizer_folder",
-                    pipeline.tokenizer_folder,
-                    self._tokenizer_inputs,
-                    self._train_tokenizer,
-                )
-            )
+            folder, inputs = pipeline.tokenizer_folder, self._tokenizer_inputs
+            stages.append(Stage("tokenizer", "tokenizer_folder", folder, inputs, self._train_tokenizer))
         for corpus in self.corpora:
             for part, out in corpus.store_folders().items():
                 words = ["prepare", *(["validation"] if part == "validation" else []), corpus.settings.name]
                 key = "store" if part == "train" else "validation_store"
-                inputs, make = partial(self._store_inputs, corpus, part), partial(corpus.prepare, part)
-                stages.append(
-                    Stage(
-                        " ".join(filter(None, words)), key, out, inputs, make, resumes=True,
-                        upgrade=self._upgrade_store_inputs,
-                    )
-                )  # fmt: skip
+                inputs_of, make = partial(self._store_inputs, corpus, part), partial(corpus.prepare, part)
+                stages.append(Stage(" ".join(filter(None, words)), key, out, inputs_of, make, resumes=True))
         stages.append(
             Stage(
                 "train", "run", pipeline.run, self._run_inputs, self._train, resumes=True, upgrade=_upgrade_run_inputs
             )
         )
-        stages.append(
-            Stage("export", "export", pipeline.export, self._export_inputs, self._export,
-                  upgrade=lambda inputs: {"manifest": self._export_inputs()["manifest"], **inputs})
-        )  # fmt: skip
-        return stages
+        return [*stages, Stage("export", "export", pipeline.export, self._export_inputs, self._export)]
 
     def _tokenizer_inputs(self) -> Mapping[str, Any]:
         settings = self.pipeline.tokenizer
@@ -185,10 +169,6 @@ class _Plan:
     def _store_inputs(self, corpus: PipelineCorpus, part: Part) -> Mapping[str, Any]:
         return {**corpus.store_inputs(part), "ids": self._tokenizer_fingerprint, **self._words_fingerprint}
 
-    def _upgrade_store_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Adds `ids` and `words_fingerprint`, which early records of stores do not have."""
-        return {"ids": self._tokenizer_fingerprint, **self._words_fingerprint, **inputs}
-
     def _parameters(self) -> Mapping[str, Any]:
         """Returns the complete parameters, with the pipeline's stores as their data."""
         given = self.pipeline.parameters
@@ -206,7 +186,7 @@ class _Plan:
         data = raw.get("data", {})
         if isinstance(data, Mapping):
             raw = {**raw, "data": {**data, **stores}}
-        return Parameters.from_dict(raw, source=source, nodes=1).dump()
+        return Parameters.from_dict(raw, source=source, assumed_nodes=1).dump()
 
     def _run_inputs(self) -> Mapping[str, Any]:
         stores = [out for corpus in self.corpora for out in corpus.store_folders().values()]
@@ -243,9 +223,7 @@ class _Plan:
 
     def _export_inputs(self) -> Mapping[str, Any]:
         checkpoint = find_checkpoint(self.pipeline.run)
-        manifest = hashlib.sha256(
-            (checkpoint / "manifest.json").read_bytes()
-        ).hexdigest()  # contains the hashes of the files
+        manifest = hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()  # has the files' hashes
         return {"checkpoint": content_digest(checkpoint / "state"), "manifest": manifest}
 
     def _export(self) -> Mapping[str, Any]:

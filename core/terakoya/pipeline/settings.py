@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from terakoya.config import file_kinds
 from terakoya.config.fields import ParameterFields
+from terakoya.corpus.corpus import Reading
 from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address
 from terakoya.json_settings import explain, read_settings, refuse_secrets
@@ -76,10 +77,7 @@ class CorpusSettings:
     validation_corpus: Sequence[str]
     hold_out: int
     clean: tuple[dict[str, Any], ...]
-    field: str
-    documents: Documents
-    encoding: str | None
-    max_rejects: int | float
+    reading: Reading
     store: Path
     validation_store: Path | None
 
@@ -227,6 +225,8 @@ class Pipeline(BaseModel):
         own_validation = bool(name) and (bool(entry.validation_corpus) or _splits(entry.clean or ()))
         hold_out = entry.hold_out if entry.hold_out is not None else 0 if own_validation else self.hold_out
         clean = self.clean if entry.clean is None else entry.clean
+        own = {name: getattr(entry, name) for name in Reading.__annotations__}
+        reading = {name: getattr(self, name) if value is None else value for name, value in own.items()}
         return CorpusSettings(
             name=name,
             corpus=entry.corpus,
@@ -234,10 +234,7 @@ class Pipeline(BaseModel):
             validation_corpus=entry.validation_corpus,
             hold_out=hold_out,
             clean=clean,
-            field=self.field if entry.field is None else entry.field,
-            documents=self.documents if entry.documents is None else entry.documents,
-            encoding=self.encoding if entry.encoding is None else entry.encoding,
-            max_rejects=self.max_rejects if entry.max_rejects is None else entry.max_rejects,
+            reading=reading,  # type: ignore[arg-type] # see its annotations
             store=store,
             validation_store=validation_store if entry.validation_corpus or hold_out or _splits(clean) else None,
         )
