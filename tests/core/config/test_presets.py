@@ -21,7 +21,6 @@ from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.pipeline.run import run_pipeline
 from terakoya.pipeline.settings import Pipeline
 from terakoya.training.model.build import build_module
-from terakoya_launch.plan import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -65,8 +64,6 @@ def test_a_preset_is_read_by_its_name_and_a_file_of_that_name_comes_first(
     named = Parameters.load(Path("tiny_bert"), ["max_steps=7"])
     assert named == Parameters.load(ROOT / "parameters" / "tiny_bert.json", ["max_steps=7"])
     assert read_parameters(Path("tiny_bert")).max_steps == 2000
-    words = make_job(Path("tiny_bert"), tmp_path / "run").arguments
-    assert words[:2] == ("train", str(ROOT / "parameters" / "tiny_bert.json"))
     own = json.loads((ROOT / "parameters" / "tiny_bert.json").read_text(encoding="utf-8")) | {"max_steps": 3}
     Path("tiny_bert").write_text(json.dumps(own), encoding="utf-8")
     assert Parameters.load(Path("tiny_bert")).max_steps == 3

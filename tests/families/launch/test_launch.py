@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import toy
 
-from terakoya.errors import UserError
+from terakoya.errors import TemporaryFailure, UserError
 from terakoya.training.resuming.fork import fork
 from terakoya_launch.options import LaunchOptions
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import PlannedLaunch, make_job, plan_launch
+from terakoya_launch.scripts import FINAL_EXIT_CODES
 
 CRASH = """\
 import os, pathlib
@@ -317,3 +318,22 @@ def test_a_run_keeps_the_table_that_it_began_with(store: Path, tmp_path: Path) -
     assert "2 steps of 16, but batch_size is now 8: keep the global batch" in " ".join(said.split())
     toy.train(more, tmp_path / "run", "--nodes", "1", "--set", "batch_size.*=16")
     assert list(toy.records(tmp_path / "run")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", ["export WANDB_API_KEY=0123abcd", "ulimit -n 9; AWS_SECRET_ACCESS_KEY='x/y' ls"])
+def test_a_launcher_refuses_lines_of_bash_that_set_a_secret(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^launch slurm: setup\.1: looks like a secret") as refused:
+        plan_launch(
+            "slurm", Path("tiny_bert"), tmp_path / "run", settings={"time": "1:00:00", "setup": ["module load x", line]}
+        )
+    assert line not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+def test_a_job_names_the_file_of_a_preset(tmp_path: Path) -> None:
+    verb, file = make_job(Path("tiny_bert"), tmp_path / "run").arguments[:2]
+    assert verb == "train" and Path(file).is_absolute() and Path(file).name == "tiny_bert.json"
+
+
+def test_what_a_file_server_does_not_answer_is_started_again_and_what_a_user_has_to_mend_is_not() -> None:
+    final = FINAL_EXIT_CODES.split(" | ")
+    assert str(TemporaryFailure.exit_code) not in final and str(UserError.exit_code) in final
