@@ -15,7 +15,7 @@ from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.plugins import load, registry
+from terakoya.plugins import PLUGINS_VARIABLE, load, registry
 from terakoya.plugins.run_record import check_plugins, record_plugins
 from terakoya.training.checkpoint.restoring import saved_parameters
 from terakoya.training.engines.build import build, find_plugin_engine, holds_parts
@@ -80,7 +80,7 @@ def test_a_strange_engine_says_what_does_not_go_together(store: Path, strange: s
         Parameters.from_dict(toy.parameters(store, parallel={"engine": "fsdp"}, seed=1), source="test")
 
 
-def test_a_plugin_names_an_engine_of_its_own(store: Path, strange: str) -> None:
+def test_a_plugin_names_an_engine_of_its_own(store: Path, strange: str, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = load([strange], ["parallel"])
     raw = toy.parameters(store, parallel={"engine": "mine"})
     assert find_plugin_engine(Parameters.from_dict(raw, source="test").parallel, processes=2) is tuple
@@ -90,6 +90,7 @@ def test_a_plugin_names_an_engine_of_its_own(store: Path, strange: str) -> None:
     slip = 'test: parallel.engine: expected the name of an engine, got "mien"; did you mean "mine"'
     with pytest.raises(UserError, match=slip):
         Parameters.from_dict({**raw, "parallel": {"engine": "mien"}}, source="test")
+    monkeypatch.delenv(PLUGINS_VARIABLE)
     load()
     with pytest.raises(UserError, match='got "mine"; known: "ddp", "deepspeed", "fsdp"'):
         Parameters.from_dict(raw, source="test")
