@@ -84,7 +84,7 @@ class PipelineCorpus:
 
     def _read_inputs(self) -> dict[str, Any]:
         """Returns how the files are read and cleaned, as far as documents depend on it."""
-        reading = {name: self.settings.reading[name] for name in ("field", "documents", "encoding")}  # type: ignore[literal-required]
+        reading = {name: self.settings.reading[name] for name in ("field", "documents", "encoding")}
         steps = {"clean": self.settings.clean} if self.settings.clean else {}
         return {name: value for name, value in reading.items() if value is not None} | steps
 
