@@ -24,7 +24,7 @@ class FastBpe(FastEncoder):
 
     @classmethod
     def of(cls, backend: Any, *, split: bool) -> Self | None:
-        """Returns the encoder; None where fastokens is not installed. Raises ValueError if it cannot read `backend`."""
+        """See `FastEncoder`."""
         try:
             import fastokens
         except ImportError:

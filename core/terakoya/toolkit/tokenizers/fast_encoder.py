@@ -6,7 +6,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -40,6 +40,12 @@ class FastEncoder(ABC):
     def __init__(self, backend: Any, *, split: bool) -> None:
         """`split`: whether special tokens in text are ordinary text."""
         self.backend, self.split = backend, split
+
+    @classmethod
+    @abstractmethod
+    def of(cls, backend: Any, *, split: bool) -> Self | None:
+        """Returns the encoder; None where what it needs is not here. Raises ValueError or NotImplementedError where it
+        does not read `backend`."""
 
     @abstractmethod
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
@@ -76,7 +82,8 @@ def find_fast_encoder(backend: Any, *, split: bool) -> FastEncoder | None:
     from terakoya.toolkit.tokenizers.fast_bpe import FastBpe
     from terakoya.toolkit.tokenizers.fast_unigram import FastUnigram
 
-    kind = {"BPE": FastBpe, "Unigram": FastUnigram}.get(type(backend.model).__name__)
+    kinds: dict[str, type[FastEncoder]] = {"BPE": FastBpe, "Unigram": FastUnigram}
+    kind = kinds.get(type(backend.model).__name__)
     try:
         encoder = None if kind is None else kind.of(backend, split=split)
         if encoder is None or (differing := encoder.differing(sample_texts(backend))) is None:

@@ -44,7 +44,7 @@ class FastUnigram(FastEncoder):
 
     @classmethod
     def of(cls, backend: Any, *, split: bool) -> Self | None:
-        """Returns the encoder; None without a C compiler. Raises NotImplementedError if it does not read `backend`."""
+        """See `FastEncoder`."""
         if _kernels() is None:
             return None
         content = json.loads(backend.to_str())
