@@ -4,6 +4,7 @@ fixtures that tests of several folders use."""
 from __future__ import annotations
 
 import copy
+import datetime
 import functools
 import gc
 import json
@@ -41,6 +42,8 @@ DURATIONS = Path(__file__).with_name("durations.json")
 SLOW = 0.25
 """A test is slow that takes more seconds, with its fixtures. One of the session counts from `COSTLY` on."""
 COSTLY = 2.0
+LARGE = 12
+"""Cases from which on a table is shared by `--nights` nights."""
 spent: dict[str, float] = defaultdict(float)
 slow: dict[str, set[str]] = defaultdict(set)
 """Those of this run."""
@@ -64,12 +67,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} anew")
+    parser.addoption("--nights", type=int, default=1, help="how many nights share the cases of large tables")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the slow tests, and puts the files first that take longest, before them new ones: workers take whole files,
-    and a long one that starts last would leave the others idle."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves cases of large tables to other nights, marks the slow tests, and puts the files first that take longest,
+    before them new ones: workers take whole files, and a long one that starts last would leave the others idle."""
+    tables = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            tables[item.path, _function(item.name)].append(item)
+    nights, today = config.getoption("--nights"), datetime.date.today().toordinal()
+    later = {
+        item for table in tables.values() if len(table) >= LARGE
+        for number, item in enumerate(table) if (number + today) % nights
+    }  # fmt: skip
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in later]
     known = json.loads(DURATIONS.read_bytes())
     new = {"seconds": math.inf, "slow": []}
     items.sort(key=lambda item: -known.get(_name(item.path), new)["seconds"])

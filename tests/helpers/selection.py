@@ -31,4 +31,4 @@ def wanted(request: pytest.FixtureRequest, argument: str, test: str = "") -> lis
 
 
 def _arguments(case: Any) -> tuple[Any, ...]:
-    return case if isinstance(case, tuple) else (case,)
+    return case if type(case) is tuple else (case,)  # a named tuple is one argument

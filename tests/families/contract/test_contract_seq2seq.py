@@ -118,7 +118,7 @@ def test_an_encoder_decoder_passes_every_check(tmp_path: Path) -> None:
     assert sum("seq2seq" in result.requirement for result in results) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_encoder_decoder_learns_resumes_and_loads(tmp_path: Path) -> None:
     load_mt5(tmp_path / "mt5.py", MT5)
     names = {"architectures": "mt5", "objectives": "span_corruption", "optimizers": "adamw", "schedules": "linear"}

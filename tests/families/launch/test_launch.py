@@ -154,7 +154,7 @@ def stand_in_for_ssh(folder: Path) -> str:
     return f"bash {script}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forks")
 def test_hosts_of_different_sizes_train_like_any_other_start(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

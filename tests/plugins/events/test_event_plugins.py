@@ -144,7 +144,7 @@ def test_losses_on_other_rows_are_not_compared(stores: tuple[Path, Path], tmp_pa
     assert (facts["step"], facts["value"]) == (15, pytest.approx(losses[15])), "the worst of the new ones"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fork_of_a_run_that_stopped_early_trains(stores: tuple[Path, Path], tmp_path: Path) -> None:
     settings = toy.parameters(
         *stores, max_steps=100, optimizer={"type": "adamw", "learning_rate": 1e-9},
