@@ -24,7 +24,7 @@ test: $(VENV)/.dev
 
 # The inner loop: all but the tests that are slow by tests/durations.json.
 quick: $(VENV)/.dev
-	$(PYTEST) $(PARALLEL) -q -m "not nightly and not slow"
+	$(PYTEST) -n logical --dist loadfile --no-loadscope-reorder -q -m "not nightly and not slow"
 
 # After tests have become longer or shorter: tests/durations.json, by which workers take the longest files first and
 # `make quick` leaves slow tests out.
