@@ -35,7 +35,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("used", [False, True])
 def test_processes_share_a_server_that_ends_with_its_parent(used: bool, tmp_path: Path) -> None:
@@ -75,7 +74,6 @@ def write_parents(out: Path) -> None:
     out.write_text(f"{os.getppid()} {stat.rpartition(')')[2].split()[1]}")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_forks_from_the_server_of_pytest_itself(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     toy.fork(write_parents, tmp_path / "parents").join(60)

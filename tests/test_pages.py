@@ -68,7 +68,6 @@ def follow(pages: list[str], folder: Path, python: Path) -> Reader:
     return reader
 
 
-@pytest.mark.slow
 def test_a_reader_follows_the_pages_whose_commands_take_seconds(tmp_path: Path, warm_python: Path) -> None:
     printed = "".join(follow(QUICK, tmp_path / "reader", warm_python).printed.values())
     assert "使い方" in printed and "work/store.val: " in printed

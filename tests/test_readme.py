@@ -295,7 +295,6 @@ def test_a_japanese_sentence_has_no_space_at_the_end_of_a_line() -> None:
     assert join_lines(text) == "読めるフォルダを作ります。\n- 一つ目の\n\n次の GPT\nを\n```\n生\nの\n```\n終り\n"
 
 
-@pytest.mark.slow
 def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path) -> None:
     (tmp_path / "old.md").write_text("of an earlier build", encoding="utf-8")
     written = assemble(tmp_path)

@@ -87,7 +87,6 @@ def test_what_killed_processes_left_is_removed_and_the_draft_of_a_running_one_st
     assert names(tmp_path) == [f".out.{host}.{os.getppid()}.tmp", "out", "page"]
 
 
-@pytest.mark.slow
 def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")

@@ -19,7 +19,6 @@ from every_fault import WORKERS, Try, different, try_all
 from faulty_commands import EVERY, ONE_RANK, World, instants, make_world, workers
 from file_faults import ACTIONS, FULL
 
-pytestmark = pytest.mark.slow
 TRIES = 40
 """Calls of each command that a night lets go wrong."""
 

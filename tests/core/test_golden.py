@@ -10,8 +10,6 @@ import pytest
 
 import golden
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:

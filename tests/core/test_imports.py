@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import grimp
-import pytest
 
 import terakoya
 import terakoya.commands
@@ -37,7 +36,6 @@ FUNCTIONS = {
 HEAVY = {"torch", "transformers", "accelerate", "deepspeed"}
 
 
-@pytest.mark.slow
 def test_commands_and_contracts_import_nothing_heavy() -> None:
     walk = pkgutil.walk_packages(terakoya.commands.__path__, "terakoya.commands.")
     commands = [module.name for module in walk]
@@ -54,7 +52,6 @@ def test_commands_and_contracts_import_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_functions_of_the_package_do_not_import_the_command_line() -> None:
     program = (
         f"import sys, terakoya\nfor name in {sorted(FUNCTIONS)!r}:\n    getattr(terakoya, name)\n"

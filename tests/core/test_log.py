@@ -62,7 +62,6 @@ def test_a_terminal_gets_unchanged_tables(capsys: pytest.CaptureFixture[str], mo
     assert max(map(len, capsys.readouterr().out.split("\n"))) <= 80
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["plugins", "list"], ["plugins", "show", "bert"]])
 def test_commands_print_no_trailing_spaces(arguments: list[str], forks: None) -> None:
     done = subprocess.run([sys.executable, "-m", "terakoya", *arguments], capture_output=True, text=True, check=True)
@@ -112,7 +111,6 @@ def test_a_terminal_still_gets_colours(capsys: pytest.CaptureFixture[str]) -> No
     assert re.sub(r"\x1b\[(31|0)m", "", capsys.readouterr().out).startswith(r"red \u001b]0;pwned\u001b[2J")
 
 
-@pytest.mark.slow
 def test_everything_prints_through_these_consoles() -> None:
     sources = Path(log.__file__).parent.rglob("*.py")
     direct = [file for file in sources if re.search(r"(?<!def )\bConsole\(", file.read_text(encoding="utf-8"))]

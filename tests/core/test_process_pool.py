@@ -31,7 +31,6 @@ def _die() -> None:
     os._exit(9)
 
 
-@pytest.mark.slow
 def test_workers_start_with_their_arguments_and_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up()  # from here on the server's environment is old
     for value in ("one", "two", None):
@@ -42,7 +41,6 @@ def test_workers_start_with_their_arguments_and_the_current_environment(monkeypa
         assert os.getpid() not in {each[2] for each in found}
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_is_explained() -> None:
     with (
         pytest.raises(UserError, match=r"counting: a worker process died.*fewer than --processes 2\. Nothing is lost"),
@@ -70,7 +68,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "fail"])
 def test_workers_end_with_their_parent(tmp_path: Path, end: str) -> None:
     script = tmp_path / "sleepers.py"
@@ -92,7 +89,6 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
-@pytest.mark.slow
 def test_a_worker_that_ends_with_an_error_is_not_called_a_lack_of_memory() -> None:
     with (
         pytest.raises(UserError, match="counting: a worker process ended with an error, which is printed above"),

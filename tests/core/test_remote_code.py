@@ -23,7 +23,6 @@ def loading_calls(file: Path) -> Iterator[ast.Call]:
                 yield node
 
 
-@pytest.mark.slow
 def test_every_call_says_whether_it_trusts_code() -> None:
     """Without the argument Transformers asks on the terminal, and `yes |` in a script answers."""
     silent, calls = [], 0

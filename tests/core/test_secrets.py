@@ -59,7 +59,6 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert hide_secrets(text) == text
 
 
-@pytest.mark.slow
 def test_the_password_of_a_corpus_is_used_and_in_no_file_and_no_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

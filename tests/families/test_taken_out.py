@@ -21,7 +21,6 @@ from terakoya.plugins.families import FAMILIES
 ROOT = Path(__file__).resolve().parents[2]
 ALL = "all"
 
-pytestmark = pytest.mark.slow
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -25,13 +25,11 @@ def call(*arguments: str) -> None:
     assert not stopped.value.code
 
 
-@pytest.mark.slow
 def test_it_passes_the_checks_of_a_tokenizer() -> None:
     found = contract.check_plugin(str(PLUGIN), train=False)
     assert [str(each) for each in found if each.status in ("failed", "warning")] == []
 
 
-@pytest.mark.slow
 def test_every_character_is_a_token_and_a_model_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,7 +61,6 @@ def test_these_were_chosen_at_random() -> None:
     assert random.Random("terakoya").sample(POT, 2) == ["funnel", "luke"] == sorted(TOY)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize("name", at_night(TOY, always=("luke",)))
 def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
@@ -69,7 +68,6 @@ def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
             if each.status in ("failed", "warning")] == []  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize("name", at_night(TOY, always=("funnel",)))
 def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: str, tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_store(tmp_path_factory.mktemp("family") / "store", documents=20, seed=1, unit="line")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     at_night(
@@ -301,7 +300,6 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision"),
     at_night(
@@ -338,7 +336,6 @@ def test_a_classification_head_on_a_modernbert_reads_the_whole_text() -> None:
         assert torch.allclose(model(input_ids=ids).logits, model.classifier(model.head(mean)), atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", at_night(("roberta", "deberta", "deberta_v2", "modernbert", "t5"), always=("t5",)))
 def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
     architecture = (

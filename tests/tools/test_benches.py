@@ -53,7 +53,6 @@ def compressed(file: Path, texts: list[str]) -> Path:
 # ------------------------------------------------------------------------------------------------------- tokenizers
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(load_kernels() is None, reason="needs a C compiler")
 def test_the_encoder_is_measured_beside_mecab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,7 +74,6 @@ def test_the_encoder_is_measured_beside_mecab(
         ceiling.main(command)
 
 
-@pytest.mark.slow
 def test_ids_of_pieces_are_compared_in_each_round(tmp_path: Path, forks: None) -> None:
     corpus, folder = tmp_path / "corpus.jsonl.gz", tmp_path / "tokenizer"
     compressed(corpus, [f"{number}冊目の本を図書館で借りて読みました。\n面白い。" for number in range(20)])
@@ -88,7 +86,6 @@ def test_ids_of_pieces_are_compared_in_each_round(tmp_path: Path, forks: None) -
 # ------------------------------------------------------------------------------------------- how soon, how well
 
 
-@pytest.mark.slow
 def test_every_way_of_growth_trains_and_is_measured(tmp_path: Path, forks: None) -> None:
     store = contract_toy.make_store(tmp_path).folder
     sizes = options(hidden_size=32, layers=2, small_layers=1, small_steps=2, grown_steps=4, every=2)
@@ -103,7 +100,6 @@ def test_every_way_of_growth_trains_and_is_measured(tmp_path: Path, forks: None)
     assert small is not None and begins is not None and small[1] == begins[1]
 
 
-@pytest.mark.slow
 def test_what_longer_rows_cost_is_measured(tmp_path: Path, forks: None) -> None:
     store = toy.make_store(tmp_path / "text", documents=60, seed=1)
     sizes = options(length=8, factor=2, tokens=32, steps=2, more_steps=1, hidden_size=32, rows=2)
@@ -160,7 +156,6 @@ def test_the_base_width_is_the_wide_one(mup: Any) -> None:
     assert [wide["architecture"][each] for each in sizes] == [4 * narrow["architecture"][each] for each in sizes]
 
 
-@pytest.mark.slow
 def test_the_best_rates_of_two_widths_are_compared(
     mup: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,7 +235,6 @@ def test_products_are_most_of_a_step() -> None:
     assert list(found) == ["bert", "llama"] and all(float(text.partition("%")[0]) > 30 for text in found.values())
 
 
-@pytest.mark.slow
 def test_each_process_says_what_its_start_and_a_save_needed(forks: None) -> None:
     printed = run("start_memory", *options(hidden_size=64, layers=1))
     found = re.findall(r"rank (\d): own part \d+ MiB of \d+ MiB.*; start \d+ MiB, .*; save \d+ MiB", printed)
@@ -266,7 +260,6 @@ def test_a_line_is_printed_for_each_size_of_a_pipeline(idle: Any, capsys: pytest
     assert len(lines) == 2 + len(idle.SIZES) and "| 4 | 1 | 8 | 27% | 11% |" in lines
 
 
-@pytest.mark.slow
 def test_steps_do_not_wait_for_a_store_far_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store behind a link of 50 ms takes 3 % of a step's time at most, even with a cache of a quarter of the store,
     in which most rows find nothing: each step fetches again."""

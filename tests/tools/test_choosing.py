@@ -16,7 +16,6 @@ def test_the_page_has_a_row_for_every_case_and_says_that_times_are_predictions()
     assert choosing.HEAD.format(hours=choosing.HOURS) in choosing.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_a_row_is_what_the_code_chooses_today() -> None:
     assert choosing.row("10 MB", 1e7, "h200", 1, "encoder") in ROWS
 

@@ -239,7 +239,6 @@ def slow(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_check_prints_the_hosts_and_starts_nothing(cluster: Cluster, store: Path, tmp_path: Path) -> None:
     with cluster.warm_python() as python:
         output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check", forks=python).finish()
@@ -249,7 +248,6 @@ def test_check_prints_the_hosts_and_starts_nothing(cluster: Cluster, store: Path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_rows_by_host_name_train_as_one_process(undisturbed: Path, store: Path, tmp_path: Path) -> None:
     world = next(iter(toy.records(undisturbed, "start").values()))["world"]
     assert world["nodes"] == {"0": 1, "1": 1, "2": 1}
@@ -259,7 +257,6 @@ def test_rows_by_host_name_train_as_one_process(undisturbed: Path, store: Path, 
         assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "engine",
@@ -279,7 +276,6 @@ def test_every_engine_trains_over_hosts_as_one_process(
         assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cable", at_night([False, True], always=[False]), ids=["alone", "and a cable"])
 def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
     cable: bool, cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
@@ -307,7 +303,6 @@ def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
     assert toy.losses(out) == toy.losses(undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_without_restarts_a_disconnected_cable_ends_the_run_and_the_same_command_resumes(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
@@ -323,7 +318,6 @@ def test_without_restarts_a_disconnected_cable_ends_the_run_and_the_same_command
     assert toy.losses(out) == toy.losses(undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_the_batch_of_a_lost_host_is_redistributed_and_the_host_may_come_back(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
@@ -347,7 +341,6 @@ def test_the_batch_of_a_lost_host_is_redistributed_and_the_host_may_come_back(
         assert toy.losses(out)[step] == pytest.approx((loss, norm), rel=1e-5), step
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_the_first_host_may_be_lost_where_hosts_rendezvous_elsewhere(
     cluster: Cluster, store: Path, slow: Path, tmp_path: Path
@@ -419,7 +412,6 @@ def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return config
 
 
-@pytest.mark.slow
 def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Path, tmp_path: Path) -> None:
     ssh = f"ssh -F {ssh_config}"
     output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk").finish()
@@ -431,7 +423,6 @@ def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Pat
     assert "a9" in refused
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_over_ssh_is_stopped_resumes_and_loses_a_process(
     cluster: Cluster, store: Path, undisturbed: Path, ssh_config: Path, slow: Path, tmp_path: Path

@@ -14,7 +14,6 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
 def test_what_the_image_copies_makes_the_package(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     source = tmp_path / "source"

@@ -74,7 +74,6 @@ def kept(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "hour.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "stage"),
     [
@@ -280,7 +279,6 @@ def forked(hour: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hour, "LEAST", 2.0)
 
 
-@pytest.mark.slow
 def test_a_stage_that_fails_hangs_or_dies_costs_no_other_one(hour: ModuleType, tmp_path: Path, forked: None) -> None:
     missing = hour.run_part(asked(tmp_path, tiny=False), stand_in, tmp_path)
     assert [each.split(":")[0] for each in missing] == ["fails", "hangs", "dies"]
@@ -292,7 +290,6 @@ def test_a_stage_that_fails_hangs_or_dies_costs_no_other_one(hour: ModuleType, t
     assert not processes.runs(int((tmp_path / "child").read_text()))
 
 
-@pytest.mark.slow
 def test_what_is_asked_for_runs_and_what_has_no_time_is_named(hour: ModuleType, tmp_path: Path, forked: None) -> None:
     assert hour.run_part(asked(tmp_path, only=["good"]), stand_in, tmp_path) == []
     assert [line.rsplit(" ", 1)[0] for line in (tmp_path / "ran").read_text().splitlines()] == ["good", "good again"]

@@ -81,7 +81,6 @@ def timed(file: Path) -> list[float]:
     return [float(line.split()[1]) for line in file.read_text().splitlines() if line.startswith("True")]
 
 
-@pytest.mark.slow
 def test_windows_of_contestants_alternate_and_each_ends_with_its_last(tmp_path: Path, forked: None) -> None:
     files = [tmp_path / "one", tmp_path / "other"]
     sides = {file.name: Sleeper(file) for file in files}
@@ -96,7 +95,6 @@ def test_windows_of_contestants_alternate_and_each_ends_with_its_last(tmp_path: 
     assert (one.max(1) < other.min(1)).all() and (other.max(1)[:-1] < one.min(1)[1:]).all()
 
 
-@pytest.mark.slow
 def test_one_that_fails_ends_or_does_not_warm_up_leaves_the_others_alone(tmp_path: Path, forked: None) -> None:
     sides = {
         "fails": Sleeper(tmp_path / "fails", broken_at=4),
@@ -111,7 +109,6 @@ def test_one_that_fails_ends_or_does_not_warm_up_leaves_the_others_alone(tmp_pat
     assert "warming up" in only[1].error
 
 
-@pytest.mark.slow
 def test_a_run_that_is_late_ends_with_its_children_before_another_one_is_timed(tmp_path: Path, forked: None) -> None:
     dict(turns_at_device.take_turns({"first": Sleeper(tmp_path / "first")}, apart=True, warm_seconds=60.0))  # imports
     sides = {"late": Compiler(tmp_path / "late"), "good": Sleeper(tmp_path / "good")}
@@ -121,7 +118,6 @@ def test_a_run_that_is_late_ends_with_its_children_before_another_one_is_timed(t
     assert not processes.runs(int((tmp_path / "late.pid").read_text()))
 
 
-@pytest.mark.slow
 def test_a_window_beside_which_a_child_of_another_run_computes_is_no_rate(tmp_path: Path, forked: None) -> None:
     sides = {"good": Sleeper(tmp_path / "good", seconds=0.2), "busy": Compiler(tmp_path / "busy", late=False)}
     try:
@@ -157,7 +153,6 @@ def test_our_side_says_how_often_the_gpu_waited_in_its_windows(
     assert (facts["gpu_waits"], facts["tokens"]) == (0.25, [100 * window] * turns_at_device.WINDOWS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preset", at_night(["bert_base", "electra_small", "gpt2_125m"], always=["electra_small"]))
 def test_the_peer_is_given_the_rows_of_our_steps(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ids under the same masks, with the same labels; as rows, and as the documents in them."""
@@ -191,7 +186,6 @@ def test_the_peer_is_given_the_rows_of_our_steps(preset: str, tmp_path: Path, mo
     assert taken == [one + other for one, other in zip(counts[::2], counts[1::2], strict=True)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preset", at_night(["bert_base", "gpt2_125m"], always=["bert_base"]))
 def test_on_documents_the_peer_computes_our_loss(preset: str, tmp_path: Path) -> None:
     from terakoya.config.parameters import Parameters

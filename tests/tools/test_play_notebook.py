@@ -40,7 +40,6 @@ def tokenizer_of_characters(source: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", mask_token="[MASK]", eos_token="</s>")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("nbclient") is None or importlib.util.find_spec("ipykernel") is None,
     reason="nbclient and ipykernel are not installed (the extra notebook)",

@@ -33,7 +33,6 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_steps_done_twice_count_once(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOL.parent))
     import plot_run
@@ -45,7 +44,6 @@ def test_steps_done_twice_count_once(run_folder: Path, monkeypatch: pytest.Monke
     assert curves.restarts == [(50, pytest.approx(50 / 360))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("against", ["steps", "hours"])
 def test_a_picture_is_written(run_folder: Path, against: str, forks: None) -> None:
     out = run_folder / "pictures" / "run.png"
@@ -54,7 +52,6 @@ def test_a_picture_is_written(run_folder: Path, against: str, forks: None) -> No
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     """Each in a panel of its own: a name that ends like another's is not taken for it."""
     monkeypatch.syspath_prepend(str(TOOL.parent))
@@ -71,7 +68,6 @@ def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: p
     assert done.returncode == 1 and "metrics.jsonl has no los" in done.stderr
 
 
-@pytest.mark.slow
 def test_no_run_is_said_in_a_sentence(tmp_path: Path, forks: None) -> None:
     done = subprocess.run(
         [sys.executable, str(TOOL), str(tmp_path), "--out", str(tmp_path / "x.png")], capture_output=True, text=True

@@ -42,7 +42,6 @@ screenshots.{call}
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems send no signal")
 @pytest.mark.parametrize("call", [
     "run_command(Path('.'), 'demo')",

@@ -50,7 +50,6 @@ def parameters(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_the_peer_trains_the_same_architecture_and_is_measured_on_the_same_masks(
     showcase: ModuleType, tmp_path: Path, parameters: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +101,6 @@ def test_our_run_takes_the_steps_that_fit(
     assert not any("evaluation" in each["raw"] for each in tried)
 
 
-@pytest.mark.slow
 def test_the_peer_goes_on_from_its_checkpoint(
     showcase: ModuleType, tmp_path: Path, parameters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

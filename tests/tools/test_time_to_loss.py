@@ -59,7 +59,6 @@ def arguments(bench: ModuleType, store: Path, family: str, folder: Path) -> obje
     return bench._arguments(["--family", family, *where, "--tiny"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", at_night(["bert", "gpt"], always=["bert"]))
 def test_both_legs_are_measured_alike(bench: ModuleType, store: Path, tmp_path: Path, family: str) -> None:
     settings = arguments(bench, store, family, tmp_path)
@@ -90,7 +89,6 @@ def write_pairs(folder: Path) -> None:
             lines.writelines(json.dumps(pair) + "\n" for pair in pairs)
 
 
-@pytest.mark.slow
 def test_discriminators_of_both_legs_are_kept_and_fine_tuned_alike(
     bench: ModuleType, store: Path, tmp_path: Path
 ) -> None:
@@ -198,7 +196,6 @@ def test_every_variant_of_the_sweep_is_another_and_sees_as_many_tokens(
     assert len(seen) == len(variants) > 10
 
 
-@pytest.mark.slow
 def test_the_sweep_prints_what_a_variant_reached(
     monkeypatch: pytest.MonkeyPatch, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], forks: None
 ) -> None:

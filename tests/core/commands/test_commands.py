@@ -105,7 +105,6 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert code == 0 and f"Usage: terakoya {verb} " in out
 
 
-@pytest.mark.slow
 def test_help_is_quick() -> None:
     seconds = [math.inf]  # of computing: what another process takes meanwhile is not counted
     while len(seconds) <= 5 and seconds[-1] >= 0.4:
@@ -116,14 +115,12 @@ def test_help_is_quick() -> None:
     assert min(seconds) < 0.4
 
 
-@pytest.mark.slow
 def test_the_version_is_printed_by_module_and_by_script() -> None:
     for start in ([sys.executable, "-m", "terakoya"], [str(Path(sys.executable).parent / "terakoya")]):
         output = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True).stdout
         assert output.startswith("terakoya 0.")
 
 
-@pytest.mark.slow
 def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path, forks: None) -> None:
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
     done = subprocess.run(start, capture_output=True, text=True)
@@ -131,7 +128,6 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path, forks: None) 
     assert done.stderr == f"error: {tmp_path}/nowhere.json: no such file\n"
 
 
-@pytest.mark.slow
 def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None) -> None:
     monkeypatch.setenv("TERAKOYA_DEBUG", "1")
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
@@ -186,7 +182,6 @@ def test_a_plugin_that_does_not_load_stops_every_verb(tmp_path: Path, capsys: py
     assert code == 2 and "none.py" in err and "not found" in err
 
 
-@pytest.mark.slow
 def test_trace_plugins_reaches_child_processes(
     plugin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,7 +206,6 @@ def test_parameters_show_json_is_a_parameter_file(tmp_path: Path, capsys: pytest
     assert code == 0 and again == out and json.loads(out)["seed"] == 7
 
 
-@pytest.mark.slow
 def test_parameters_schema_contains_a_new_plugin(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--plugin", plugin, "parameters", "schema")
     assert code == 0

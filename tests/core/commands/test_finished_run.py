@@ -24,7 +24,6 @@ def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said
 
 
-@pytest.mark.slow
 def test_a_finished_run_says_that_it_is_finished_and_how_it_continues(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,13 +110,11 @@ def preset(name: str) -> str:
     return json.dumps(Parameters.load(PRESETS / f"{name}.json").dump())
 
 
-@pytest.mark.slow
 def test_a_sample_of_values_at_keys() -> None:
     refused = [check_key(case) for case in random.Random(7).sample(key_cases(), 2000)]
     assert refused.count(True) > 1500 and refused.count(False) > 50
 
 
-@pytest.mark.slow
 def test_a_sample_of_values_at_keys_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "given.json"
     for case in random.Random(8).sample(key_cases(), 15):
@@ -233,7 +231,6 @@ def odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             Path(name).mkdir()
 
 
-@pytest.mark.slow
 def test_a_sample_of_odd_files(odd_files: None, capsys: pytest.CaptureFixture[str]) -> None:
     codes = [check_option(case, capsys) for case in random.Random(9).sample(corpora_and_paths(), 60)]
     assert codes.count(2) > 40
@@ -261,7 +258,6 @@ def check_option(case: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> i
     return code
 
 
-@pytest.mark.slow
 def test_a_sample_of_texts_at_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

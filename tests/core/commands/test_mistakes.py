@@ -299,7 +299,6 @@ def test_a_mistake_is_noted_for_the_script_that_would_start_again(
     assert (note.read_text() if note.exists() else None) == noted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", RUN_MISTAKES, ids=[row[0] for row in RUN_MISTAKES])
 def test_a_mistake_with_a_run_is_answered_and_leaves_it_as_it_is(
     row: tuple[str, ...], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -317,7 +316,6 @@ def test_a_mistake_with_a_run_is_answered_and_leaves_it_as_it_is(
     assert sorted(each.name for each in (trained / "r/checkpoints").iterdir()) == ["step-00000002", "step-00000004"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_mistake_is_answered_with_what_to_do(
     row: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

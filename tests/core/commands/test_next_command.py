@@ -75,7 +75,6 @@ def run(words: list[str]) -> tuple[list[str], str]:
     return following[1:], done.stdout
 
 
-@pytest.mark.slow
 def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = "東京 は 日本 の 首都 です 。 今日 は よい 天気 だ"
@@ -252,7 +251,6 @@ def test_the_next_command_has_the_plugins_that_the_run_was_given(
     assert run(["status", str(tmp_path / "done")])[0][:2] == ["--plugin", str(tmp_path / "mine.py")]
 
 
-@pytest.mark.slow
 def test_machine_output_names_nothing(tmp_path: Path) -> None:
     listed = CliRunner().invoke(build_app(), ["parameters", "list", "--json"])
     assert "next:" not in listed.stderr and "next:" in CliRunner().invoke(build_app(), ["parameters", "list"]).stderr
@@ -367,7 +365,6 @@ def test_what_follows_fits_a_submitted_job(
     assert named(JobState("COMPLETED", done=True), None) == "launch slurm logs 77"  # the run's folder is not known
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "following"),
     [

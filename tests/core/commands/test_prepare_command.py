@@ -55,7 +55,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path, forks: None) -> None:
     store = folder / "store"
     inspect = partial(terakoya, "store")
@@ -98,7 +97,6 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     assert short.returncode == 2 and "tokens.bin: expected" in short.stderr and not short.stdout
 
 
-@pytest.mark.slow
 def test_an_unknown_tokenizer_folder_is_explained(folder: Path, forks: None) -> None:
     (folder / "tokenizer" / "size.txt").unlink()
     failed = terakoya(

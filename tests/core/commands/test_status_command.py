@@ -72,7 +72,6 @@ def test_one_of_a_thing_is_singular(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert ", -0.2000 in 2 steps\n" in more and "and 2 earlier ones, in metrics.jsonl" in more
 
 
-@pytest.mark.slow
 def test_escape_sequences_of_files_and_names_do_not_reach_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +108,6 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.Captu
     assert "no such file; expected the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_watch_prints_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None:
     command = [sys.executable, "-m", "terakoya", "status", str(runs[0]), "--watch", "--every", "0.2"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

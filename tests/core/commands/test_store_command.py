@@ -65,7 +65,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_a_store_without_store_json_is_imported_with_word_starts(folder: Path) -> None:
     for suffix in ("bin", "idx"):
         shutil.copy(folder / "store" / f"tokens.{suffix}", folder / f"text_document.{suffix}")
@@ -82,7 +81,6 @@ def test_a_store_without_store_json_is_imported_with_word_starts(folder: Path) -
     assert "word starts not known" in printed and not TokenStore.open(folder / "plain").facts.word_starts
 
 
-@pytest.mark.slow
 def test_shards_are_merged_into_the_store_and_split_again(folder: Path) -> None:
     text = (folder / "a.jsonl").read_text().split("\n")
     files = [folder / f"{number}.jsonl" for number in range(3)]
@@ -104,7 +102,6 @@ def test_shards_are_merged_into_the_store_and_split_again(folder: Path) -> None:
     assert verify(folder / "train") == verify(folder / "valid") == []
 
 
-@pytest.mark.slow
 def test_a_sample_shows_borders_and_masks(folder: Path) -> None:
     shown = typed("store", "sample", folder / "store", "--rows", 2, "--tokens", 12).split("\n")
     assert shown[0].startswith("寺子|屋|で|読み/書き|を|学/ぶ|。|") and shown[2].startswith("next: ")

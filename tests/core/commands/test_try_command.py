@@ -170,7 +170,6 @@ def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, 
         find_replaced(checkpoint, TEXT)
 
 
-@pytest.mark.slow
 def test_an_encoder_decoder_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = T5(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2).build(VOCABULARY, "seq2seq")
@@ -194,7 +193,6 @@ def test_masks_become_the_sentinels_of_an_encoder_decoder() -> None:
     assert with_sentinels([7, 4, 7, 4, 7, 4], Pieces) == [7, 5, 7, 6, 7, 4]
 
 
-@pytest.mark.slow
 def test_a_model_whose_positions_begin_later_takes_fewer_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,7 +253,6 @@ def test_a_folder_that_cannot_be_loaded_is_an_error(
     )
 
 
-@pytest.mark.slow
 def test_pickled_weights_that_ask_for_more_are_an_error_and_run_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

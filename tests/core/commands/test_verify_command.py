@@ -49,7 +49,6 @@ def flip(file: Path, *, at: int = -1) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.slow
 def test_what_is_sound_is_described(trained: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, err = verify(trained / "run", capsys)
     assert (code, len(lines)) == (0, 3) and err.startswith("next: terakoya try ")
@@ -68,7 +67,6 @@ def test_what_is_sound_is_described(trained: Path, store: Path, capsys: pytest.C
     assert code == 2 and "or a model folder, got a" in err
 
 
-@pytest.mark.slow
 def test_every_damage_of_a_run_is_one_line(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = sorted((work / "run/checkpoints").iterdir())
     flip(first / "model/model.safetensors")
@@ -86,7 +84,6 @@ def test_every_damage_of_a_run_is_one_line(work: Path, capsys: pytest.CaptureFix
     ]
 
 
-@pytest.mark.slow
 def test_checkpoints_that_plugins_keep_are_read_too(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = work / "run"
     kept = [run / "model-best", run / "permanent/step-00000001", run / ".new-model-best"]
@@ -105,7 +102,6 @@ def test_checkpoints_that_plugins_keep_are_read_too(work: Path, capsys: pytest.C
         assert "which sets damaged checkpoints aside" in verify(damaged, capsys)[2]
 
 
-@pytest.mark.slow
 def test_a_state_is_read_to_the_last_number(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A checkpoint that an earlier version saved may hold numbers that are not finite, under valid hashes."""
     folder = work / "run/checkpoints/step-00000002"
@@ -120,7 +116,6 @@ def test_a_state_is_read_to_the_last_number(work: Path, capsys: pytest.CaptureFi
     assert code == 2 and lines == [f"{folder}: state/: {name} is not finite"]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +130,6 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_passed_over(
     assert code == 0 and [line for line in lines if "step-0" in line] == []
 
 
-@pytest.mark.slow
 def test_damage_of_a_model_is_found_where_it_can_be(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = work / "model"
     (model / folder_digests.NAME).unlink()  # as a folder that another program wrote
@@ -177,7 +171,6 @@ def test_damage_of_a_model_is_found_where_it_can_be(work: Path, capsys: pytest.C
     assert problem() == "has no weights in *.safetensors"
 
 
-@pytest.mark.slow
 def test_a_damaged_store_is_found(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = Path(shutil.copytree(store, tmp_path / "store"))
     flip(copy / "tokens.words")

@@ -27,7 +27,6 @@ def make(folder: Path, pattern: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_hostile_pattern_is_refused_by_name(tmp_path: Path) -> None:
     folder = make(tmp_path / "hostile", HOSTILE)
     with pytest.raises(UserError) as error:
@@ -53,7 +52,6 @@ def test_a_pattern_that_takes_too_long_ends_at_the_limit(tmp_path: Path, monkeyp
         load_tokenizer(make(tmp_path / "slow", "slow|pattern"))
 
 
-@pytest.mark.slow
 def test_a_panic_while_texts_are_encoded_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "hostile", HOSTILE)
     monkeypatch.setattr(pattern_probe, "check", lambda folder: None)

@@ -59,7 +59,6 @@ def make_model(folder: Path, tokenizer: Path, *, masked: bool) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_prepare_names_file_and_line(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [GOOD] * 3000 + [BAD] + [GOOD] * 3000  # far from the texts by which the size of the store is estimated
     file = corpus(tmp_path, *texts)
@@ -81,7 +80,6 @@ def test_prepare_names_the_line_of_a_conversation(
     assert f"{file}, line 3: the tokenizer cannot encode the text" in said and REASON in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "causal"])
 def test_try_names_the_text(masked: bool, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_model(tmp_path / "model", tokenizer, masked=masked)
@@ -89,7 +87,6 @@ def test_try_names_the_text(masked: bool, tokenizer: Path, tmp_path: Path, capsy
     assert expected in refusal(capsys, "try", model, BAD)
 
 
-@pytest.mark.slow
 def test_samples_name_the_text_before_the_first_step(tokenizer: Path, tmp_path: Path) -> None:
     from small_preparation import prepare_corpus
 

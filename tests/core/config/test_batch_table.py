@@ -89,7 +89,6 @@ def test_parts_are_whole_and_none_is_empty(weights: list[int], more: int) -> Non
     assert split_proportionally(weights, sum(weights)) == weights
 
 
-@pytest.mark.slow
 def test_parameters_and_their_schema_take_names(tmp_path: Path) -> None:
     raw = toy.parameters(tmp_path, batch_size={"a01": 100, "a02": 56}, on_lost_node="redistribute")
     assert Parameters.from_dict(raw, source="x.json").batch_size == {"a01": 100, "a02": 56}

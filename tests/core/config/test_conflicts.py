@@ -157,7 +157,6 @@ def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expect
     assert expected in str(caught.value)
 
 
-@pytest.mark.slow
 def test_conflicts_are_told_in_japanese(monkeypatch: pytest.MonkeyPatch) -> None:
     """With their parts, such as what cannot be compiled, the sizes that fit and what to do."""
     monkeypatch.setenv("TERAKOYA_LANG", "ja")

@@ -184,7 +184,6 @@ def test_every_electra_entry_is_in_the_table() -> None:
     assert set(ELECTRAS) == {name for name in from_scratch if name.startswith("electra")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ELECTRAS))
 def test_an_electra_entry_builds_at_full_size(name: str) -> None:
     import torch
@@ -204,7 +203,6 @@ def test_an_electra_entry_builds_at_full_size(name: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ELECTRAS))
 def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     """The entry with every width divided by 16 and two layers trains, is exported and loaded."""

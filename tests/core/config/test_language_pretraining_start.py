@@ -102,7 +102,6 @@ def test_electras_generator_is_its_own_folders(work_folder: Path) -> None:
     assert stated.objective.mlm_probability == 0.25
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "entry"), [("bert-small-additional", BERT), ("electra-small-additional", ELECTRA)])
 def test_an_entry_trains_resumes_and_exports(name: str, entry: dict[str, Any], work_folder: Path) -> None:
     store = toy.make_store(work_folder / "s", documents=20, seed=1, unit="line" if "bert" in name[:4] else "document")

@@ -41,7 +41,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for each in getattr(annotation, "__args__", ()) for model in _models_in(each)]
 
 
-@pytest.mark.slow
 def test_every_setting_has_a_meaning_in_a_sentence() -> None:
     found = {model.__name__: settings_of(model) for model in models()}
     assert len(found) > 60
@@ -64,7 +63,6 @@ def test_keys_of_a_model_with_a_shorter_form_have_their_types() -> None:
     assert "any value" not in kinds.values()
 
 
-@pytest.mark.slow
 def test_a_number_of_steps_tokens_or_seconds_has_its_unit() -> None:
     measured = [
         (model, each)

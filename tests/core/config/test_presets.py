@@ -46,7 +46,6 @@ def test_the_list_names_each_preset_with_its_facts() -> None:
     assert [each["name"] for each in listed] == preset_names()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", preset_names())
 def test_the_stated_size_is_that_of_the_model(name: str) -> None:
     parameters = Parameters.load(Path(name))
@@ -95,7 +94,6 @@ def test_the_entries_of_language_pretraining_come_along(tmp_path: Path, monkeypa
     assert read.max_steps == 1_450_000
 
 
-@pytest.mark.slow
 def test_the_wheel_has_the_presets(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)

@@ -23,8 +23,6 @@ from terakoya.runs.checkpoints import list_checkpoints
 from terakoya.toolkit.formats import folder_digests
 from terakoya.training.setup import train_in_this_process
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

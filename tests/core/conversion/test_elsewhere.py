@@ -98,7 +98,6 @@ def check(folders: Sequence[Path], classes: Mapping[str, str] = {"bert": "BertFo
         process.check({each: classes.get(each.name.split()[0], "GPT2LMHeadModel") for each in folders})
 
 
-@pytest.mark.slow
 def test_what_loads_elsewhere_passes_and_what_does_not_is_named(
     bert: Path, chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +116,6 @@ def test_what_loads_elsewhere_passes_and_what_does_not_is_named(
         assert f"{folder}: " in line and words in line
 
 
-@pytest.mark.slow
 def test_a_process_that_says_nothing_is_told(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.conversion.elsewhere.PROGRAM", "raise SystemExit('no Transformers here')")
     with pytest.raises(UserError, match="python: exit code 1: no Transformers here"):
@@ -128,7 +126,6 @@ def test_a_process_that_says_nothing_is_told(bert: Path, monkeypatch: pytest.Mon
         check([bert])
 
 
-@pytest.mark.slow
 def test_an_export_that_loads_nowhere_else_stays_and_ends_with_an_error(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +143,6 @@ def test_an_export_that_loads_nowhere_else_stays_and_ends_with_an_error(
     assert f"elsewhere: {tmp_path}/out: AutoTokenizer.from_pretrained: " in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_lines_that_export_prints_find_the_user_dictionary_from_anywhere(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-@pytest.mark.slow
 def test_an_export_gives_our_logits(trained: Path, tmp_path: Path) -> None:
     done = export(trained, tmp_path / "model")
     assert done.step == 3 and done.models == {"": "BertForMaskedLM"}
@@ -72,7 +71,6 @@ def test_the_model_folder_of_a_checkpoint_equals_its_export(trained: Path, tmp_p
     assert all(torch.equal(value, exported[name]) for name, value in own.state_dict().items())
 
 
-@pytest.mark.slow
 def test_the_pretraining_class_loads_a_model_with_next_sentence_prediction(tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "lines", documents=40, seed=3, unit="line")
     objective = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
@@ -89,7 +87,6 @@ def test_the_pretraining_class_loads_a_model_with_next_sentence_prediction(tmp_p
     assert any("seq_relationship" in name for name in ours)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
 def test_every_layout_trains(layout: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=40, seed=3, unit="line" if layout == "lines" else "document")
@@ -155,7 +152,6 @@ def electra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-@pytest.mark.slow
 def test_generator_and_discriminator_are_exported_to_separate_folders(electra: Path, tmp_path: Path) -> None:
     done = export(electra, tmp_path / "model")
     assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}

@@ -43,7 +43,6 @@ def test_what_separates_documents(content: str, separator: str | None, tmp_path:
     assert found == [separator, separator, None]
 
 
-@pytest.mark.slow
 def test_preparing_and_training_a_tokenizer_tell_of_lines_that_are_one_document(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

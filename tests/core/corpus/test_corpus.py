@@ -156,7 +156,6 @@ def test_the_size_limit_is_exact(tmp_path: Path, name: str, newline: bytes, docu
         assert kinds == ["", "document too large", ""], block_bytes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.gz"])
 def test_a_huge_document_is_never_in_memory(tmp_path: Path, name: str) -> None:
     huge = b"x" * 40_000_000

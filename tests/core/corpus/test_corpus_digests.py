@@ -61,7 +61,6 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1000, 1 << 22])
 def test_the_fingerprint_is_the_same_and_text_is_read_once(folder: Path, hashed: list[str], block_bytes: int) -> None:
     plain, passing = Corpus([folder]), Corpus([folder], digests={})
@@ -71,7 +70,6 @@ def test_the_fingerprint_is_the_same_and_text_is_read_once(folder: Path, hashed:
     assert sorted(hashed) == sorted([*(file.name for file in folder.iterdir()), "h.parquet"])
 
 
-@pytest.mark.slow
 def test_remote_files_too(folder: Path, hashed: list[str]) -> None:
     system = fsspec.filesystem("memory")
     system.pipe("/digests/b.jsonl.gz", (folder / "b.jsonl.gz").read_bytes())
@@ -95,7 +93,6 @@ def test_a_file_that_changed_is_refused(folder: Path) -> None:
         list(corpus.blocks())
 
 
-@pytest.mark.slow
 def test_a_counted_table_is_found_again(folder: Path, tmp_path: Path, hashed: list[str]) -> None:
     sources = [folder / "a.jsonl", folder / "b.jsonl.gz"]
     save_word_counts(sources, tmp_path / "table", settings=SETTINGS, processes=1)
@@ -104,7 +101,6 @@ def test_a_counted_table_is_found_again(folder: Path, tmp_path: Path, hashed: li
     assert read_counts(tmp_path / "table", Corpus(sources), tokenizer.splitting()).documents == 3 * len(TEXTS)
 
 
-@pytest.mark.slow
 def test_no_table_is_written_for_a_file_that_changes_meanwhile(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,6 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, kind: str, suffix
 CELL = st.text(st.sampled_from('ab"\n,あ '), max_size=8)
 
 
-@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     rows=st.lists(st.tuples(CELL, CELL), max_size=12),
@@ -138,7 +137,6 @@ def test_a_missing_column_is_an_error_that_names_similar_ones(tmp_path: Path, na
 # -------------------------------------------------------------------------------------------------------- parquet
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(str.strip)),
@@ -184,7 +182,6 @@ def test_errors_in_parquet_are_reported_with_their_row(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_large_row_group_is_shared_in_bounded_memory(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     documents = [f"{number} " + "語" * 300 for number in range(40_000)]
@@ -290,7 +287,6 @@ def test_what_the_system_cannot_read_is_not_called_damaged(
     assert raised.value.errno == errno.EIO
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".zst", ".xz", ".bz2"])
 def test_a_huge_document_in_a_compressed_file_is_never_in_memory(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"a.txt{suffix}", b"before\n\n" + b"x" * 20_000_000 + b"\n\nafter\n")

@@ -80,7 +80,6 @@ def test_hidden_files_and_folders_are_left_out(memory: str) -> None:
     assert [file.name for file in find_files([f"{memory}/.cache", f"{memory}/.d.jsonl"])] == ["c.jsonl", ".d.jsonl"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_store_from_an_address_equals_that_from_disk(folder: Path, tmp_path: Path, processes: int) -> None:
     tokenizer = make_folder(tmp_path / "tokenizer")

@@ -74,7 +74,6 @@ def test_a_remote_file_is_read_as_if_it_were_utf8(tmp_path: Path) -> None:
     assert read(Corpus(["memory://encodings/a.txt"]), 50) == read(Corpus([tmp_path / "a.txt"]), 50)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["cp932", "iso2022_jp"])
 def test_japanese_may_begin_after_any_amount_of_ascii(encoding: str, tmp_path: Path) -> None:
     text = "header: x\n\n" * 30_000 + content("txt", TEXTS)
@@ -226,7 +225,6 @@ class _Trickle(io.RawIOBase):
         return self._content.readinto(memoryview(buffer)[:size])
 
 
-@pytest.mark.slow
 @given(
     st.lists(st.sampled_from([*TEXTS, "", "plain", "\r", "x" * 5000]), max_size=12),
     st.sampled_from(ENCODINGS),

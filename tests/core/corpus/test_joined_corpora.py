@@ -54,7 +54,6 @@ def test_each_corpus_is_read_in_its_own_way_in_order(corpora: list[Corpus], bloc
     assert all(text.startswith("S") for text in together[900:])
 
 
-@pytest.mark.slow
 def test_the_counts_do_not_depend_on_the_processes(corpora: list[Corpus]) -> None:
     def table(processes: int, sample_bytes: int | None) -> WordCounts:
         return count_words(join_corpora(corpora), _splitter, processes=processes, sample_bytes=sample_bytes)

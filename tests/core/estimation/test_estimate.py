@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("remembered_steps")
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
 
 
-@pytest.mark.slow
 def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> None:
     arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", str(VOCABULARY), "--processes", "8"]
     done = CliRunner().invoke(
@@ -54,7 +53,6 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
     assert found["memory"]["interpreter"] > 50e6
 
 
-@pytest.mark.slow
 def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     plain, averaged = (
         estimate(PRESETS / "tiny_gpt2.json", device="h100", vocab_size=VOCABULARY, overrides=overrides)
@@ -66,7 +64,6 @@ def test_a_moving_average_takes_as_much_as_the_weights() -> None:
     assert "event plugins" not in plain.memory.parts
 
 
-@pytest.mark.slow
 def test_checkpoints_that_event_plugins_keep_are_counted_on_disk() -> None:
     found = estimate(
         PRESETS / "tiny_gpt2.json", device="h100", vocab_size=VOCABULARY,
@@ -128,7 +125,6 @@ def test_the_owner_of_the_largest_whole_tensor_is_counted(sharding: Sharding) ->
         assert found[name].get("communication", 0) == shared[name].get("communication", 0) + added
 
 
-@pytest.mark.slow
 def test_what_an_optimizer_sees_whole_is_counted() -> None:
     parameters = Parameters.load(PRESETS / "tiny_gpt2.json", ["optimizer.type=muon"])
     found = estimate(parameters, vocab_size=5000).sizes
@@ -184,7 +180,6 @@ def test_graphs_keep_what_a_micro_step_allocates_and_a_copy_of_its_batch(
         assert tuple(parts.get("kept by CUDA graphs", 0) for parts in found.values()) == expected
 
 
-@pytest.mark.slow
 def test_a_card_without_room_for_graphs_is_estimated_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the run would go on there; a run that refuses to do without does not fit."""
 
@@ -231,7 +226,6 @@ def test_gradients_that_stage_1_accumulates_stay_on_the_device() -> None:
     assert (found["forward"]["gradients"], found["optimizer step"]["gradients"]) == (4000, 0)
 
 
-@pytest.mark.slow
 def test_offloaded_memory_is_reported_separately() -> None:
     raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
     section = {"offload_optimizer": {"device": "cpu"}}
@@ -302,7 +296,6 @@ def test_fsdp_holds_its_part_and_the_running_blocks() -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_run_is_estimated_with_its_own_engine() -> None:
     def found(parallel: dict[str, Any]) -> Estimate:
         raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
@@ -317,7 +310,6 @@ def test_a_run_is_estimated_with_its_own_engine() -> None:
     assert any("2 processes share" in note for note in tensor.notes) and not any("share" in n for n in ddp.notes)
 
 
-@pytest.mark.slow
 def test_hours_follow_from_the_speed_of_the_device() -> None:
     def found(**said: Any) -> Estimate:
         return estimate(
@@ -333,7 +325,6 @@ def test_hours_follow_from_the_speed_of_the_device() -> None:
         found(device="cpu", mfu=0.4)
 
 
-@pytest.mark.slow
 def test_a_device_that_is_here_is_measured_unless_its_speed_is_given() -> None:
     """Also in bf16 on a CPU, of which no card's peak says anything. Another device is never measured."""
     asked: list[tuple[str, int, int, int]] = []
@@ -353,7 +344,6 @@ def test_a_device_that_is_here_is_measured_unless_its_speed_is_given() -> None:
     assert len(asked) == 1
 
 
-@pytest.mark.slow
 def test_the_output_says_whether_the_run_fits(tmp_path: Path) -> None:
     def said(*more: str) -> str:
         arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--device", "rtx-4090", *more]

@@ -104,7 +104,6 @@ def measured(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pyte
     return Measured(request.param, held)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("stage", at_night(STAGES, always=["3", "2, optimizer"]))
 def test_the_estimate_of_a_stage_matches_every_rank(stage: str, store: Path, measured: Measured) -> None:
@@ -160,7 +159,6 @@ def shape(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.
     return Shape(preset, length, parameters, held)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_the_estimate_of_a_layout_matches_every_rank(name: str, shape: Shape) -> None:
     found = estimate(shape.parameters[name], processes=2, device="cpu").memory
@@ -169,7 +167,6 @@ def test_the_estimate_of_a_layout_matches_every_rank(name: str, shape: Shape) ->
         assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
 
 
-@pytest.mark.slow
 def test_ddp_holds_gradients_only_in_its_buckets(store: Path, tmp_path: Path) -> None:
     raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # short rows, so that gradients are most of the memory
     settings = {steps: {**raw, "micro_batch_size": ROWS // 2 // steps} for steps in (1, 2)}
@@ -185,7 +182,6 @@ def test_ddp_holds_gradients_only_in_its_buckets(store: Path, tmp_path: Path) ->
             assert (rest["gradients"] > 0.9 * rest["weights"]) if steps > 1 else rest["gradients"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", at_night(["pp", "interleaved"], always=["pp"]))
 def test_between_steps_a_pipeline_holds_only_weights_and_state(name: str, shape: Shape) -> None:
     for real in shape.held[name]:
@@ -195,7 +191,6 @@ def test_between_steps_a_pipeline_holds_only_weights_and_state(name: str, shape:
         assert max(real["places"]) < 2 * ROWS // MICRO_BATCH, "the buffers of all micro-batches, in both directions"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", at_night(LAYOUTS, always=["ddp", "fsdp", "pp"]))
 def test_the_formula_of_a_layout_matches_its_memory(name: str, shape: Shape, store: Path) -> None:
     pytest.importorskip("terakoya_clusters", reason="the formulas are the family's")

@@ -49,7 +49,6 @@ def allocated(parameters: Parameters, out: Path) -> int:
     return most
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "optimizer", "micro_batch_size", "changes"),
     at_night(
@@ -84,7 +83,6 @@ def test_estimates_are_within_ten_percent_of_what_two_real_steps_allocate(
     assert found.peak == max(found.moments.values()) == sum(found.parts.values())
 
 
-@pytest.mark.slow
 def test_deeper_models_are_extrapolated_from_two_smaller_ones(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.loads((PRESETS / "tiny_llama.json").read_text())["architecture"]
     parameters = preset("tiny_llama", store, architecture={**raw, "num_hidden_layers": 7})
@@ -99,7 +97,6 @@ def test_deeper_models_are_extrapolated_from_two_smaller_ones(store: Path, monke
         assert sum(found.windows[window].values()) == pytest.approx(sum(parts.values()), rel=0.02), window
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", at_night(["tiny_gpt2", "tiny_electra"], always=["tiny_electra"]))
 def test_checkpoints_take_the_estimated_space(name: str, store: Path, tmp_path: Path) -> None:
     parameters = preset(name, store, max_steps=1)

@@ -39,7 +39,6 @@ def test_a_copy_of_a_module_shares_the_mode_of_its_tensors() -> None:
     assert torch.equal(copy.deepcopy(kept).weight, kept.weight), "and nothing of it stays"
 
 
-@pytest.mark.slow
 def test_models_that_share_embeddings_are_measured_beside_others() -> None:
     """A DeBERTa V3 exports a copy of its discriminator."""
     for name in ("deberta_v3_base", "electra_base", "deberta_v3_base"):
@@ -48,7 +47,6 @@ def test_models_that_share_embeddings_are_measured_beside_others() -> None:
         assert sizes.model_bytes > 0 and sizes.trained == sizes.parameters > 7e6
 
 
-@pytest.mark.slow
 def test_hidden_states_are_measured_in_the_precision_of_the_runs_engine() -> None:
     """The simulation itself has one process, which shards nothing."""
 
@@ -62,7 +60,6 @@ def test_hidden_states_are_measured_in_the_precision_of_the_runs_engine() -> Non
     assert kept("autocast=true") == kept('parallel={"engine": "fsdp"}')
 
 
-@pytest.mark.slow
 def test_adapters_are_measured() -> None:
     sizes = model_sizes(Parameters.load(PRESETS / "tiny_lora.json"), VOCABULARY, context=32.0)
     width, rank, layers = 256, 8, 4
@@ -70,7 +67,6 @@ def test_adapters_are_measured() -> None:
     assert sizes.saved_bytes < sizes.model_bytes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "documents", "room"),
     [([], 40.0, 256), (["architecture.num_key_value_heads=4"], 30.0, 128), (["attention=sdpa"], 40.0, 0)],

@@ -29,7 +29,6 @@ def check(architecture: Mapping[str, Any], objective: Mapping[str, Any] | None =
     model_check.check_model(Parameters.from_dict(raw, source="test"), synthetic_vocabulary(64, 32), **other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "objective", "message"),
     [
@@ -52,7 +51,6 @@ def test_what_a_model_refuses_is_named_with_values_that_work(
         check(architecture, objective)
 
 
-@pytest.mark.slow
 def test_what_is_no_matter_of_settings_is_told_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from terakoya_plugins.architectures.bert import Bert
 
@@ -73,7 +71,6 @@ def test_what_is_no_matter_of_settings_is_told_as_it_is(monkeypatch: pytest.Monk
         check(BERT)
 
 
-@pytest.mark.slow
 def test_nothing_is_allocated_and_only_the_size_of_one_layer_counts() -> None:
     before = torch.random.get_rng_state()
     check({**BERT, "hidden_size": 1 << 20, "intermediate_size": 1 << 21, "num_hidden_layers": 1000})  # 10^16 weights
@@ -97,7 +94,6 @@ def test_a_number_of_layers_that_nobody_can_build_is_refused_at_once(
         check(architecture, objective, small_too=False)
 
 
-@pytest.mark.slow
 def test_weights_that_no_memory_of_this_machine_holds_are_refused_before_they_are_built() -> None:
     def weights_fit(layers: int, total: int) -> bool:
         raw = toy.parameters(Path("store"), architecture={**BERT, "num_hidden_layers": layers})
@@ -116,7 +112,6 @@ def test_weights_that_no_memory_of_this_machine_holds_are_refused_before_they_ar
     assert not weights_fit(9000, 10**7)
 
 
-@pytest.mark.slow
 def test_before_a_small_model_no_row_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = {**MODERN, "hidden_size": 12}  # its first row finds this, building does not
     check(odd, small_too=False)
@@ -133,7 +128,6 @@ def test_what_tensors_without_data_cannot_do_is_no_error_of_the_model(monkeypatc
     check(BERT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--dry-run",)], ids=["train", "dry run"])
 def test_training_names_what_the_first_row_finds(
     arguments: tuple[str, ...], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +143,6 @@ def test_training_names_what_the_first_row_finds(
     assert "architecture.num_attention_heads: expected a value that ModernBert takes, such as 3, got 4" in said
 
 
-@pytest.mark.slow
 def test_estimate_names_what_the_first_row_finds(store: Path) -> None:
     from terakoya.estimation.estimate import estimate
 

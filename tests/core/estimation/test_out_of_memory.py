@@ -28,7 +28,6 @@ main(sys.argv[1:])
 """The command line, with 0.19 GiB more than its process uses."""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space are Linux's")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="beside CUDA's libraries the limit stops the estimate, too")
 def test_a_run_that_runs_out_of_memory_suggests_settings_and_their_savings(

@@ -106,7 +106,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_real_steps_are_timed(name: str) -> None:
     """Of rows of every layout, without a store, a checkpoint or a line of a log."""

@@ -304,7 +304,6 @@ def test_a_run_of_a_gpu_is_evaluated_on_a_cpu(run: Path, settings: dict[str, str
     assert objective.precision == "bf16" and not objective.flash
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stages", "split", "phases"])
 def test_a_run_is_evaluated_on_the_rows_and_masks_of_its_validation(
     run: Path, stores: tuple[Path, Path], tmp_path: Path, kind: str
@@ -348,7 +347,6 @@ def test_lines_that_are_no_documents_are_told(gpt2: Path, tmp_path: Path, caplog
         evaluate(gpt2, corpora={"t": Corpus([file])})
 
 
-@pytest.mark.slow
 def test_a_run_is_read_in_windows_as_long_as_its_rows(run: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
     """Its positions beyond them are as random as at its start."""
     settings = json.loads((run / "parameters.json").read_text())

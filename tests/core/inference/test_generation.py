@@ -152,7 +152,6 @@ def test_a_chat_template_that_does_not_end_is_stopped(folder: Path, monkeypatch:
         generator.reply([{"role": "user", "content": "山"}], GREEDY)
 
 
-@pytest.mark.slow
 def test_the_command_continues_texts_and_chats(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

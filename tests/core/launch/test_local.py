@@ -34,7 +34,6 @@ def start(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("number", at_night([signal.SIGTERM, signal.SIGINT], always=[signal.SIGINT]))
 def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signals, store: Path, tmp_path: Path) -> None:
@@ -48,7 +47,6 @@ def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signal
     assert toy.records(tmp_path / "run", "stopped")[step]["reason"] == number.name
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
     process = start(store, tmp_path / "run")
@@ -61,7 +59,6 @@ def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
     assert "rank 0 on" in error.partition(named)[2] and "has not answered since" in error
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_exit_codes_are_returned_and_processes_speak_the_language_of_their_user(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -72,7 +69,6 @@ def test_exit_codes_are_returned_and_processes_speak_the_language_of_their_user(
     assert "no-such-verb というコマンドはありません" in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_an_error_that_all_processes_meet_is_printed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +137,6 @@ def wait_for_files(folder: Path, name: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "code"),
     [((76, 0), 76), ((76, 3), 3), ((2, 76), 2), ((75, 75), 75), ((0, 0), 0)],
@@ -156,7 +151,6 @@ def test_the_exit_code_is_that_of_the_cause(
     assert run_processes([], 2) == code
 
 
-@pytest.mark.slow
 def test_a_process_that_hangs_is_killed_soon_after_another_lost_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,6 @@ def test_memory_is_blamed_only_if_the_kernel_counted_a_kill() -> None:
     assert fault == "process 0 was ended by signal 11 (SIGSEGV)"
 
 
-@pytest.mark.slow
 def test_run_processes_prints_the_message(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -58,7 +58,6 @@ def test_the_held_out_documents_and_the_sentences_are_new_to_the_model() -> None
         assert all(len(part) < 12 or not pieces(part, 12) & seen for part in sentence.split("[MASK]")), sentence
 
 
-@pytest.mark.slow
 def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[StageResult]]) -> None:
     files, results = finished
     assert [result.name for result in results] == ["tokenizer", "prepare", "prepare validation", "train", "export"]
@@ -73,7 +72,6 @@ def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[
     assert f'AutoModelForMaskedLM.from_pretrained("{files.model}")' in text
 
 
-@pytest.mark.slow
 def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[StageResult]]) -> None:
     _, results = finished
     facts = {result.name: result.facts for result in results}
@@ -81,7 +79,6 @@ def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[St
     assert facts["prepare"]["documents"] >= 180
 
 
-@pytest.mark.slow
 def test_plain_transformers_loads_the_model(finished: tuple[Demo, list[StageResult]]) -> None:
     files, _ = finished
     model = AutoModelForMaskedLM.from_pretrained(files.model, local_files_only=True)
@@ -92,7 +89,6 @@ def test_plain_transformers_loads_the_model(finished: tuple[Demo, list[StageResu
     assert tokenizer.mask_token_id in tokenizer(SENTENCES[0])["input_ids"]
 
 
-@pytest.mark.slow
 def test_a_second_demo_makes_nothing(
     finished: tuple[Demo, list[StageResult]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +99,6 @@ def test_a_second_demo_makes_nothing(
     assert "made earlier" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_the_written_pipeline_can_be_run_and_changed(
     finished: tuple[Demo, list[StageResult]], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -108,7 +108,6 @@ def chosen(tokens: float, gpu: str, count: int, hours: float, like: str = "bert"
     )
 
 
-@pytest.mark.slow
 def test_the_hours_hold_at_the_speed_that_was_measured() -> None:
     """A larger model is left where it would see too few tokens in them; validations are in the hours."""
     speeds = {"seconds": 0.9}
@@ -229,7 +228,6 @@ def test_comments_stand_above_their_keys_and_nothing_is_lost(tmp_path: Path) -> 
     assert read_settings(tmp_path / "x.json") == content
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)
@@ -261,7 +259,6 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     assert Path("work/model/config.json").is_file() and Path("work/store.val/store.json").is_file()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("documents", "split"), [(1, None), (2, (1, 1)), (99, (79, 20))])
 def test_few_documents_are_split_without_chance(
     documents: int, split: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

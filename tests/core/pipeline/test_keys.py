@@ -108,7 +108,6 @@ def test_set_is_completed_from_the_same_keys() -> None:
     assert done.output.split() == ["max_minutes="]
 
 
-@pytest.mark.slow
 def test_schemas_accept_presets_and_refuse_misspelt_keys(schemas: dict[str, dict[str, Any]]) -> None:
     for name in preset_names():
         preset = read_value(presets_folder() / f"{name}.json")
@@ -131,7 +130,6 @@ def test_schemas_accept_presets_and_refuse_misspelt_keys(schemas: dict[str, dict
     assert not accepts(schemas["pipeline"], {**pipeline, "parameters": {"max_step": 1}})
 
 
-@pytest.mark.slow
 def test_schemas_of_cleaning_tokenizer_and_launcher_settings(schemas: dict[str, dict[str, Any]]) -> None:
     steps = [{"type": "length", "min_characters": 10}, {"type": "hold_out", "share": 0.01}]
     assert accepts(schemas["cleaning"], steps)
@@ -164,7 +162,6 @@ def test_every_property_of_every_schema_has_a_description(schemas: dict[str, dic
     assert steps["title"] == "Max Steps" and steps["examples"] == [100000] and steps["default"] is None
 
 
-@pytest.mark.slow
 def test_the_reference_page_is_what_its_tool_writes() -> None:
     tool = load_tool("write_keys")
     written = tool.page(registry())

@@ -88,7 +88,6 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "model", "message"),
     [
@@ -339,7 +338,6 @@ def _documents(corpus: Corpus) -> list[str | None]:
     ]
 
 
-@pytest.mark.slow
 @given(
     documents=st.lists(st.text("あいう\r 　", min_size=1, max_size=6).filter(str.strip), min_size=2, max_size=12),
     data=st.data(),

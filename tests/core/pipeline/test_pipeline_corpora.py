@@ -80,7 +80,6 @@ ALL = ["tokenizer", "prepare wiki", "prepare validation wiki", "prepare fiction"
        "prepare tech", "prepare validation tech"]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_each_corpus_has_its_own_stores_and_held_out_documents_are_not_learnt(keys: dict[str, Any]) -> None:
     made = _make(keys)
     assert list(made) == ALL
@@ -108,7 +107,6 @@ def test_training_gets_weights_and_every_validation_store(keys: dict[str, Any]) 
     assert [Path(each).name for each in data.validation] == ["fiction", "tech"]
 
 
-@pytest.mark.slow
 def test_a_changed_corpus_is_named_and_only_affected_stages_run_again(keys: dict[str, Any]) -> None:
     _make(keys)
     keys = {**keys, "tokenizer": None}  # from now on used as it is
@@ -120,7 +118,6 @@ def test_a_changed_corpus_is_named_and_only_affected_stages_run_again(keys: dict
     assert _skipped(keys, redo=True) == others
 
 
-@pytest.mark.slow
 def test_the_tokenizer_names_the_corpus_that_has_changed(keys: dict[str, Any]) -> None:
     _make(keys)
     with pytest.raises(
@@ -234,7 +231,6 @@ def test_a_record_without_a_new_setting_is_up_to_date(keys: dict[str, Any], tmp_
     assert train.upgrade(gone) == gone
 
 
-@pytest.mark.slow
 def test_another_library_or_dictionary_of_the_tokenizer_is_a_change(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,6 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "step"]
 
 
-@pytest.mark.slow
 def test_the_architecture_has_at_most_30_lines_and_learns(reader: Reader) -> None:
     assert len(FILES["albert.py"].splitlines()) <= 30
     values = losses(reader.folder / "work" / "albert")
@@ -110,7 +109,6 @@ def test_the_architecture_has_at_most_30_lines_and_learns(reader: Reader) -> Non
     assert "[MASK] 1" in next(text for line, text in reader.printed.items() if " try " in line)
 
 
-@pytest.mark.slow
 def test_the_objective_passes_its_checks_and_learns(reader: Reader) -> None:
     checked = reader.printed["terakoya plugins check denoise.py"]
     assert ", 0 failed" in checked and "objective denoise" in checked
@@ -118,7 +116,6 @@ def test_the_objective_passes_its_checks_and_learns(reader: Reader) -> None:
     assert values[-1] < values[0] - 0.5
 
 
-@pytest.mark.slow
 def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
     assert "tokenizer characters" in reader.printed["terakoya plugins check characters.py"]
     facts = json.loads((reader.folder / "work" / "character-store" / "store.json").read_text(encoding="utf-8"))
@@ -127,7 +124,6 @@ def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
     assert facts["tokens"] == len(letters)
 
 
-@pytest.mark.slow
 def test_a_model_of_ones_own_is_exported_with_its_code(reader: Reader) -> None:
     folder = reader.folder / "work" / "averages-model"
     assert (folder / "_modeling_averages.py").read_text(encoding="utf-8") == FILES["averages/_modeling_averages.py"]

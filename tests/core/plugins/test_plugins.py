@@ -90,7 +90,6 @@ def test_the_bundled_set_is_found_and_every_module_is_one_plugin() -> None:
     assert registry.broken == []
 
 
-@pytest.mark.slow
 def test_a_file_is_a_plugin_and_child_processes_inherit_it(write: Write, tmp_path: Path) -> None:
     file = write("mine.py", schedule("mine"))
     registry = load([file])
@@ -269,7 +268,6 @@ def test_a_plugin_without_hooks_is_an_error_if_requested_and_reported_if_install
         load([write("empty.py", "VALUE = 1")])
 
 
-@pytest.mark.slow
 def test_an_installed_module_may_be_requested_and_checked_too() -> None:
     name = "terakoya_plugins.schedules.linear"
     assert "linear" in load([name]).names("schedules")
@@ -428,7 +426,6 @@ def _deprecated_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "EVENTS", (*plugins.EVENTS, "run_paused"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_deprecated_hook")
 def test_a_deprecated_hook_warns_at_every_start_and_still_works(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     file = write(

@@ -67,7 +67,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(caught.value.code or 0), *capsys.readouterr()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["option", "joined", "variable"])
 def test_a_plugin_has_a_verb(
     how: str, greet: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -126,7 +125,6 @@ def test_a_plugin_adds_a_verb_to_a_group(
     assert "  greet " not in call(capsys, "--plugin", greet, "-h")[1]
 
 
-@pytest.mark.slow
 def test_an_installed_plugin_has_a_language(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,6 @@ def test_files_count_in_proportion_to_their_text(tmp_path: Path) -> None:
     assert need is not None and 0.95 < need.tokens / true < 1.05
 
 
-@pytest.mark.slow
 def test_lines_and_documents_are_counted(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.jsonl", ["a\nb\n\nc\nd"] * 100_000)])
     bytes_of = {
@@ -78,7 +77,6 @@ def test_lines_and_documents_are_counted(tmp_path: Path) -> None:
     assert document.store_bytes == pytest.approx(1.05 * (tokens + 20 * 100_000) + 1_000_000, rel=0.05)
 
 
-@pytest.mark.slow
 def test_little_text_is_encoded(tmp_path: Path) -> None:
     sampled: list[str] = []
     encoder = run_encoder()
@@ -126,7 +124,6 @@ def test_only_less_than_half_of_the_estimate_stops_a_run(
     check()
 
 
-@pytest.mark.slow
 def test_the_logged_estimate_is_close_to_the_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="terakoya")
     words = [" ".join(text[at : at + 4] for at in range(0, len(text), 4)) for text in short_texts(3_000)]

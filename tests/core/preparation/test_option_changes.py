@@ -58,7 +58,6 @@ def test_only_differences_are_described(old: dict[str, object], new: dict[str, o
     assert list(describe_changes(old, new)) == lines
 
 
-@pytest.mark.slow
 def test_another_type_of_tokenizer_is_described_in_one_short_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

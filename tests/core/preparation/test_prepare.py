@@ -137,7 +137,6 @@ def test_the_store_holds_every_line_of_every_document(
     assert [f.name for f in (out / "tokenizer").iterdir()] == ["size.txt"]
 
 
-@pytest.mark.slow
 def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     stores = []
     for processes in (1, 2, 3):
@@ -151,7 +150,6 @@ def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_fo
     assert contents(tmp_path / "whole")["rejects.jsonl"] == stores[0]["rejects.jsonl"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", at_night([1, 3], always=[3]))
 def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
     stride: int, corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
@@ -194,7 +192,6 @@ for number in range(1, limit, stride):
         assert contents(tmp_path / "killed" / str(limit)) == expected, limit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", at_night([1, 2, 3], always=[2]))
 def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, processes: int, caplog: pytest.LogCaptureFixture
@@ -221,7 +218,6 @@ def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     assert "parts were there already" in caplog.text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", at_night([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], always=[signal.SIGINT]))
 def test_workers_end_with_their_parent_at_once(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, number: signal.Signals
@@ -249,7 +245,6 @@ def test_workers_end_with_their_parent_at_once(
         assert "KeyboardInterrupt" in errors and "finished parts are kept" in errors
 
 
-@pytest.mark.slow
 def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
@@ -261,7 +256,6 @@ def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monk
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
 
 
-@pytest.mark.slow
 def test_a_finished_store_stays_and_another_input_is_refused(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,7 +296,6 @@ def test_force_removes_stores_alone_and_not_the_tokenizer_that_is_given(
     assert verify(out) == [] and not (out / "plans").exists()
 
 
-@pytest.mark.slow
 def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="--max-rejects 0"):
@@ -314,7 +307,6 @@ def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenize
     assert contents(out) == contents(tmp_path / "fresh")
 
 
-@pytest.mark.slow
 def test_a_damaged_part_is_made_again(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +330,6 @@ def test_a_damaged_part_is_made_again(
     assert contents(out) == contents(tmp_path / "fresh")
 
 
-@pytest.mark.slow
 def test_a_part_that_is_damaged_before_the_join_ends_the_run(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,7 +476,6 @@ def test_a_file_that_changes_during_the_run_is_refused(tokenizer_folder: Path, t
     assert not (tmp_path / "out" / "store.json").exists()
 
 
-@pytest.mark.slow
 def test_two_processes_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(RUN, tmp_path, out, 1, delay=30.0)
@@ -502,7 +492,6 @@ def test_two_processes_at_once_are_refused(corpus: Corpus, tokenizer_folder: Pat
     prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,7 +553,6 @@ def test_a_corpus_of_rejects_says_what_to_do(
         prepare_corpus(Corpus([tmp_path / name]), WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
 
 
-@pytest.mark.slow
 def test_unknown_tokens_are_counted_and_many_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="terakoya")
     tokenizer = make_folder(tmp_path / "tokenizer")

@@ -53,7 +53,6 @@ def run(*arguments: str) -> None:
     assert ended.value.code == 0
 
 
-@pytest.mark.slow
 def test_the_store_has_the_same_ids_and_tells_where_words_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, words = (TokenStore.open(home / name) for name in ("plain", "words"))
     assert not plain.facts.word_starts and words.facts.word_starts
@@ -91,7 +90,6 @@ def test_the_command_prints_how_many_borders_it_found(home: Path, capsys: pytest
     assert facts.options["words"] == 'spaces {"punctuation":false}'
 
 
-@pytest.mark.slow
 def test_shards_with_words_are_the_store_of_one_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.preparation.job._MIN_BLOCK", 2000)
     make(home, "whole", words="mecab")
@@ -110,7 +108,6 @@ def test_a_store_with_other_words_is_another_store(home: Path) -> None:
         make(home, "words")
 
 
-@pytest.mark.slow
 def test_stores_with_other_words_are_not_mixed(home: Path) -> None:
     with pytest.raises(UserError, match=r"word starts: expected known as in .*merge without them: --no-word-starts"):
         merge([home / "words", home / "plain"], home / "both")
@@ -162,7 +159,6 @@ def test_a_tokenizer_that_knows_words_takes_no_others(home: Path, tmp_path: Path
         prepare_locally(job)
 
 
-@pytest.mark.slow
 def test_a_pipeline_prepares_the_store_with_its_words(home: Path) -> None:
     file = home / "pipeline.json"
     folders = {key: str(home / "out" / key) for key in ("store", "run", "export")}
@@ -184,7 +180,6 @@ def test_a_pipeline_prepares_the_store_with_its_words(home: Path) -> None:
         PipelineCorpus(pipeline.sources[0], read_pipeline(file)).check()
 
 
-@pytest.mark.slow
 def test_a_pipeline_names_a_word_finder_and_its_settings() -> None:
     schema = schema_of("pipeline", plugins.registry())
     choices = json.dumps(schema["properties"]["words"])

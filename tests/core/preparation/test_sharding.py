@@ -40,7 +40,6 @@ def make(corpus: Corpus, tmp_path: Path, name: str, shard: str | None = None) ->
     return prepare_corpus(corpus, WordTokenizer(), tokenizer, tmp_path / name, max_rejects=1.0, shard=shard)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_merged_shards_are_the_store_of_one_run(
     corpus: Corpus, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
@@ -61,7 +60,6 @@ def test_merged_shards_are_the_store_of_one_run(
         assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-@pytest.mark.slow
 def test_every_block_is_in_one_shard_and_other_files_are_not_read(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +88,6 @@ def test_as_many_files_as_shards_are_one_each(tmp_path: Path) -> None:
         assert [[block.file for block in shard] for shard in shards] == [[file] for file in files], sizes
 
 
-@pytest.mark.slow
 def test_gaps_and_another_order_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         make(corpus, tmp_path, f"s{number}", f"{number}/3")

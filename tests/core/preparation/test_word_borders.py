@@ -167,7 +167,6 @@ def compare(folder: Path, documents: Sequence[str]) -> tuple[int, int]:
     return found, inside
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sentencepiece", "dummy-prefix", "bytes", "bytes-nfkc", "unigram"])
 def test_words_start_where_an_alignment_of_characters_says(name: str, folders: dict[str, Path]) -> None:
     found, inside = compare(folders[name], DOCUMENTS)

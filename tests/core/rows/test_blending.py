@@ -13,7 +13,6 @@ from terakoya.rows.blending import PERIOD, Blend, integer_weights
 WEIGHTS = st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(lambda weights: sum(weights) > 0)
 
 
-@pytest.mark.slow
 @settings(max_examples=15)
 @given(WEIGHTS)
 def test_each_store_stays_within_one_row_of_its_share(weights: list[int]) -> None:

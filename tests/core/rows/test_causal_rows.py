@@ -60,7 +60,6 @@ def check_arrays(rows: Rows) -> None:
     assert np.all(rows.position_ids[~real] == 0)
 
 
-@pytest.mark.slow
 @settings(max_examples=60)
 @given(DOCUMENTS, st.sampled_from(["line", "document"]), st.booleans(), st.booleans(), st.booleans(), st.booleans())
 def test_packed(documents: list[list[int]], unit: str, stored: bool, bos: bool, end: bool, shuffle: bool) -> None:
@@ -89,7 +88,6 @@ def test_packed(documents: list[list[int]], unit: str, stored: bool, bos: bool, 
     assert np.count_nonzero(rows.labels >= 0) == sum(len(ids) - 1 for ids in wanted)
 
 
-@pytest.mark.slow
 @settings(max_examples=60)
 @given(DOCUMENTS, st.sampled_from(["line", "document"]), st.booleans(), st.booleans(), st.booleans())
 def test_stream(documents: list[list[int]], unit: str, stored: bool, bos: bool, end: bool) -> None:

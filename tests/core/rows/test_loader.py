@@ -49,7 +49,6 @@ def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.integers(0, 200),
@@ -74,7 +73,6 @@ def test_a_global_batch_has_the_same_rows_for_any_split(
     assert split == whole
 
 
-@pytest.mark.slow
 def test_each_store_has_its_own_epochs(loader: Loader) -> None:
     """Rows of each store come in whole epochs, in the order of its own row source."""
     rows = 3 * G * 20
@@ -93,7 +91,6 @@ def test_each_store_has_its_own_epochs(loader: Loader) -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_stage_uses_other_stores_which_continue_where_they_were(loader: Loader) -> None:
     """Over three stages, each store gives its own rows in order, each once."""
     first, second, rows = 50, 131, 300

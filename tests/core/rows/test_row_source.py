@@ -40,7 +40,6 @@ def check_arrays(rows: Rows, length: int) -> None:
     assert len(set(rows.keys.tolist())) == len(rows)
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(DOCUMENTS, st.sampled_from(["line", "document"]), st.sampled_from([None, EOS]), st.integers(0, 3))
 def test_packed(documents: list[list[int]], unit: str, eos: int | None, epoch: int) -> None:
@@ -65,7 +64,6 @@ def test_packed(documents: list[list[int]], unit: str, eos: int | None, epoch: i
             assert len(set(document_of[piece[1:-1] - FIRST].tolist())) == 1, "one document a piece"
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(DOCUMENTS, st.sampled_from(["line", "document"]), st.sampled_from([None, EOS]))
 def test_stream(documents: list[list[int]], unit: str, eos: int | None) -> None:
@@ -86,7 +84,6 @@ def test_stream(documents: list[list[int]], unit: str, eos: int | None) -> None:
     assert np.array_equal(rows.position_ids[real], np.broadcast_to(np.arange(16), rows.tokens.shape)[real])
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(DOCUMENTS, st.sampled_from([None, EOS]))
 def test_lines(documents: list[list[int]], eos: int | None) -> None:

@@ -103,7 +103,6 @@ def test_a_fork_that_was_started_over_has_curves(tmp_path: Path) -> None:
     assert curves.points["loss"] == [(1, pytest.approx(1 / 3600), 5.0, 3600)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", at_night([1, 7], always=[7]))
 def test_a_value_of_another_type_is_a_damaged_line_and_never_a_traceback(stride: int, tmp_path: Path) -> None:
     """Each value of each kind of record is replaced by one of each other type, or is gone; by day every seventh."""

@@ -49,7 +49,6 @@ def invoke(*arguments: str, code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-@pytest.mark.slow
 def test_status_knows_all_of_it(trained: ObjectFolder) -> None:
     (status,) = json.loads(CliRunner().invoke(build_app(), ["status", trained.address, "--json"]).stdout)
     assert (status["state"], status["step"], status["checkpoint"]["name"]) == ("finished", 2, "step-00000002")
@@ -60,7 +59,6 @@ def test_status_knows_all_of_it(trained: ObjectFolder) -> None:
     )
 
 
-@pytest.mark.slow
 def test_its_checkpoints_are_fetched_to_be_exported(trained: ObjectFolder, tmp_path: Path) -> None:
     invoke("export", trained.address, "--out", str(tmp_path / "model"))
     assert (tmp_path / "model/model.safetensors").is_file()

@@ -123,7 +123,6 @@ def test_bits_follow_from_the_mean_loss_and_the_text_of_a_token() -> None:
     assert to_bits({"lm_loss": 1.0}, terms, None) == to_bits({}, terms, TextPerToken(2.0, 6.0)) == {}
 
 
-@pytest.mark.slow
 def test_a_run_and_its_validation_report_bits(tmp_path: Path, tokenizer: Path) -> None:
     stores = [prepare(tmp_path / str(seed), texts(seed, 60), tokenizer) for seed in (1, 2)]
     settings = toy.parameters(stores[0].folder, stores[1].folder, max_steps=2)

@@ -57,7 +57,6 @@ def test_a_merged_store_is_the_store_of_all_corpora(tmp_path: Path, options: dic
     assert verify(tmp_path / "merged") == []
 
 
-@pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stores=st.lists(
@@ -161,7 +160,6 @@ def test_changed_or_missing_rejects_are_refused(tmp_path: Path, damage: str) -> 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.store.merge._CHUNK", 1 << 12)
     peaks = []

@@ -111,7 +111,6 @@ def allow(store: TokenStore, share: float, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str((small + share * data) / 1e9))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share"),
     at_night(

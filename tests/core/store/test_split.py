@@ -40,7 +40,6 @@ def read(folder: Path) -> list[Document]:
     return [tuple(lines[a:b]) for a, b in pairwise(store.documents)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("window", [7, 1 << 14])
 def test_every_document_goes_to_one_part_in_order(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.store.split._DOCUMENTS", window)

@@ -74,7 +74,6 @@ def test_document_units_with_eos_in_four_bytes(tmp_path: Path) -> None:
     assert store.word_starts(0, 9).tolist() == [True, False, True, True, True, True, False, True, True]
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     documents=st.lists(st.lists(st.lists(st.integers(0, 99_999), max_size=6), max_size=4), min_size=1, max_size=12),

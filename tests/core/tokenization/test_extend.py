@@ -41,7 +41,6 @@ def ends(tokenizer: Any, ids: list[int]) -> set[int]:
     return set(accumulate(len(piece.removeprefix("##")) for piece in tokenizer.convert_ids_to_tokens(ids)))
 
 
-@pytest.mark.slow
 def test_old_ids_stay_and_new_pieces_are_used(folders: tuple[Path, Path]) -> None:
     old, new = (AutoTokenizer.from_pretrained(folder) for folder in folders)
     assert type(old) is type(new)
@@ -62,7 +61,6 @@ def test_old_ids_stay_and_new_pieces_are_used(folders: tuple[Path, Path]) -> Non
     assert ids(new, f"{special}寺子屋")[0] == old.all_special_ids[-1]
 
 
-@pytest.mark.slow
 def test_a_model_starts_and_is_exported_with_the_new_pieces(folders: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = folders
     is_masked = "[MASK]" in AutoTokenizer.from_pretrained(old).get_vocab()
@@ -94,7 +92,6 @@ def test_a_model_starts_and_is_exported_with_the_new_pieces(folders: tuple[Path,
     assert (logits["new"][..., :size] - logits["old"]).abs().max() <= 1e-6
 
 
-@pytest.mark.slow
 def test_the_command_prints_what_it_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = byte_level(tmp_path / "old")
     (old / "terakoya_scores.json").write_text("{}")  # of the model that the tokenizer is from

@@ -162,7 +162,6 @@ ANY_TEXT = st.lists(
 # ------------------------------------------------------------------------------------------------------------- ids
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_slow_tokenizer(kind: str, loaded: dict[str, tuple[Any, Any]]) -> None:
     slow, fast = loaded[kind]
@@ -177,7 +176,6 @@ def test_ids_are_those_of_the_slow_tokenizer(kind: str, loaded: dict[str, tuple[
     assert dict(fast(HARD, split_special_tokens=True)) == dict(slow(HARD, split_special_tokens=True))
 
 
-@pytest.mark.slow
 @settings(max_examples=60)
 @given(text=ANY_TEXT)
 def test_ids_and_spans_of_any_text(text: str, loaded: dict[str, tuple[Any, Any]]) -> None:
@@ -222,7 +220,6 @@ def test_spans_of_letters_that_grow_in_lower_case(loaded: dict[str, tuple[Any, A
     assert encoded["offset_mapping"] == [(0, 1), (0, 1), (1, 2)]
 
 
-@pytest.mark.slow
 @settings(max_examples=200)
 @given(text=ANY_TEXT)
 def test_normalised_characters_come_from_where_the_map_says(text: str) -> None:
@@ -609,7 +606,6 @@ def _gsd_sentences() -> list[str]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.real_data
 def test_spans_of_gsd_are_exact() -> None:
     """Also as half-width kana, decomposed and in full width, each of which is another text with the same words."""

@@ -118,7 +118,6 @@ def test_muon_orthogonalises_in_the_precision_that_is_fast(monkeypatch: pytest.M
     assert error < 1e-5 if not fast else 1e-4 < error < 0.03
 
 
-@pytest.mark.slow
 def test_a_processor_with_avx2_alone_can_be_imitated() -> None:
     """With the variables that oneDNN and torch read, a newer processor decides as an older one, and Muon's products
     take about as long as float32's; in bf16 they would take 20 times as long or more."""

@@ -72,7 +72,6 @@ def both_splitters(folder: Path, sample: str = SAMPLE) -> tuple[MecabSplitter, M
     return plain, quick
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(lines=st.lists(ANY_LINE, max_size=5))
 def test_the_words_of_any_line_are_mecabs(splitters: tuple[MecabSplitter, MecabSplitter], lines: list[str]) -> None:
@@ -81,7 +80,6 @@ def test_the_words_of_any_line_are_mecabs(splitters: tuple[MecabSplitter, MecabS
         assert quick.split(each) == plain.split(each)
 
 
-@pytest.mark.slow
 def test_the_words_of_hard_lines_are_mecabs(splitters: tuple[MecabSplitter, MecabSplitter]) -> None:
     plain, quick = splitters
     cuts = [line[start:] for line in LINES for start in range(0, len(line), 3)]
@@ -101,7 +99,6 @@ def test_a_table_of_costs_that_is_too_large_to_be_copied_gives_the_same_words(mo
     assert quick.split(LINES) == plain.split(LINES)
 
 
-@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_words_of_real_text_are_mecabs(splitters: tuple[MecabSplitter, MecabSplitter]) -> None:
     plain, quick = splitters
@@ -110,7 +107,6 @@ def test_the_words_of_real_text_are_mecabs(splitters: tuple[MecabSplitter, Mecab
     assert quick.split(lines) == plain.split(lines)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", at_night(range(12), always=range(3)))
 def test_of_equal_paths_mecabs_is_taken(seed: int, tmp_path: Path) -> None:
     """Small dictionaries with costs from -1 to 2: most lines have several best paths."""
@@ -179,7 +175,6 @@ def test_without_a_compiler_mecab_splits_all(monkeypatch: pytest.MonkeyPatch, tm
         assert splitter.split([SAMPLE]) == [splitter.parse(SAMPLE)] and splitter._lattice is None
 
 
-@pytest.mark.slow
 def test_the_loops_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert load_kernels.__wrapped__() is not None
@@ -188,7 +183,6 @@ def test_the_loops_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [file.suffix for file in (tmp_path / "terakoya" / "kernels").iterdir()] == [".so"]
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     texts=st.lists(st.lists(st.text("あいう漢😀a\t", max_size=90).filter(bool), max_size=30), min_size=1, max_size=5),
@@ -212,7 +206,6 @@ def every_character(word: str) -> Pieces:
     return [ord(each) for each in word], [*places], [place + 1 for place in places]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders have no owner here")
 def test_no_code_is_loaded_from_a_folder_that_others_can_write_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

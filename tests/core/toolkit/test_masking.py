@@ -121,7 +121,6 @@ def test_the_budget_rule_masks_every_word_with_exactly_the_probability(
     assert {word: Fraction(number, cases) for word, number in taken.items()} == dict.fromkeys(taken, probability)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "budgeted"),
     [(16, True), (16, False), (48, True), *(pytest.param(each, True, marks=pytest.mark.nightly) for each in (24, 128))],
@@ -286,7 +285,6 @@ def test_short_rows() -> None:
     assert empty.count == 0 and np.array_equal(empty.input_ids, tokens)
 
 
-@pytest.mark.slow
 def test_the_budget_rule_in_large_batches() -> None:
     """Of these, most words are not even sorted."""
     tokens, words, maskable, keys = batch_of(13, 50, 200)

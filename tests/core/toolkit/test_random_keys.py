@@ -73,7 +73,6 @@ def test_permutation_is_a_bijection(n: int, key: int) -> None:
     assert permute(np.array([n - 1]), n, key)[0] == images[-1]
 
 
-@pytest.mark.slow
 def test_small_permutations_are_bijections() -> None:
     """Small ranges repeat the permutation often, because the rectangle has unused cells."""
     for n in range(1, 60):
@@ -81,7 +80,6 @@ def test_small_permutations_are_bijections() -> None:
             assert np.array_equal(np.sort(permute(np.arange(n), n, key)), np.arange(n)), (n, key)
 
 
-@pytest.mark.slow
 def test_permutations_are_uniform() -> None:
     orders = Counter(tuple(permute(np.arange(4), 4, key).tolist()) for key in range(2400))
     assert len(orders) == 24 and min(orders.values()) > 60 and max(orders.values()) < 150

@@ -18,7 +18,6 @@ def uniforms(count: int, key: int = 7) -> torch.Tensor:
     return torch.from_numpy((numbers(stream, np.arange(count)) >> np.uint64(12)) * 2.0**-52)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("classes", [5, BLOCK, BLOCK + 1, 300, 32_768])
 def test_class_frequencies_are_those_of_the_weights(classes: int) -> None:
     """A chi-square test over classes, with rare classes merged: the statistic is within five deviations of its mean."""
@@ -40,7 +39,6 @@ def test_class_frequencies_are_those_of_the_weights(classes: int) -> None:
     assert freedom > 3 and abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5, (statistic, freedom)
 
 
-@pytest.mark.slow
 def test_it_agrees_with_the_largest_of_logits_plus_gumbel_noise() -> None:
     """The other exact method has the same frequencies, within statistical error."""
     draws, logits = 200_000, torch.tensor([2.0, 0.0, -1.0, -4.0])

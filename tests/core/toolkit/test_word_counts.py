@@ -40,7 +40,6 @@ def zipf_corpus(file: Path, *, documents: int) -> tuple[Corpus, Counter[str]]:
     return Corpus([file]), truth
 
 
-@pytest.mark.slow
 def test_counts_are_exact_and_the_same_for_any_number_of_processes(tmp_path: Path) -> None:
     corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=300)
     one, two = (count_words(corpus, by_spaces, processes=processes) for processes in (1, 2))
@@ -50,7 +49,6 @@ def test_counts_are_exact_and_the_same_for_any_number_of_processes(tmp_path: Pat
     assert one.words == sum(truth.values()) and one.documents == 300
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("max_words", [10, 300, 3000])
 def test_pruned_counts_are_within_the_error(tmp_path: Path, max_words: int) -> None:
     corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=800)
@@ -62,14 +60,12 @@ def test_pruned_counts_are_within_the_error(tmp_path: Path, max_words: int) -> N
     assert table.words == sum(truth.values())
 
 
-@pytest.mark.slow
 def test_pruning_does_not_depend_on_processes(tmp_path: Path) -> None:
     corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=400)
     one, two = (count_words(corpus, by_spaces, processes=processes, max_words=400) for processes in (1, 2))
     assert one == two and one.error > 0
 
 
-@pytest.mark.slow
 def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": f"part{number // 1000} " + "word " * 200}) for number in range(8000)]
@@ -81,7 +77,6 @@ def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp
     assert table == count_words(corpus, by_spaces, processes=2, sample_bytes=1_000_000)
 
 
-@pytest.mark.slow
 def test_a_sample_of_parquet_has_about_the_requested_size(tmp_path: Path) -> None:
     table = pa.table({"text": [f"part{number // 1000} " + "word " * 200 for number in range(4000)]})
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
@@ -108,7 +103,6 @@ def test_progress_and_rejects(tmp_path: Path) -> None:
     assert calls[-1] == (file.stat().st_size, file.stat().st_size)
 
 
-@pytest.mark.slow
 def test_a_dead_process_is_reported(tmp_path: Path) -> None:
     corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=10)
     with pytest.raises(UserError, match="counting words: a worker process died"):

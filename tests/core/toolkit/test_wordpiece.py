@@ -42,7 +42,6 @@ def library_vocabulary(counts: Counter[str], **options: int) -> list[str]:
     return sorted(ids, key=lambda piece: ids[piece])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "vocab_size", "min_frequency", "limit_alphabet"), [(0, 60, 2, 100), (1, 50, 2, 4), (2, 400, 20000, 100)]
 )

@@ -104,7 +104,6 @@ def test_the_first_of_equal_documents_is_kept(
     assert run(write(tmp_path, texts), [{"type": "exact_duplicates"}]) == list(dict.fromkeys(texts))
 
 
-@pytest.mark.slow
 def test_near_duplicates_are_dropped_and_others_are_kept(tmp_path: Path) -> None:
     originals = [text(n) for n in range(30)]
     near = [each[:100] + "変" + each[101:] for each in originals[:10]]  # 5 of 196 n-grams differ
@@ -123,7 +122,6 @@ def test_candidates_of_the_index_are_checked_again(tmp_path: Path) -> None:
     assert run(write(tmp_path, texts), [{"type": "near_duplicates"}]) == texts
 
 
-@pytest.mark.slow
 def test_the_same_text_is_never_both_held_out_and_kept(tmp_path: Path) -> None:
     texts = [text(random.Random(n).randrange(100), 40) for n in range(600)]
     steps: list[dict[str, Any]] = [{"type": "hold_out", "share": 0.3}]
@@ -190,7 +188,6 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".u8", ".json")}
 
 
-@pytest.mark.slow
 def test_the_result_does_not_depend_on_processes_or_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -391,7 +388,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_after_a_kill_no_worker_remains_and_the_same_plan_is_made(tmp_path: Path) -> None:
     corpus = write(tmp_path, [text(n, 20_000) for n in range(100)])
     script = tmp_path / "make.py"
@@ -441,7 +437,6 @@ def register_cleaning_steps():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_step_of_a_plugin_compares_documents_between_bundled_steps(
     tmp_path: Path, fresh_plugins: None, processes: int

@@ -64,7 +64,6 @@ def lines(store: Path) -> set[tuple[int, ...]]:
     return {tuple(opened.tokens[a:b].tolist()) for a, b in zip(opened.offsets, opened.offsets[1:], strict=False)}
 
 
-@pytest.mark.slow
 def test_two_stores_share_a_corpus_without_a_common_document(folder: Path, forks: None) -> None:
     common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
     common += ["--clean", folder / "clean.json", "--clean-folder", folder / "shared", "--processes", 1]
@@ -144,7 +143,6 @@ def test_a_wrong_file_of_steps_is_refused(folder: Path, content: str | None, mes
         prepare([folder / "a.jsonl"], tokenizer=folder / "tokenizer", out=folder / "out", clean=folder / "clean.json")
 
 
-@pytest.mark.slow
 def test_a_shard_of_a_cleaned_corpus(folder: Path, forks: None) -> None:
     common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
     common += ["--clean", folder / "clean.json", "--clean-folder", folder / "shared", "--processes", 1]

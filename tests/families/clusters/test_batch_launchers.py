@@ -216,7 +216,6 @@ def test_a_deleted_job_saves_and_does_not_start_again(signal: str, programs: Pro
     assert not (plan.folder / "7.next").exists() and (plan.folder / "7.stop").read_text() == "deleted\n"
 
 
-@pytest.mark.slow
 def test_the_time_limit_comes_from_the_settings(programs: Programs, tmp_path: Path) -> None:
     settings = {**HOSTS["grid_engine"], "time": "00:00:02", "signal_seconds": 1}
     plan = planned(tmp_path, "grid_engine", settings, batch_size=TWO)

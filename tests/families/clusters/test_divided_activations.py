@@ -40,7 +40,6 @@ def measured(request: pytest.FixtureRequest) -> tuple[str, Transformer]:
     return name, measure_transformer(run(name), VOCABULARY, context=float(POSITIONS))[0]
 
 
-@pytest.mark.slow
 def test_tensor_parallel_processes_keep_what_autograd_keeps(measured: tuple[str, Transformer]) -> None:
     name, model = measured
     tables = TABLES if name == "llama" else 0.0
@@ -51,7 +50,6 @@ def test_tensor_parallel_processes_keep_what_autograd_keeps(measured: tuple[str,
             assert found == pytest.approx(kept_by_block(name, group) - tables, abs=0.01), (processes, share)
 
 
-@pytest.mark.slow
 def test_gathered_keys_and_values_are_kept_whole(measured: tuple[str, Transformer]) -> None:
     name, model = measured
     # GPT-2's own keys and values are in one tensor with the queries; Llama's are not kept, and are counted all the same
@@ -67,7 +65,6 @@ def test_gathered_keys_and_values_are_kept_whole(measured: tuple[str, Transforme
         assert full < (model.layers + 20 + 2 * processes) * 4 * HIDDEN * POSITIONS / processes
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("share", [False, True])
 def test_recomputed_blocks_of_tensor_parallel_processes_keep_inputs_and_sums(

@@ -39,7 +39,6 @@ def measured(llama: Parameters) -> tuple[Transformer, float]:
     return measure_transformer(llama, synthetic_vocabulary(65536, 2048), context=2048.0)
 
 
-@pytest.mark.slow
 def test_the_model_of_a_run_is_measured(measured: tuple[Transformer, float]) -> None:
     model, state = measured
     h, f, v = 4096, 14336, 65536
@@ -69,7 +68,6 @@ def test_layouts_are_measured_with_the_attention_of_training(monkeypatch: pytest
     assert set(taken) == {3.5}
 
 
-@pytest.mark.slow
 def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     model, state = measured
     cluster = Cluster(find_gpu("h100"), 64)
@@ -92,7 +90,6 @@ def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: t
         Parameters.from_dict(raw, source="suggested")
 
 
-@pytest.mark.slow
 def test_runs_in_8_bits_are_measured_like_those_in_bf16(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     raw = llama.dump() | {"precision": "fp8"}
     parameters = Parameters.from_dict(raw, source="test")
@@ -103,7 +100,6 @@ def test_runs_in_8_bits_are_measured_like_those_in_bf16(llama: Parameters, measu
     assert any(each.parallel.get("tp_size", 1) > 1 and each.refused is None for each in found)
 
 
-@pytest.mark.slow
 def test_layouts_that_settings_do_not_allow_are_said_to_be_refused(
     llama: Parameters, measured: tuple[Transformer, float]
 ) -> None:
@@ -120,7 +116,6 @@ def test_layouts_that_settings_do_not_allow_are_said_to_be_refused(
             Parameters.from_dict({**raw, "parallel": dict(each.parallel)}, source="suggested")
 
 
-@pytest.mark.slow
 def test_with_less_memory_layouts_are_fewer_and_slower(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     model, state = measured
     wide, narrow = (replace(find_gpu("h100"), memory=size * GIB) for size in (80, 40))
@@ -133,7 +128,6 @@ def test_with_less_memory_layouts_are_fewer_and_slower(llama: Parameters, measur
         suggest(few, replace(model, layers=3, heads=3, key_value_heads=3), Cluster(find_gpu("h100"), 64), state=state)
 
 
-@pytest.mark.slow
 def test_candidates_divide_heads_layers_and_rows_evenly(measured: tuple[Transformer, float]) -> None:
     model = measured[0]
     seen = set()
@@ -159,7 +153,6 @@ def test_candidates_divide_heads_layers_and_rows_evenly(measured: tuple[Transfor
         assert json.dumps(parallel) in seen, parallel
 
 
-@pytest.mark.slow
 def test_every_layout_of_a_llama_can_be_run(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     found = {
         json.dumps([parallel, layout.recomputation]): (parallel, layout)
@@ -171,7 +164,6 @@ def test_every_layout_of_a_llama_can_be_run(llama: Parameters, measured: tuple[T
     assert refused == {json.dumps([{"engine": "deepspeed", "zero_stage": 3}, "selective"])}
 
 
-@pytest.mark.slow
 def test_rows_of_32_768_tokens_divide_positions(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     """Eight rows on 64 GPUs: no layout of whole rows uses them all."""
     long = llama.dump() | {"batch_size": {"-1": 8}}
@@ -182,7 +174,6 @@ def test_rows_of_32_768_tokens_divide_positions(llama: Parameters, measured: tup
     assert any(each.parallel.get("cp_size") for each in found)
 
 
-@pytest.mark.slow
 def test_rows_are_divided_among_the_nodes(llama: Parameters) -> None:
     assert batch_size_for(Cluster(find_gpu("h100"), 8), llama.batch_size) == {"-1": 1536}
     assert batch_size_for(Cluster(find_gpu("h100"), 24), llama.batch_size) == {"0": 512, "1": 512, "2": 512}
@@ -215,7 +206,6 @@ def run(*arguments: str) -> str:
     return done.output
 
 
-@pytest.mark.slow
 def test_the_command_prints_a_table_and_parameters(models: list[Transformer]) -> None:
     arguments = [str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--gpus", "16", "--gpu", "a100-40gb"]
     said = run(*arguments)
@@ -234,7 +224,6 @@ def test_the_command_prints_a_table_and_parameters(models: list[Transformer]) ->
     assert len(models) == 2 and models[0] is models[1]
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_the_hours_of_a_run_with_phases_are_the_sum_of_theirs() -> None:
     """Layouts are those of the rows outside of phases, so they say nothing about the whole run."""
@@ -245,7 +234,6 @@ def test_the_hours_of_a_run_with_phases_are_the_sum_of_theirs() -> None:
     assert found["hours"] == pytest.approx([sum(phase["hours"][end] for phase in found["phases"]) for end in (0, 1)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("preset", at_night(["tiny_bert", "tiny_electra"], always=["tiny_electra"]))
 def test_attention_dropout_and_two_models_have_layouts_and_one_time(preset: str, models: list[Transformer]) -> None:
     """Recomputed blocks with attention dropout once ended in a traceback; a generator is part of the step."""
@@ -279,7 +267,6 @@ def test_every_preset_has_layouts_or_is_refused_in_words(preset: str, gpus: int)
     assert 0 < found.fastest_supported.time.mfu < 0.7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -307,7 +294,6 @@ def test_layers_that_are_not_equal_are_refused() -> None:
         refuse("tiny_t5")
 
 
-@pytest.mark.slow
 def test_an_estimate_is_for_the_nodes_of_its_gpus(tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=20, seed=1)
     file = tmp_path / "run.json"

@@ -61,7 +61,6 @@ def steps(run: Path) -> list[int]:
     return [step for step, _ in list_checkpoints(run / "checkpoints")]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +111,6 @@ def test_a_submitted_job_is_stopped_and_another_goes_on(run: Path, programs: Pro
     assert "#SBATCH --partition=gpu" in script and f"--out {run}" in script
 
 
-@pytest.mark.slow
 def test_a_run_is_not_submitted_twice_to_the_place_where_its_job_goes_on(
     run: Path, programs: Programs, tmp_path: Path
 ) -> None:

@@ -62,7 +62,6 @@ def prepare(out: str, *more: object, fails: bool = False) -> subprocess.Complete
     return done
 
 
-@pytest.mark.slow
 def test_every_executor_gives_the_store_of_one_process(folder: Path, forks: None, slurm: FakeSlurm) -> None:
     pytest.importorskip("datatrove", reason="datatrove is not installed")
     one = prepare("one", "--processes", 1).stdout
@@ -78,13 +77,11 @@ def test_every_executor_gives_the_store_of_one_process(folder: Path, forks: None
     assert "nothing to do" in again.stderr and again.stdout == one.replace("one", "slurm/out")
 
 
-@pytest.mark.slow
 def test_options_of_datatrove_need_its_engine(folder: Path, forks: None) -> None:
     assert "expected --engine datatrove" in prepare("out", "--set", "tasks=3", fails=True).stderr
     assert not (folder / "out").exists()
 
 
-@pytest.mark.slow
 def test_without_datatrove_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "hidden" / "datatrove").mkdir(parents=True)
     (folder / "hidden" / "datatrove" / "__init__.py").write_text(

@@ -160,7 +160,6 @@ def test_a_store_that_is_in_no_channel_is_named(tmp_path: Path) -> None:
     planned(tmp_path, settings, store="/opt/ml/input/data/train/wiki")
 
 
-@pytest.mark.slow
 def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("MARK = 1\n")
@@ -180,7 +179,6 @@ def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
         plan_launch("sagemaker", file, tmp_path / "run", options, settings=settings)
 
 
-@pytest.mark.slow
 def test_keys_that_may_change_are_passed_on(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
@@ -224,7 +222,6 @@ class Instance:
         (self.root / "input/config/resourceconfig.json").write_text(json.dumps(facts))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_two_instances_train_together_and_their_metrics_are_found(store: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
@@ -297,7 +294,6 @@ def test_an_instance_saves_on_a_stop_request_and_the_next_job_resumes(store: Pat
     assert (tmp_path / "other/model/model/config.json").is_file()
 
 
-@pytest.mark.slow
 def test_a_failure_is_written_to_sagemakers_failure_file(tmp_path: Path) -> None:
     plan = planned(tmp_path, {"channels": {"train": SHARED}, **NETWORK})
     instance = Instance(tmp_path / "ml", plan, ["algo-1", "algo-2"], "algo-1", {})

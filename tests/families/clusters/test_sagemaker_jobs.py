@@ -37,7 +37,6 @@ def planned(folder: Path, **settings: Any) -> PlannedLaunch:
     })  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_job_is_created_as_planned(aws: str, tmp_path: Path) -> None:
     plan = planned(tmp_path, tags={"project": "terakoya"})
     assert plan.submit() == 0
@@ -63,7 +62,6 @@ def test_a_job_is_created_as_planned(aws: str, tmp_path: Path) -> None:
         assert aws not in file.read_text() and "somebody" not in file.read_text()
 
 
-@pytest.mark.slow
 def test_the_verbs_of_the_command_line(aws: str, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
@@ -81,7 +79,6 @@ def test_the_verbs_of_the_command_line(aws: str, tmp_path: Path) -> None:
         run.invoke(build_app(), ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
 
 
-@pytest.mark.slow
 def test_logs_continue_where_the_last_call_ended(aws: str) -> None:
     logs = boto3.client("logs")
     job = SageMakerJob("run-1")
@@ -116,7 +113,6 @@ def packed(members: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.slow
 def test_a_model_is_fetched_and_unpacked(aws: str, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
@@ -217,7 +213,6 @@ def test_a_job_without_a_model_yet(stubbed: Stubbed, tmp_path: Path) -> None:
         fetch(SageMakerJob("run-1"), tmp_path / "model")
 
 
-@pytest.mark.slow
 def test_missing_region_and_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)

@@ -22,7 +22,6 @@ def _names(kind: str) -> list[str]:
     return [component.name for component in REGISTERED if component.kind == kind]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "component",
     at_night(
@@ -50,7 +49,6 @@ EACH_TIME = [
 """Each objective once; all pairs are tried at night."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "architecture"), at_night(PAIRS, always=EACH_TIME))
 def test_it_learns_resumes_exports_and_loads(architecture: str, objective: str, tmp_path: Path) -> None:
     _run(tmp_path, architectures=architecture, objectives=objective)
@@ -60,13 +58,11 @@ def test_each_objective_learns_at_each_change() -> None:
     assert sorted({objective for objective, _ in EACH_TIME}) == sorted(_names("objectives"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", at_night(_names("optimizers"), always=["muon"]))
 def test_an_optimizer_learns_and_resumes(optimizer: str, tmp_path: Path) -> None:
     _run(tmp_path, optimizers=optimizer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", at_night(_names("schedules"), always=["plateau"]))
 def test_a_schedule_learns_and_resumes(schedule: str, tmp_path: Path) -> None:
     _run(tmp_path, schedules=schedule)

@@ -66,12 +66,10 @@ def failed(offer: plugins.Registration) -> list[str]:
     return [str(result) for result in contract.check_component(offer, train=False) if result.status == "failed"]
 
 
-@pytest.mark.slow
 def test_a_model_with_a_soft_cap_passes_every_check(gemma2: plugins.Registration) -> None:
     assert failed(gemma2) == []
 
 
-@pytest.mark.slow
 def test_a_soft_cap_that_is_not_computed_fails(gemma2: plugins.Registration, monkeypatch: pytest.MonkeyPatch) -> None:
     """With new weights scores are so small that the cap changes nothing: the check takes larger ones."""
     name = attention.PREFIX + "sdpa"
@@ -86,7 +84,6 @@ def test_a_soft_cap_that_is_not_computed_fails(gemma2: plugins.Registration, mon
     assert "were multiplied by 30" in message
 
 
-@pytest.mark.slow
 def test_an_argument_that_attention_does_not_know_is_named(
     gemma2: plugins.Registration, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,7 +243,6 @@ def test_usual_initial_values_and_rates_fail(name: str, monkeypatch: pytest.Monk
         check(registry().component("architectures", name))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left_out", ["initial", "rate"])
 def test_initial_values_or_rates_alone_fail(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compare = mup.compare

@@ -99,7 +99,6 @@ def load_mt5(file: Path, source: str) -> plugins.Registration:
     return offer
 
 
-@pytest.mark.slow
 def test_an_encoder_decoder_passes_every_check(tmp_path: Path) -> None:
     results = list(contract.check_component(load_mt5(tmp_path / "mt5.py", MT5), train=False))
     assert [str(result) for result in results if result.status != "passed"] == [
@@ -125,7 +124,6 @@ def test_an_encoder_decoder_learns_resumes_and_loads(tmp_path: Path) -> None:
     training.run(names, tmp_path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_encoder_decoder_fails(case: str, tmp_path: Path) -> None:
     old, new, message = BROKEN[case]

@@ -229,7 +229,6 @@ def check_nothing(case: object) -> None:
     """Stands in for a check that a test does not need."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_template_fails_with_a_clear_message(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +247,6 @@ def test_a_broken_template_fails_with_a_clear_message(
     assert any(re.search(message, text) for text in failed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", SINGULAR)
 def test_a_new_plugin_passes_every_check(kind: str, tmp_path: Path) -> None:
     plugin, test = new("my_own", kind, tmp_path)
@@ -258,7 +256,6 @@ def test_a_new_plugin_passes_every_check(kind: str, tmp_path: Path) -> None:
     assert any(str(result).startswith(f"{kind} my_own") for result in results)
 
 
-@pytest.mark.slow
 def test_a_run_that_does_not_resume_exactly_fails(tmp_path: Path) -> None:
     """Only a whole run shows this: an optimizer that keeps its state outside its state_dict."""
     source = (TEMPLATES / "optimizer.py").read_text(encoding="utf-8")
@@ -278,7 +275,6 @@ def test_a_run_that_does_not_resume_exactly_fails(tmp_path: Path) -> None:
     assert any("stopped and resumed differs from one that was not" in text for text in failed)
 
 
-@pytest.mark.slow
 def test_check_exits_with_2_if_a_check_fails_and_prints_the_interface(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     source = (TEMPLATES / "schedule.py").read_text(encoding="utf-8")

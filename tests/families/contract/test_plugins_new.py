@@ -44,7 +44,6 @@ def test_the_tests_that_it_writes_pass(kinds: list[str], tmp_path: Path) -> None
     assert f"{2 * len(kinds)} passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
 def test_every_kind_is_clean(tmp_path: Path) -> None:
     write(list(SINGULAR), tmp_path)

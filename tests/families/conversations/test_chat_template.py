@@ -128,7 +128,6 @@ def test_a_template_that_cannot_be_used_says_why(
         find_template(str(tmp_path / "x.jinja"), tokenizer, folder)
 
 
-@pytest.mark.slow
 def test_a_template_that_does_not_end_is_named(
     folder: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,6 @@ def expected(conversations: list[list[int]], loss_on: str, too_long: str) -> lis
     return result
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.lists(TURNS, min_size=1, max_size=9),

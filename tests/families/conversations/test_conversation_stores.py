@@ -67,7 +67,6 @@ def learnt(store: TokenStore) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_bytes_do_not_depend_on_processes_and_a_second_call_finds_the_store(
     store: TokenStore, tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,7 +131,6 @@ def test_stores_made_of_stores_keep_answers(store: TokenStore, tokenizer: Path, 
     assert learnt(TokenStore.open(tmp_path / "merged")) == learnt(sides[0]) + learnt(sides[1])
 
 
-@pytest.mark.slow
 def test_merged_shards_are_the_store_of_one_run(
     store: TokenStore, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

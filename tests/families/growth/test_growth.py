@@ -94,7 +94,6 @@ def relative(first: Tensor, second: Tensor) -> float:
     return float((first - second).abs().max() / first.abs().max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama", "modernbert", "t5"])
 def test_blocks_that_begin_without_effect_keep_the_logits(name: str, store: TokenStore, tmp_path: Path) -> None:
     growing = Growing(name, store, tmp_path / "small")

@@ -116,7 +116,6 @@ def output(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "head"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.nightly) for pair in pairs()]
 )

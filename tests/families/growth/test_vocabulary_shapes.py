@@ -84,7 +84,6 @@ def embeddings(model: PreTrainedModel) -> Tensor:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("one", "other"), [*permutations(PUBLISHED, 2)])
 def test_a_model_takes_a_tokenizer_of_another_shape(
     one: str, other: str, tokenizers: dict[str, Path], tmp_path: Path
@@ -106,7 +105,6 @@ def test_a_model_takes_a_tokenizer_of_another_shape(
     assert (logits[1][:, pieces] - logits[0][:, ids]).abs().max() <= 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", ["extend", "transplant"])
 def test_rows_of_no_piece_are_left_out(change: str, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     """Qwen's models have more rows than its tokenizer has pieces."""

@@ -97,7 +97,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
         yield state
 
 
-@pytest.mark.slow
 def test_a_run_is_tried_pushed_and_loaded_back(
     run: Path, hub: hub_stand_in.Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +116,6 @@ def test_a_run_is_tried_pushed_and_loaded_back(
     assert any(SECRET in (header or "") for header in hub.authorizations), "only headers contain the token"
 
 
-@pytest.mark.slow
 def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     upload(
         run, "school/tiny", license="apache-2.0", datasets=["wikimedia/wikipedia", "our own essays"],
@@ -159,7 +157,6 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     assert f"| {steps[3]:.4f} |  |" in text, "which stands in one row"
 
 
-@pytest.mark.slow
 def test_the_card_says_what_the_model_is_for_and_how_to_cite_it(run: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"authors": ["Hanako Yamada", "R&D of School"]}
     upload(run, "school/tiny", dry_run=tmp_path / "one", **options)
@@ -217,7 +214,6 @@ def test_energy_is_the_measured_power_over_the_hours_of_all_gpus() -> None:
     assert "| energy | not measured |" in text, "nobody knows which hours had how many"
 
 
-@pytest.mark.slow
 def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path: Path) -> None:
     upload(run / "checkpoints/step-00000002", "school/tiny", dry_run=tmp_path / "pushed")
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
@@ -228,7 +224,6 @@ def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path:
     assert cells[1][1:3] == ["0", ""] and cells[1][3] and not cells[2][3], "validation before the first step"
 
 
-@pytest.mark.slow
 def test_the_card_is_that_of_the_checkpoint_that_the_folder_was_exported_from(run: Path, tmp_path: Path) -> None:
     older = Path("checkpoints/step-00000002")
     export(run / older, tmp_path / "model")
@@ -244,7 +239,6 @@ def test_the_card_is_that_of_the_checkpoint_that_the_folder_was_exported_from(ru
         upload(tmp_path / "model", "school/tiny", run=tmp_path / "moved", dry_run=tmp_path / "three")
 
 
-@pytest.mark.slow
 def test_a_run_that_trains_gives_weights_and_card_of_one_checkpoint(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +255,6 @@ def test_a_run_that_trains_gives_weights_and_card_of_one_checkpoint(
     assert "| steps | 2 of 4 |" in (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_a_step_of_a_run_is_uploaded_and_tried(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step, checkpoint = Path(f"{run}@2"), run / "checkpoints/step-00000002"
     weights = load_file(checkpoint / "model/model.safetensors")
@@ -277,7 +270,6 @@ def test_a_step_of_a_run_is_uploaded_and_tried(run: Path, tmp_path: Path, capsys
         upload(Path(f"{run}@3"), "school/tiny", dry_run=tmp_path / "none")
 
 
-@pytest.mark.slow
 def test_the_run_of_its_best_checkpoint_is_found(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "metrics.jsonl", tmp_path)
     shutil.copytree(run / "checkpoints/step-00000004", tmp_path / "model-best")
@@ -313,7 +305,6 @@ def is_private(hub: hub_stand_in.Hub, name: str) -> bool:
     return asked.get("visibility") == "private" or bool(asked.get("private"))
 
 
-@pytest.mark.slow
 def test_the_files_are_listed_before_they_are_pushed_and_strangers_stay_here(
     tmp_path: Path, hub: hub_stand_in.Hub
 ) -> None:
@@ -337,7 +328,6 @@ def test_the_files_are_listed_before_they_are_pushed_and_strangers_stay_here(
     assert SECRET.encode() not in b"".join(pushed.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "folder"])
 def test_no_weights_go_through_the_temporary_folder(
     what: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -363,7 +353,6 @@ def test_no_weights_go_through_the_temporary_folder(
     assert [path.name for path in (tmp_path / "pushed").iterdir()] == ["here"]
 
 
-@pytest.mark.slow
 def test_a_new_card_leaves_the_folder_as_it_was(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "model")
     (tmp_path / "model/training.svg").write_text("of another card")
@@ -373,7 +362,6 @@ def test_a_new_card_leaves_the_folder_as_it_was(run: Path, tmp_path: Path) -> No
     assert "<svg" in (tmp_path / "pushed/training.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_loading_back_another_model_is_an_error(tmp_path: Path, hub: hub_stand_in.Hub) -> None:
     folder = export_bert(tmp_path / "model")
     upload(folder, "school/tiny")
@@ -484,7 +472,6 @@ def test_a_tokenizer_that_reads_files_of_this_machine_is_refused(
         upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
 
 
-@pytest.mark.slow
 def test_a_user_dictionary_of_mecab_is_pushed_and_loaded_back(
     tmp_path: Path, hub: hub_stand_in.Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str,
     return done.value.code, captured.out, captured.err
 
 
-@pytest.mark.slow
 def test_the_catalogue_fits_the_code() -> None:
     """No entry whose English is gone, equal placeholders, no pattern that fits everything, no text without Japanese."""
     catalogue = load_tool("catalogue")
@@ -334,7 +333,6 @@ def test_other_texts_stay(text: str, japanese: Translator) -> None:
     assert japanese(text) == text
 
 
-@pytest.mark.slow
 def test_every_entry_finds_itself(japanese: Translator) -> None:
     """Each pattern, filled in with single words, gives its own translation or that of a longer one that fits, too."""
     wrong = []
@@ -351,7 +349,6 @@ def test_every_entry_finds_itself(japanese: Translator) -> None:
     assert wrong == []
 
 
-@pytest.mark.slow
 def test_help_is_japanese_in_80_columns_and_english_stays(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,7 +458,6 @@ def test_lines_keep_every_sign_and_their_width(text: str, width: int) -> None:
     assert " " in text or all(line[0] not in "、。）%" for line in lines[1:])
 
 
-@pytest.mark.slow
 def test_init_writes_its_reasons_in_japanese(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +477,6 @@ def test_init_writes_its_reasons_in_japanese(
     assert read_pipeline(Path("pipeline.json")).corpus == ("corpus.txt",)
 
 
-@pytest.mark.slow
 def test_meanings_of_keys_are_japanese(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
     code, out, _ = call(capsys, "parameters", "show", "timeout_seconds")
@@ -528,7 +523,6 @@ def test_labels_of_a_store_are_japanese(
     assert all(KANA.search(label) for label in labels)
 
 
-@pytest.mark.slow
 def test_reasons_of_rejects_are_japanese(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,6 @@ def table_text(answers: list[Answer], port: int) -> str:
     return text.getvalue()
 
 
-@pytest.mark.slow
 def test_equal_hosts_pass(place: Path, port: int) -> None:
     answers = check_hosts(request(place, port, "localhost", "me@127.0.0.1", data_folders=[place / "programs"]))
     raise_on_problems(answers)
@@ -157,7 +156,6 @@ def test_missing_folders_and_programs(place: Path, port: int) -> None:
     assert lines == ["localhost: exit code 127: bash: line 4: modules: command not found"]
 
 
-@pytest.mark.slow
 def test_an_interface_that_does_not_exist(place: Path, port: int) -> None:
     lines = problems(check_hosts(request(place, port, "localhost", "127.0.0.1", interface="eth7")))
     assert len(lines) == 2

@@ -64,7 +64,6 @@ def planned(launcher: str, store: Path, folder: Path, **settings: Any) -> Planne
     return plan_launch(launcher, file, folder / "run", settings=given)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("launcher", at_night(SETTINGS, always=["slurm"]))
 def test_equal_nodes_pass(launcher: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +83,6 @@ def test_equal_nodes_pass(launcher: str, store: Path, tmp_path: Path, capsys: py
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher", at_night((differ := [name for name in SETTINGS if name != "pbs"]), always=differ[-1:])
 )
@@ -121,7 +119,6 @@ def test_answers_of_nodes_that_write_at_the_same_time_may_share_a_line(tmp_path:
     assert three.error is not None and "gave no answer" in three.error and "the end" in three.error
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("programs")
 def test_a_node_that_cannot_start_shows_its_output(store: Path, tmp_path: Path) -> None:
     plan = planned("slurm", store, tmp_path, setup=["echo 'module: no such module' >&2", "exit 7"])

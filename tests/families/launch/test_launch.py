@@ -51,7 +51,6 @@ def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
@@ -66,7 +65,6 @@ def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> None:
     crash = tmp_path / "crash.py"
@@ -83,7 +81,6 @@ def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> 
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "undisturbed")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
@@ -93,7 +90,6 @@ def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path)
     assert done.stderr.count("no-store") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
@@ -119,7 +115,6 @@ def test_a_local_run_saves_when_its_script_gets_a_signal(
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_the_exit_code_of_a_run_that_exits_at_once_on_sigterm(store: Path, tmp_path: Path) -> None:
     """The signal interrupts the script's wait; the run has exited before the next wait."""
     script = planned("local", store, tmp_path / "run", {"max_restarts": 3}).folder / "run.sh"
@@ -135,7 +130,6 @@ def test_the_exit_code_of_a_run_that_exits_at_once_on_sigterm(store: Path, tmp_p
     assert started.wait(timeout=60) == 75
 
 
-@pytest.mark.slow
 def test_a_signal_before_there_is_a_run_ends_it_and_no_other_starts(store: Path, tmp_path: Path) -> None:
     script = planned("local", store, tmp_path / "run", {"max_restarts": 3}).folder / "run.sh"
     command = next(line for line in script.read_text().splitlines() if line.endswith("& child=$!"))
@@ -170,7 +164,6 @@ def test_hosts_of_different_sizes_train_like_any_other_start(
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     """Even if rank 0 is late after the restart: no process may read the addresses of the processes before."""
@@ -304,7 +297,6 @@ def test_a_launcher_whose_settings_name_the_nodes_needs_no_number(store: Path, t
     assert "--nodes" not in plan.plan.files["run.sh"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_run_keeps_the_table_that_it_began_with(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"*": 8}, evaluation=None, max_steps=2)

@@ -121,7 +121,6 @@ exec unshare --mount bash -c 'mount -t tmpfs none {hidden}; cd /; eval "$0"' "$*
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount that hides this machine's files")
 def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a spot machine needs comes over ssh and from the address."""
@@ -145,7 +144,6 @@ def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, m
         plan_launch("hosts", file, out, options, settings=settings).submit()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_a_lost_host_is_replaced_by_a_bare_one(store: Path, tmp_path: Path) -> None:
     """`launch hosts` with a stand-in for ssh: everything on the host is killed, its disk is gone, another goes on."""

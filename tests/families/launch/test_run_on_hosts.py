@@ -44,7 +44,6 @@ def test_lines_are_printed_after_the_hosts_names(tmp_path: Path, capsys: pytest.
     assert sorted(capsys.readouterr().out.splitlines()) == ["[a01] one", "[a01] two", "[a02] three"]
 
 
-@pytest.mark.slow
 def test_others_get_a_stop_request_some_time_after_one_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
@@ -53,7 +52,6 @@ def test_others_get_a_stop_request_some_time_after_one_failed(tmp_path: Path, mo
     assert (tmp_path / "a01").exists() and not (tmp_path / "a02").exists()
 
 
-@pytest.mark.slow
 def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         ended = run_on_hosts(
@@ -66,7 +64,6 @@ def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert run_on_hosts(remotes(tmp_path, a01="exit 76", a02="exit 2"), continue_after_failure=True) == 2
 
 
-@pytest.mark.slow
 def test_the_first_host_may_be_lost_where_they_meet_elsewhere(tmp_path: Path) -> None:
     def code(*codes: int) -> int:
         remotes = [
@@ -85,7 +82,6 @@ def test_a_host_that_has_saved_is_not_reported_as_lost(tmp_path: Path, caplog: p
     assert caplog.text == ""
 
 
-@pytest.mark.slow
 def test_ctrl_c_sends_a_stop_request_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     send_once_handled(signal.SIGINT)
@@ -121,7 +117,6 @@ run_on_hosts([RemoteCommand("a01", sys.argv[1], "true")])
 """
 
 
-@pytest.mark.slow
 def test_connections_end_with_the_launcher(tmp_path: Path) -> None:
     """What runs over there finds that nobody reads its output any more."""
     with subprocess.Popen([sys.executable, "-c", HOSTS, f"echo $$ > {tmp_path}/pid; exec sleep 60"]) as launcher:

@@ -313,7 +313,6 @@ def test_output_continues_where_the_last_call_ended(programs: Programs, tmp_path
     assert list(job.output()) == ["step 2"]
 
 
-@pytest.mark.slow
 def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: Path) -> None:
     count = tmp_path / "count"
     programs.set(
@@ -338,7 +337,6 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     assert done.exit_code == 1 and "job 12: FAILED" in done.output
 
 
-@pytest.mark.slow
 def test_the_lines_of_the_tutorial_that_need_a_cluster(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

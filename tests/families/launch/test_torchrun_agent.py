@@ -144,7 +144,6 @@ class Agent:
             self.process.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "more"),
     at_night(
@@ -162,7 +161,6 @@ def test_after_a_stop_request_the_processes_save_and_the_agent_exits_with_75(
     assert code == 75 and "Traceback" not in output and "exitcode" not in output, output
 
 
-@pytest.mark.slow
 def test_processes_restarted_after_a_stop_request_receive_it_too(tmp_path: Path) -> None:
     agent = Agent(tmp_path, "dies", *ELASTIC)
     agent.until_ready()
@@ -171,7 +169,6 @@ def test_processes_restarted_after_a_stop_request_receive_it_too(tmp_path: Path)
     assert code == 143 and "exited with 143, the first process on this host that failed" in output, output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", at_night([0, 1], always=[1]))
 def test_an_agent_that_waits_for_other_hosts_exits_at_once(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,13 +183,11 @@ def test_an_agent_that_waits_for_other_hosts_exits_at_once(
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.slow
 def test_a_stop_before_a_restart_is_forgotten(tmp_path: Path) -> None:
     code, output = Agent(tmp_path, "stops to restart", *ELASTIC).end()
     assert code == 0, output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("what", "code"), [("is killed", 137), ("fails", 3)])
 def test_a_failure_keeps_its_exit_code(what: str, code: int, tmp_path: Path) -> None:
     ended, output = Agent(tmp_path, what).end()
@@ -200,13 +195,11 @@ def test_a_failure_keeps_its_exit_code(what: str, code: int, tmp_path: Path) -> 
     assert f"exited with {code}, the first process on this host that failed" in output
 
 
-@pytest.mark.slow
 def test_processes_that_failed_on_what_a_user_has_to_mend_do_not_start_again(tmp_path: Path) -> None:
     code, output = Agent(tmp_path, "makes a mistake", *ELASTIC, processes=1).end()
     assert code == 2 and output.count("ready") == 1, output
 
 
-@pytest.mark.slow
 def test_one_host_that_has_failed_on_what_a_user_has_to_mend_ends_the_others(tmp_path: Path) -> None:
     """The first agent is the rendezvous of both, and would start its process again with that of the second."""
     port = str(toy.free_port())
@@ -220,12 +213,10 @@ def test_one_host_that_has_failed_on_what_a_user_has_to_mend_ends_the_others(tmp
     assert said.count("ready") == 1 and "Traceback" not in said, said
 
 
-@pytest.mark.slow
 def test_a_finished_run_prints_nothing(tmp_path: Path) -> None:
     assert Agent(tmp_path, "finishes", processes=1).end() == (0, "")
 
 
-@pytest.mark.slow
 def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_a_stop_request(tmp_path: Path) -> None:
     """The agent has no process left to which it could forward the request."""
     port = str(toy.free_port())
@@ -244,7 +235,6 @@ def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_
     assert [agent.end()[0] for agent in agents] == [0, 75]
 
 
-@pytest.mark.slow
 def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")
     agent = Agent(tmp_path, "hangs")
@@ -255,7 +245,6 @@ def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkey
     assert 2 < time.monotonic() - began < 60
 
 
-@pytest.mark.slow
 def test_processes_save_when_the_connection_that_started_the_agent_is_gone(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     agent = Agent(tmp_path, "saves", processes=1, stdout=writes)
@@ -265,7 +254,6 @@ def test_processes_save_when_the_connection_that_started_the_agent_is_gone(tmp_p
     assert agent.end()[0] == 75
 
 
-@pytest.mark.slow
 def test_a_process_that_is_stopped_is_killed_after_another_has_lost_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,6 @@ def test_export_and_import_on_the_command_line_give_the_same_weights(
     assert weights[0] == weights[1]
 
 
-@pytest.mark.slow
 def test_a_script_becomes_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tree_sitter_bash")
     script = tmp_path / "run.sh"

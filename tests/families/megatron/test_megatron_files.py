@@ -86,7 +86,6 @@ def test_sentences_of_every_type_become_lines(tmp_path: Path, dtype: str, drift:
     assert read(TokenStore.open(tmp_path / "whole")) == [[[*document[0], EOS]] for document in WHOLE]
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     documents=st.lists(

@@ -34,7 +34,6 @@ def blocks_of(file: Path) -> list[list[int]]:
     return [row["input_ids"] for row in rows]
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     documents=st.lists(st.lists(st.integers(6, 99), min_size=1, max_size=9), min_size=1, max_size=9),

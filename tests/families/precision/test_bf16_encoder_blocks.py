@@ -165,7 +165,6 @@ def test_hooks_of_every_module_are_called() -> None:
     assert len(called) == 16 and set(called) == set(watched)
 
 
-@pytest.mark.slow
 def test_a_compiled_block_is_one_graph_with_the_same_gradients() -> None:
     torch.manual_seed(1)
     block = rounded(MODELS["bert"]().encoder.layer[0]).train()

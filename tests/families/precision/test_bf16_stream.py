@@ -286,7 +286,6 @@ def test_products_of_blocks_add_to_the_gradients_of_micro_steps_before(
     assert all(torch.equal(sums[name], expected[name]) for name in sums)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler asks each input of a block for it
 def test_compiled_blocks_add_to_gradients_in_one_graph(rows_of: TokenStore) -> None:
     counters["stats"].clear()
@@ -322,7 +321,6 @@ def test_an_architecture_that_does_not_say_so_gets_autocast(monkeypatch: pytest.
     assert not uses_bf16_stream(parameters)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_in_bf16_equals_one_that_was_never_stopped(store: Path, tmp_path: Path) -> None:
     given = {**settings(store, "bert", max_steps=6), "checkpoint": {"save_steps": 3}}
     run(tmp_path / "run", given)
@@ -357,7 +355,6 @@ def are_close(stream: dict[int, float], autocast: dict[int, float]) -> None:
         assert means[0] == pytest.approx(means[1], rel=0.005), start
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_twenty_steps_are_those_of_autocast(store: Path, tmp_path: Path, family: str) -> None:
     compare(store, tmp_path, family, 20, 0.005)
@@ -425,7 +422,6 @@ def test_the_gradient_of_a_small_embedding_is_a_product_of_the_same_sums(
     assert weight.grad is not None and torch.equal(weight.grad.double(), found)
 
 
-@pytest.mark.slow
 def test_the_compiler_does_not_take_the_gradient_of_an_embedding_apart() -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd

@@ -49,7 +49,6 @@ def check_kernel(name: str, seen: Mapping[str, Any]) -> None:
 
 
 @needs_triton
-@pytest.mark.slow
 def test_the_kernels_are_right_in_triton_s_interpreter() -> None:
     seen = interpreted_kernels.take(
         {
@@ -147,7 +146,6 @@ def test_kernels_are_taken_on_all_ranks_or_on_none(monkeypatch: pytest.MonkeyPat
     assert choice.choose(model, Ranks(), setting="auto") == (False, "no compiler")  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_a_run_without_its_kernels_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

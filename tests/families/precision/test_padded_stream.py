@@ -180,7 +180,6 @@ def test_a_weight_of_two_heads_has_one_copy() -> None:
     assert hasattr(first, PADDED_COPIES) and not hasattr(second, PADDED_COPIES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "objective", "plain", "auto"),
     [

@@ -145,7 +145,6 @@ def write_data(cache: Path, name: str, revision: str, configs: Mapping[str, Mapp
     metadata_save(folder / "README.md", {"configs": listed})
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mteb_measures_the_means_of_the_last_hidden_states(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -54,7 +54,6 @@ def logits_of(model: Any, **inputs: Any) -> np.ndarray:
     return output.logits[0].numpy() if hasattr(output, "logits") else torch.stack(output[:2], -1)[0].numpy()
 
 
-@pytest.mark.slow
 def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: Path, tmp_path: Path) -> None:
     train, held_out = write(tmp_path / "t.jsonl", classified(80, 1)), write(tmp_path / "e.jsonl", classified(60, 2))
     settings = FAST.model_copy(update={"learning_rates": (1e-6, 1e-2), "epochs": (3,), "seeds": 2})
@@ -81,7 +80,6 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     assert folder_digests.find_changes(tmp_path / "one") == []
 
 
-@pytest.mark.slow
 def test_a_deberta_is_finetuned_in_bf16(model: Path, tmp_path: Path) -> None:
     base = tmp_path / "deberta"
     shutil.copytree(model, base)
@@ -104,7 +102,6 @@ def test_a_deberta_is_finetuned_in_bf16(model: Path, tmp_path: Path) -> None:
     assert rounded == pytest.approx(exact, abs=0.15) and exact > 0.7
 
 
-@pytest.mark.slow
 def test_a_finetuned_model_has_no_card_and_scores_of_its_base_and_says_how_many_examples_it_saw(
     model: Path, tmp_path: Path
 ) -> None:
@@ -175,7 +172,6 @@ def test_a_classifier_finds_the_end_of_a_text_before_the_padding_of_its_tokenize
     assert tokenizer.pad_token_id == written.config.pad_token_id == pad
 
 
-@pytest.mark.slow
 def test_a_number_for_a_pair_is_learnt(model: Path, tmp_path: Path) -> None:
     draw = random.Random(3)
     rows = []
@@ -193,7 +189,6 @@ def test_a_number_for_a_pair_is_learnt(model: Path, tmp_path: Path) -> None:
     assert result.scores["eval"]["pearson"].mean == pytest.approx(expected, abs=1e-5) and expected > 0.8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("in_words", at_night([True, False], always=[True]))
 def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
     draw = random.Random(4)
@@ -224,7 +219,6 @@ def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
         assert metrics.span_scores(guesses, gold)["f1"] == result.scores["eval"]["f1"].mean
 
 
-@pytest.mark.slow
 def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
     """The answer to a question is the word in the context that the question names; contexts need several windows."""
     draw = random.Random(5)
@@ -248,7 +242,6 @@ def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
             assert row["context"].split()[first] == row["answers"][0]["text"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("own_class", at_night([True, False], always=[False]))
 def test_choices_are_learnt(model: Path, tmp_path: Path, own_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The right choice is the word of the question; also as texts with one number each, without a class of its own."""
@@ -381,7 +374,6 @@ def test_long_texts_are_cut_and_counted(model: Path, tmp_path: Path) -> None:
         finetune(model, tmp_path / "new", task="classification", train=file, eval=file, **dict(settings))
 
 
-@pytest.mark.slow
 def test_a_head_for_other_labels_is_replaced(model: Path, tmp_path: Path) -> None:
     two = write(tmp_path / "two.jsonl", classified(4, 1))
     three = write(tmp_path / "three.jsonl", [*classified(4, 1), {"text": "mi", "label": "neither"}])

@@ -56,7 +56,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row", MISTAKES, ids=[row[0] for row in MISTAKES])
 def test_a_mistake_is_answered_with_what_to_do(
     row: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,7 +74,6 @@ def test_a_step_of_a_run_is_what_is_fine_tuned(place: Path) -> None:
     assert len(shared) > 5 and all(torch.equal(exported[name], trained[name]) for name in shared)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "causal"])
 def test_a_text_that_the_tokenizer_cannot_encode_is_named(
     masked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -98,7 +96,6 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_named(
     assert said in refusal(capsys, "evaluate", tmp_path / "model", "--corpus", file)
 
 
-@pytest.mark.slow
 def test_pickled_weights_that_ask_for_more_run_nothing(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +116,6 @@ def test_apples_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         terakoya.evaluate("nowhere", device="mps")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # from PeftModel
 def test_the_model_under_adapters_must_be_unchanged(store: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")

@@ -93,7 +93,6 @@ def test_the_bundled_suites_are_whole() -> None:
             assert all(set(each.scores) <= set(task.scores) for each in task.published)
 
 
-@pytest.mark.slow
 def test_a_suite_is_measured_and_its_scores_are_kept_for_the_card(
     model: Path, suite: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

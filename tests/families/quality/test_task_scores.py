@@ -35,7 +35,6 @@ tasks:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_the_scores_are_those_of_evaluate_and_the_run_is_the_same(tmp_path: Path) -> None:
     for number, name in enumerate(("train", "eval")):
@@ -118,7 +117,6 @@ def test_the_newest_of_those_that_become_due_is_next(tmp_path: Path, monkeypatch
     assert not [path for path in (tmp_path / "task_scores").iterdir() if path.is_dir()]
 
 
-@pytest.mark.slow
 def test_a_score_that_is_not_defined_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A correlation with predictions that are all equal."""
     case = Case(tmp_path, monkeypatch, SCORE.replace("step / 100", "None"))
@@ -128,7 +126,6 @@ def test_a_score_that_is_not_defined_is_told(tmp_path: Path, monkeypatch: pytest
     assert case.run.printed[-1] == "scores of step 10: t eval accuracy undefined"
 
 
-@pytest.mark.slow
 def test_a_checkpoint_may_be_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path, monkeypatch, "import time; time.sleep(0.2)" + SCORE)
     checkpoint = case.save(10)
@@ -137,7 +134,6 @@ def test_a_checkpoint_may_be_removed_meanwhile(tmp_path: Path, monkeypatch: pyte
     assert case.run.records[0][1]["scores"] == {"t eval accuracy": 0.1}
 
 
-@pytest.mark.slow
 def test_a_process_that_fails_says_why_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = "import sys\nif '00010' in sys.argv[1]: sys.exit('error: no such task')"
     case = Case(tmp_path, monkeypatch, fails + SCORE)
@@ -186,7 +182,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
 def test_the_process_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/step-00000010").mkdir(parents=True)
     with subprocess.Popen([sys.executable, "-c", BESIDE], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:

@@ -19,7 +19,7 @@ from terakoya_report.live import LivePage, create_server
 from terakoya_report.page import live_scripts, render_main, render_page
 from terakoya_report.report import read_reports
 
-pytestmark = [pytest.mark.slow, needs_browser]
+pytestmark = needs_browser
 LOSS = 'svg[aria-label="loss (nats)"]'
 
 

@@ -379,7 +379,6 @@ def test_the_phases_of_a_run_and_of_its_steps_are_tables(tmp_path: Path) -> None
     assert "Phases of a step" in page and "<td>12.2</td>" in page and "<td>1,234.5</td>" in page
 
 
-@pytest.mark.slow
 def test_a_value_of_another_type_is_never_a_traceback(tmp_path: Path) -> None:
     for changed in damaged_records.runs(tmp_path / "run"):
         try:

@@ -30,7 +30,6 @@ def settings(store: Path, llama: Path) -> Parameters:
     return Parameters.from_dict(raw, source="test")
 
 
-@pytest.mark.slow
 def test_the_logits_of_a_llama_that_sees_both_sides(tmp_path: Path) -> None:
     """After a step that moves nothing, the export has the logits of Transformers' Llama under an empty mask."""
     torch.manual_seed(0)

@@ -19,8 +19,6 @@ from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import find_problems, read_manifest
 
-pytestmark = pytest.mark.slow
-
 SETTINGS = {"decay": 0.6, "every": 2, "from_step": 3}
 LAST = 10
 

@@ -49,7 +49,6 @@ def lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
     return [{key: each[key] for key in each if key not in timed} for each in records if each["kind"] in kinds]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", at_night([1, 2], always=[2]))
 def test_training_is_the_same_with_them_bit_for_bit(processes: int, stores: tuple[Path, Path], tmp_path: Path) -> None:
     table = {"-1": 16} if processes == 1 else {"0": 9, "1": 7}
@@ -61,7 +60,6 @@ def test_training_is_the_same_with_them_bit_for_bit(processes: int, stores: tupl
     assert same_weights(tmp_path / "with", tmp_path / "without", 12)
 
 
-@pytest.mark.slow
 def test_a_killed_run_with_them_goes_on_as_one_that_was_not(stores: tuple[Path, Path], tmp_path: Path) -> None:
     """Killed after step 9: its best validation is saved between two regular checkpoints."""
     settings = toy.parameters(*stores, evaluation={"steps": 2, "batches": 1}, events=ALL)
@@ -81,7 +79,6 @@ def test_a_killed_run_with_them_goes_on_as_one_that_was_not(stores: tuple[Path, 
     assert averages[0].read_bytes() == averages[1].read_bytes()
 
 
-@pytest.mark.slow
 def test_the_best_checkpoint_stays_and_is_a_whole_checkpoint(stores: tuple[Path, Path], tmp_path: Path) -> None:
     """The highest loss counts as the best here: it comes early, and `keep` would remove its checkpoint."""
     settings = toy.parameters(
@@ -101,7 +98,6 @@ def test_the_best_checkpoint_stays_and_is_a_whole_checkpoint(stores: tuple[Path,
     assert not [problem for name in kept for problem in verify(tmp_path / "run" / "permanent" / name).problems]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", at_night([1, 2], always=[1]))
 def test_early_stopping_ends_the_run_as_if_it_had_its_length(
     processes: int, stores: tuple[Path, Path], tmp_path: Path
@@ -125,7 +121,6 @@ def test_early_stopping_ends_the_run_as_if_it_had_its_length(
     assert "ended at step 9" in more, "more patience goes on from where the run was"
 
 
-@pytest.mark.slow
 def test_losses_on_other_rows_are_not_compared(stores: tuple[Path, Path], tmp_path: Path) -> None:
     """The first validation store is the training store: a run that goes on with another would never be as good."""
     settings = toy.parameters(
@@ -158,7 +153,6 @@ def test_a_fork_of_a_run_that_stopped_early_trains(stores: tuple[Path, Path], tm
         assert "ended at step 8: early_stopping" in toy.train(settings, tmp_path / "fork")
 
 
-@pytest.mark.slow
 def test_a_save_is_requested_from_outside(stores: tuple[Path, Path], tmp_path: Path) -> None:
     """Two processes: rank 0 finds the request, both save."""
     settings = toy.parameters(*stores, max_steps=100_000, checkpoint={"save_steps": 100_000}, evaluation=None)

@@ -52,7 +52,6 @@ def reference(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "reference.safetensors")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if not job.get("bf16")])
 def test_weights_and_logits_equal_the_engines(name: str, saved: Path, tmp_path: Path) -> None:
     DeepSpeed().read(saved / name, tmp_path / "out")
@@ -68,7 +67,6 @@ def test_weights_and_logits_equal_the_engines(name: str, saved: Path, tmp_path: 
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.get("bf16")])
 def test_in_bf16_the_optimizers_float32_weights_are_imported(name: str, saved: Path, tmp_path: Path) -> None:
     weights = read_weights(saved / name / "global_step2")

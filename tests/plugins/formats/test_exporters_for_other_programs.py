@@ -203,7 +203,6 @@ PLAIN: dict[str, Any] = {"normalization_rule_name": "identity", "remove_extra_wh
 
 
 @needs("gguf")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -272,7 +271,6 @@ def test_a_space_before_the_text_has_no_name_in_llama_cpp(tmp_path: Path) -> Non
 
 
 @needs("gguf")
-@pytest.mark.slow
 def test_a_byte_level_tokenizer_that_normalises_is_refused_unless_texts_are_normalised_before(tmp_path: Path) -> None:
     source = train_split_bpe(tmp_path / "tokenizer", vocabulary.QWEN, normalize=True)
     model = make_model("qwen3", "causal", source, "huggingface")
@@ -309,7 +307,6 @@ def test_the_chat_template_renders_in_plain_jinja_as_in_transformers(template: s
 
 
 @needs("gguf")
-@pytest.mark.slow
 def test_the_chat_template_is_in_the_file(tmp_path: Path) -> None:
     from gguf import GGUFReader
 

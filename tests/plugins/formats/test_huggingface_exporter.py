@@ -140,7 +140,6 @@ def test_truncation_cuts_to_the_positions_of_the_model(name: str, tmp_path: Path
 TEXT = "昨日は雨が降った。 it's <s> 12"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("special_tokens", ["gpt", "bert"])
 @pytest.mark.parametrize("name", ["bert", "modernbert", "llama"])
 def test_a_sentencepiece_export_is_fast(

@@ -188,7 +188,6 @@ def settings_of(store: Path, validation: Path, **changes: Any) -> dict[str, Any]
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "nodes"),
     [

@@ -166,7 +166,6 @@ def test_the_table_has_every_setting() -> None:
     assert {name: set(cases) for name, cases in CASES.items()} == found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", at_night(CASES, always=["masked_lm", "replaced_token", "span_corruption"]))
 def test_every_setting_has_an_effect(name: str, tmp_path: Path) -> None:
     effects: dict[str, dict[str, str]] = {}
@@ -176,7 +175,6 @@ def test_every_setting_has_an_effect(name: str, tmp_path: Path) -> None:
         assert effect(name, {**others, **change}, tmp_path / setting) != effects[repr(others)], setting
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked_lm", "replaced_token"])
 @pytest.mark.parametrize("budgeted", [True, False])
 @pytest.mark.parametrize("whole_words", [True, False])

@@ -77,7 +77,6 @@ def documents(rows: Rows, batch: Batch) -> Iterator[tuple[list[int], ...]]:
             )
 
 
-@pytest.mark.slow
 def test_inputs_and_labels_are_those_of_the_published_recipe(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -129,7 +128,6 @@ def lines_of(store: TokenStore) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_run_on_the_store_exports_what_plain_transformers_loads(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +164,6 @@ def test_a_run_on_the_store_exports_what_plain_transformers_loads(
     assert compared >= 4
 
 
-@pytest.mark.slow
 def test_a_run_starts_from_a_model_whose_embeddings_are_padded(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,7 +107,6 @@ def test_the_folder_loads_and_gives_the_encoders_ids(trained: Path) -> None:
         assert loaded.decode(loaded(line)["input_ids"]).removeprefix(" " * tokenizer.add_prefix_space) == line
 
 
-@pytest.mark.slow
 @settings(max_examples=50)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_ids_of_any_text(trained: Path, text: str) -> None:

@@ -101,7 +101,6 @@ def test_literal_special_tokens(mode: Any, tmp_path: Path) -> None:
     assert (4 in encoded.ids) == (mode != "split")
 
 
-@pytest.mark.slow
 def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     backend = Backend(models.WordLevel({"[UNK]": 0, "a": 1, "b": 99_999_999}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(tmp_path)

@@ -57,7 +57,6 @@ def reference(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[int]
     return [id for line in lines for id in tokenizer(line, add_special_tokens=False, **options)["input_ids"]]
 
 
-@pytest.mark.slow
 def test_ids_equal_those_of_the_loaded_folder(trained: Path) -> None:
     tokenizer = recognise_tokenizer(trained)
     assert isinstance(tokenizer, MecabCharacter)
@@ -72,7 +71,6 @@ def test_ids_equal_those_of_the_loaded_folder(trained: Path) -> None:
 ANY_TEXT = st.text(st.one_of(st.sampled_from("音風町 　#[MASK]\u3099が…Σİ"), st.characters(exclude_categories=["Cs"])))
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(text=ANY_TEXT)
 def test_ids_of_any_text(trained: Path, text: str) -> None:

@@ -155,7 +155,6 @@ def test_dakuten_are_kept(trained: Path) -> None:
     assert {"が", "ば", "ぱ", "プ"} <= {line.removeprefix("##")[0] for line in lines}
 
 
-@pytest.mark.slow
 def test_same_files_for_any_number_of_processes(tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", [f"{text}第{number}回" for number in range(60) for text in TEXTS])
     for processes in (1, 2):
@@ -236,7 +235,6 @@ def test_fingerprint_depends_on_vocabulary_and_dictionary(trained: Path, lower: 
 # ------------------------------------------------------------------------------------------------------------ ids
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["trained", "lower", "prose", pytest.param("tohoku", marks=pytest.mark.real_data)])
 def test_ids_of_hard_texts(which: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(which)
@@ -252,7 +250,6 @@ def test_ids_of_hard_texts(which: str, request: pytest.FixtureRequest) -> None:
     assert everything.ids.dtype == np.uint16
 
 
-@pytest.mark.slow
 def test_ids_of_prose(prose: Path) -> None:
     documents = DEMO_CORPUS.read_text(encoding="utf-8").split("\n\n")
     tokenizer = MecabWordPiece.from_folder(prose)
@@ -260,7 +257,6 @@ def test_ids_of_prose(prose: Path) -> None:
     check(tokenizer.encoder(prose).encode(documents), reference(tokenizer.load(prose), documents))
 
 
-@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["aozora-small.val", "blend/tech.val", "blend/wiki.val"])
 def test_ids_of_real_text(name: str, tohoku: Path) -> None:
@@ -288,7 +284,6 @@ ANY_TEXT = st.lists(
 ).map("".join)
 
 
-@pytest.mark.slow
 @settings(max_examples=50)
 @given(documents=st.lists(ANY_TEXT, max_size=4))
 def test_ids_of_any_text(documents: list[str], both: Any, both_lower: Any) -> None:
@@ -380,7 +375,6 @@ def test_folder_as_transformers_saves_it(trained: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ MeCab's limits
 
 
-@pytest.mark.slow
 def test_a_line_beyond_mecabs_limits_is_split_without_an_error(trained: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
@@ -395,7 +389,6 @@ def test_a_line_beyond_mecabs_limits_is_split_without_an_error(trained: Path) ->
     assert 200_001 <= int(tokens) < 200_100 and lines == "[1, 1]\n"  # a word may fall on a cut
 
 
-@pytest.mark.slow
 def test_a_long_line_within_mecabs_limits_is_not_split(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
     line = "図書館の窓から、雨にぬれた庭の木々が見えた。" * 2000
     assert len(line) > 32_000
@@ -497,7 +490,6 @@ def test_text_after_a_nul_is_found(trained: Path, kind: type[Tokenizer], parse: 
     assert encoded.ids.tolist() == [id for line in reference(tokenizer, read) for id in line]
 
 
-@pytest.mark.slow
 def test_text_after_a_nul_is_counted_and_is_no_text_of_the_store(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,7 +105,6 @@ def test_literal_special_tokens(mode: Any, case: tuple[Path, dict[str, Any]]) ->
     assert dict(encoded.literals) == {"[MASK]": 2}
 
 
-@pytest.mark.slow
 @settings(max_examples=20)
 @given(text=st.text(st.one_of(st.sampled_from("床ABcé 　#[MASK]\u3099…Σİ"), st.characters(exclude_categories=["Cs"]))))
 def test_ids_of_any_text(case: tuple[Path, dict[str, Any]], text: str) -> None:

@@ -101,7 +101,6 @@ def flat(rows: Sequence[Sequence[int]]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ ids
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ids_equal_those_of_transformers_and_of_the_library(folders: Any, name: str) -> None:
     folder = folders(name)
@@ -125,7 +124,6 @@ def test_ids_equal_those_of_transformers_and_of_the_library(folders: Any, name: 
     assert as_text.ids.tolist() == flat([model.encode(line) for line in lines])
 
 
-@pytest.mark.slow
 def test_whole_documents_keep_their_line_ends(folders: Any, tmp_path: Path) -> None:
     folder = make(tmp_path / "x", user_defined_symbols=["\n"])
     documents = ["一行目。\n\n三行目<s>。\n", "", "\n".join(LINES)]
@@ -138,7 +136,6 @@ def test_whole_documents_keep_their_line_ends(folders: Any, tmp_path: Path) -> N
     assert words.encode(documents, whole=True).ids.tolist() == words.encode(documents).ids.tolist()
 
 
-@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("▁ 　龘[MASK]<s>東\0\t"), max_size=30))
@@ -247,7 +244,6 @@ def test_same_corpus_same_bytes(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert len({(folder / "tokenizer.model").read_bytes() for folder in made}) == 1
 
 
-@pytest.mark.slow
 def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> None:
     here = make(tmp_path / "here", num_threads=2, **DRAWN)
     program = (
@@ -266,7 +262,6 @@ def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> Non
     assert (first / "tokenizer.model").read_bytes() == (asked / "tokenizer.model").read_bytes()
 
 
-@pytest.mark.slow
 def test_training_hides_warnings_about_ignored_arguments(tmp_path: Path) -> None:
     """In a separate process, because the library has one log level for the whole process."""
     (tmp_path / "a.txt").write_text("\n\n".join(LINES), encoding="utf-8")
@@ -435,7 +430,6 @@ def check_imported(file: Path, folder: Path) -> None:
     assert wrong == ["<s>始め</s>、<unk>と<pad>、<s"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -456,7 +450,6 @@ def test_models_that_sentencepiece_trained(tmp_path: Path, options: dict[str, An
     check_imported(tmp_path / "made.model", tmp_path / "folder")
 
 
-@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(
     "name",

@@ -91,7 +91,6 @@ def folder_of(name: str) -> Path:
     return make(Path(tempfile.mkdtemp()) / "tokenizer", **KINDS[name])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_ids_are_the_models_own(name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder_of(name), local_files_only=True)
@@ -127,7 +126,6 @@ ANY = st.lists(
 ).map("".join)
 
 
-@pytest.mark.slow
 @settings(max_examples=30)
 @given(text=ANY)
 def test_the_encoder_of_prepare_gives_the_ids_of_transformers(text: str) -> None:
@@ -143,7 +141,6 @@ def _loaded(name: str) -> Any:
     return AutoTokenizer.from_pretrained(folder_of(name))
 
 
-@pytest.mark.slow
 def test_odd_texts_are_found_and_others_are_not() -> None:
     folder = folder_of("unigram, bytes, bert")
     model = load_model(folder / "tokenizer.model")
@@ -161,7 +158,6 @@ def test_odd_texts_are_found_and_others_are_not() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_long_text_has_the_ids_of_transformers_and_is_not_read_by_it(whole: bool) -> None:
     """SentencePiece alone would round sums, so it reads parts of the text."""
@@ -260,7 +256,6 @@ def test_sentinels_are_tokens_in_text() -> None:
     assert first in ids and own(folder_of("sentinels")).encoder(folder_of("sentinels")).vocabulary.sentinels[0] == first
 
 
-@pytest.mark.slow
 def test_ids_of_a_model_trained_elsewhere_are_those_of_transformers(tmp_path: Path) -> None:
     """Its scores do not add up exactly: near ties, as of the runs here, may be divided otherwise."""
     (tmp_path / "made.model").write_bytes(trained(byte_fallback=True, vocab_size=1700))

@@ -220,7 +220,6 @@ def run_library(folder: Path, **fields: str) -> None:
     assert done.returncode == 0 and "off for the rest" not in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
 def test_mlflow_itself_keeps_both_starts_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -234,7 +233,6 @@ def test_mlflow_itself_keeps_both_starts_in_one_run(tmp_path: Path, monkeypatch:
     assert run.info.status == "FINISHED" and run.data.params["seed"] == "42"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
 def test_trackio_itself_keeps_both_starts_in_one_run(tmp_path: Path) -> None:
     run_library(tmp_path, name="trackio", kind="Trackio", settings="")
