@@ -1,6 +1,6 @@
-"""Reads and checks token files of Megatron-LM, Megatron-DeepSpeed and GPT-NeoX: `PREFIX.bin` and `PREFIX.idx`.
+"""Reads and checks token files of Megatron-LM, its relatives and GPT-NeoX: `PREFIX.bin` and `PREFIX.idx`.
 
-Some preprocessors (Megatron-DeepSpeed's and those derived from it) write an end-of-document id into `.bin` after each
+Some preprocessors write an end-of-document id into `.bin` after each
 document but omit it from the lengths in `.idx`: document n then begins n tokens too early, and the last tokens are
 never read. The sums of the lengths distinguish such files from damaged ones, and they are read with correct lengths.
 

@@ -25,15 +25,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terakoya.config.deepspeed import merge_configs
 from terakoya.errors import UserError
-from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
-from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
 from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward, may_update
 from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer, set_learning_rate
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_names, whole_shard
 from terakoya.training.model.module_parts import saved_values
+from terakoya_parallel.deepspeed_setup import (
+    deepspeed_config,
+    import_deepspeed,
+    launcher_variables,
+    local_rank_variable,
+)
 from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 
@@ -74,17 +77,17 @@ class DeepSpeedEngine:
         """Wraps the module of `inputs`, and shards it as the stage says.
 
         Raises:
-            UserError: `parallel.deepspeed_config` sets other batch sizes than the parameters.
+            UserError: DeepSpeed is not installed, or `parallel.deepspeed_config` sets other batch sizes than the
+                parameters.
         """
         parameters, module, context, scaler = inputs.parameters, inputs.module, inputs.context, inputs.scaler
-        parallel, optimizer, max_grad_norm = parameters.parallel, parameters.optimizer, parameters.max_grad_norm
-        zero_stage = parallel.zero_stage
+        optimizer, zero_stage = parameters.optimizer, parameters.parallel.zero_stage
         assert zero_stage is not None, "checked when the parameters are read"
         self.context = context
         self.dropout_rank = context.rank
         self.zero_stage = zero_stage
         self.full_module = zero_stage < 3
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = parameters.max_grad_norm
         self.scaler = scaler
         self.module = module.to(context.device)
         autocast_forward(self.module, context.device, parameters.precision)
@@ -97,22 +100,12 @@ class DeepSpeedEngine:
         self.fused = bool(self.optimizer.defaults.get("fused"))
         names = {id(value): name for name, value in self.trainable.items()}
         seen_whole = whole_names(optimizer, self.optimizer.param_groups, names) if zero_stage else ()
-        accelerator = context.accelerator
-        accelerator.gradient_accumulation_steps = inputs.micro_steps
-        ours = deepspeed_config(
-            zero_stage,
-            max_grad_norm=max_grad_norm,
-            micro_steps=inputs.micro_steps,
-            micro_batch_size=inputs.micro_batch_size,
-            world_size=context.world_size,
-        )
-        ours["zero_optimization"] |= offload_config(parallel, context.device)
         elements = sum(value.numel() for value in self.trainable.values())
-        ours["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, elements)
-        accelerator.deepspeed_plugin.deepspeed_config.update(merge_configs(parallel.deepspeed_config or {}, ours))
         self.local_rank = context.topology.processes[context.rank].local_rank
         with launcher_variables(context.rank, context.world_size, self.local_rank):
-            self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
+            self.wrapped, *_ = import_deepspeed().initialize(
+                model=self.module, optimizer=self.optimizer, config=deepspeed_config(inputs, elements)
+            )
         self.zero = self.wrapped.optimizer
         self.fragments = self._find_fragments()
         holdings = {name: self._holding(name) for name in seen_whole}

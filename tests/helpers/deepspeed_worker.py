@@ -20,11 +20,11 @@ import worlds
 
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed import deepspeed_setup as distributed_deepspeed_config
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.tensor_shards import KINDS
 from terakoya.training.trainer import Trainer
+from terakoya_parallel import deepspeed_setup
 
 
 def run(job: dict[str, Any], context: DistributedContext) -> None:
@@ -107,12 +107,11 @@ def process(jobs: Sequence[dict[str, Any]], variables: Mapping[str, str], output
 
 def run_all(jobs: Sequence[dict[str, Any]]) -> None:
     """Joins the world and runs the jobs."""
-    distributed_deepspeed_config.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
+    deepspeed_setup.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
+    context = connect(LaunchInfo.from_environment(), timeout_seconds=60)
     before = dict(os.environ)
-    context = connect(LaunchInfo.from_environment(), deepspeed=True, timeout_seconds=60)
     for job in jobs:
         run(job, context)
-        context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
     left = os.environ.items() ^ before.items()
     assert not left, f"variables were left behind: {left}"
     assert "torch._inductor.compile_fx" not in sys.modules, "torch's compiler takes seconds to import"

@@ -227,5 +227,3 @@ def run(jobs: Sequence[dict[str, Any]], context: DistributedContext) -> None:
         (out / f"{context.rank}.json").write_text(json.dumps(weigh(job, context)))
         if context.heartbeat is not None:  # it holds the trainer, whose end the next job's profiler would see
             context.heartbeat.follow(step=lambda: 0, work=lambda: (0, 0.0))
-        if job["settings"]["parallel"]["engine"] == "deepspeed":
-            context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine

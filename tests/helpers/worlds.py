@@ -40,7 +40,6 @@ def start(
     folder: Path,
     *,
     replica_size: int = 1,
-    deepspeed: bool = False,
     plugins: Sequence[Path] = (),
 ) -> list[toy.Process]:
     """Starts a world with `nodes[i]` processes on pretended node i, `plugins` loaded: each calls `work` with its
@@ -51,7 +50,7 @@ def start(
     started = []
     for rank, mine in enumerate(variables):
         output = folder / f"world.{len(variables)}.{rank}.{os.urandom(4).hex()}.txt"
-        process = toy.fork(_process, work, {**mine, **loaded}, replica_size, deepspeed, output)
+        process = toy.fork(_process, work, {**mine, **loaded}, replica_size, output)
         started.append(toy.Process(process, output))
     return started
 
@@ -60,13 +59,12 @@ def _process(
     work: Callable[[DistributedContext], None],
     variables: Mapping[str, str],
     replica_size: int,
-    deepspeed: bool,
     output: Path,
 ) -> None:
     """One process of a world."""
     toy.become(variables, output)
     torch.set_num_threads(1)
-    context = connect(LaunchInfo.from_environment(), replica_size=replica_size, deepspeed=deepspeed, timeout_seconds=60)
+    context = connect(LaunchInfo.from_environment(), replica_size=replica_size, timeout_seconds=60)
     work(context)
     context.close(waits=True)
 

@@ -59,6 +59,8 @@ CHANGES_TRAINING = frozenset(
 OFFLOAD_OPTIMIZER, OFFLOAD_PARAM = "offload_optimizer", "offload_param"
 OFFLOADS = (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
 KEY = "parallel.deepspeed_config"
+PERSISTENCE_THRESHOLD = 100_000
+"""Stage 3 keeps parameters of fewer elements than this whole on every process; DeepSpeed's own default."""
 
 
 def find_problems(config: Mapping[str, Any], *, zero_stage: int, max_grad_norm: float, precision: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from terakoya.components import Architecture, ModuleBuild, Optimizer
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
@@ -32,7 +33,6 @@ from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
@@ -60,7 +60,7 @@ class ModelSizes:
         parameters, trained, embeddings: elements, each counted once.
         blocks, largest_block: elements of all blocks together, and of the largest; 0 without blocks.
         largest: elements of the largest trained parameter.
-        small: elements of the parameters that DeepSpeed's stage 3 keeps whole because they are small.
+        small: elements of the parameters that ZeRO's stage 3 keeps whole because they are small.
         seen_whole: elements of each trained parameter that the optimizer must see whole.
         flops_per_token: forward and backward of one real token.
         saved_bytes: weights and buffers in a checkpoint's `state/`.

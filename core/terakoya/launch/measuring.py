@@ -77,7 +77,6 @@ def _probe_in_this_process(
     parallel = parameters.parallel
     context = connect(
         LaunchInfo.from_environment(node_rank=None),
-        deepspeed=parallel.engine == "deepspeed",
         replica_size=parallel.replica_size,
         timeout_seconds=parallel.timeout_seconds,
     )

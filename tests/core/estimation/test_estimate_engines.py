@@ -99,7 +99,7 @@ def measured(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pyte
     stages = wanted(request, "stage")
     jobs = [{"settings": settings(request.param, stage, store), "out": str(base / stage)} for stage in stages]
     work = partial(memory_worker.run, jobs)
-    toy.finish(worlds.start(work, (2,), base / "said", deepspeed=True))
+    toy.finish(worlds.start(work, (2,), base / "said"))
     held = {stage: [json.loads((base / stage / f"{rank}.json").read_text()) for rank in range(2)] for stage in stages}
     return Measured(request.param, held)
 

@@ -248,11 +248,10 @@ def test_deepspeed_prints_only_skipped_steps(runs: tuple[Path, str]) -> None:
 
 
 def test_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from terakoya.training.distributed.deepspeed_setup import create_accelerator
-    from terakoya.training.distributed.topology import LaunchInfo
+    from terakoya_parallel.deepspeed_setup import import_deepspeed, launcher_variables
 
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     before = dict(os.environ)
-    with pytest.raises(UserError, match=r"pip install .terakoya\[deepspeed\]"):
-        create_accelerator(LaunchInfo(0, 1, 0, 0, None), [])
+    with launcher_variables(0, 1, 0), pytest.raises(UserError, match=r"pip install .terakoya\[deepspeed\]"):
+        import_deepspeed()
     assert dict(os.environ) == before

@@ -40,7 +40,6 @@ class DistributedContext:
     device: torch.device
     topology: Topology
     control: dist.ProcessGroup | None
-    accelerator: Any = field(repr=False)
     heartbeat: Heartbeat | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +200,6 @@ def _describe(error: BaseException) -> tuple[str, bool, int | None]:
 def connect(
     launch: LaunchInfo,
     *,
-    deepspeed: bool = False,
     replica_size: int = 1,
     timeout_seconds: int = 600,
     given: agreement.Given = MappingProxyType({}),
@@ -212,7 +210,6 @@ def connect(
     given the same.
 
     Args:
-        deepspeed: whether DeepSpeed will use them.
         replica_size: number of processes that work on the same rows.
         timeout_seconds: how long each process waits for the others.
         given: what this process was given, and the others must have been given, too.
@@ -245,17 +242,12 @@ def connect(
     else:
         cpu_allocator.keep_freed_memory()
     handlers = []
-    if launch.world_size > 1 or deepspeed:
+    if launch.world_size > 1:
         backend, timeout = "nccl" if cuda else "gloo", group_timeout(timeout_seconds, on_gpus=cuda)
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
     try:
         with local_rendezvous(launch):
-            if deepspeed:
-                from terakoya.training.distributed.deepspeed_setup import create_accelerator
-
-                accelerator = create_accelerator(launch, handlers)
-            else:
-                accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+            accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
     except dist.DistStoreError as failed:
         raise RankLostError(
             f"not all {launch.world_size} processes have connected within {timeout_seconds} s: see what those that are "
@@ -270,7 +262,7 @@ def connect(
         )
     this = ProcessInfo(launch.rank, launch.node_rank, launch.local_rank, host_name())
     if launch.world_size == 1 and not dist.is_initialized():
-        return DistributedContext(0, 1, device, Topology((this,), replica_size), None, accelerator)
+        return DistributedContext(0, 1, device, Topology((this,), replica_size), None)
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
     described = None if error is None else _describe(error)
@@ -292,15 +284,8 @@ def connect(
         raise
     topology = Topology(processes, replica_size)
     rank = dist.get_rank()
-    return DistributedContext(
-        rank,
-        launch.world_size,
-        device,
-        topology,
-        control,
-        accelerator,
-        heartbeat=Heartbeat(topology, rank, timeout_seconds, meeting) if launch.world_size > 1 else None,
-    )
+    heartbeat = Heartbeat(topology, rank, timeout_seconds, meeting) if launch.world_size > 1 else None
+    return DistributedContext(rank, launch.world_size, device, topology, control, heartbeat)
 
 
 def group_timeout(seconds: float, *, on_gpus: bool) -> timedelta:

@@ -1,1 +1,1 @@
-"""Engines that hold and step one module over several processes: DDP, DeepSpeed, and parts of one model."""
+"""Engines that hold and step one module over several processes: DDP, and what engines of plugins are built from."""

@@ -1,4 +1,4 @@
-"""What an engine is: the part of training that differs between DDP, DeepSpeed and others.
+"""What an engine is: the part of training that differs between DDP and others.
 
 An engine wraps the root module, decides which process holds which weights, gradients and optimizer state, and
 communicates in `micro_step`, `evaluate`, `step` and when a checkpoint is loaded or saved. It needs of the module a

@@ -68,7 +68,7 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int 
 
 
 def _peft() -> ModuleType:
-    model_folder.silence_logging()  # importing peft imports accelerate, which imports DeepSpeed
+    model_folder.silence_logging()  # importing peft imports accelerate, and that more
     try:
         return importlib.import_module("peft")
     except ImportError as error:

@@ -80,7 +80,6 @@ def meet(
     try:
         context = connect(
             launch,
-            deepspeed=parallel.engine == "deepspeed",
             replica_size=parallel.replica_size,
             timeout_seconds=parallel.timeout_seconds,
             deterministic=parameters.deterministic,
