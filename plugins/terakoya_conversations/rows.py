@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from terakoya.errors import UserError
-from terakoya.rows.packing import WINDOW, Plan, load_or_build_plan, plan_single_rows
+from terakoya.rows.packing import WINDOW, Plan, PlanKind, load_or_build_plan, plan_single_rows
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import TokenStore
@@ -75,15 +75,9 @@ class _ConversationPlan:
     def plan_packed(self) -> Plan:
         """Several conversations in a row, best-fit; the plan is a sidecar of the store."""
         self._log_long_conversations()
-        return load_or_build_plan(
-            self.store.local_folder,
-            self.store.fingerprint,
-            kind=f"conversations-{self.settings.too_long}{_KINDS[self.settings.loss_on]}",
-            sequence_length=self.sequence_length,
-            special_tokens=0,
-            count=self.store.facts.documents,
-            spans=self._truncated_spans,
-        )
+        kind = f"conversations-{self.settings.too_long}{_KINDS[self.settings.loss_on]}"
+        wanted = PlanKind(kind, self.sequence_length, 0, self.store.facts.documents)
+        return load_or_build_plan(self.store.local_folder, self.store.fingerprint, wanted, self._truncated_spans)
 
     def plan_padded(self) -> Plan:
         """One conversation in a row, in the store's order."""

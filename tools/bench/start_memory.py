@@ -116,15 +116,11 @@ def measure(work: dict[str, Any]) -> int:
     engine: Any = trainer.engine
     own = sum(value.nbytes for _, value in engine.model_state())
     watch = Watch()
-    write = partial(
-        saving.write_model_folders, module=None, objective=trainer.run.objective, parameters=read,
-        vocabulary=trainer.run.vocabulary, with_model=True, tokenizer_folder=trainer.run.tokenizer_folder,
-        started_from=trainer.facts["started_from"],
-    )  # fmt: skip
-    checkpoint.save(
-        out / "checkpoints", 0, context, engine, facts={"consumed_rows": 0}, event_tensors={}, write_models=write,
-        tokenizer_folder=trainer.run.tokenizer_folder, keep=2,
-    )  # fmt: skip
+    tokenizer = trainer.run.tokenizer_folder
+    folders = saving.ModelFolders(None, read, trainer.run.vocabulary, True, tokenizer, trainer.facts["started_from"])
+    write = partial(saving.write_model_folders, folders=folders)
+    content = checkpoint.Content({"consumed_rows": 0}, engine, {}, write)
+    checkpoint.save(checkpoint.Place(out / "checkpoints", tokenizer, 2), 0, context, content)
     said.append(f"save {watch.peak():,.0f} MiB, {watch.seconds():.0f} s")
     sizes = {name: 4 * math.prod(shape) for name, shape in trainer.shapes.items()}
     whole, block = sum(sizes.values()), sum(size for name, size in sizes.items() if ".layers.0." in name)

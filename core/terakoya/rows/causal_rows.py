@@ -19,7 +19,7 @@ import numpy as np
 from terakoya.components.rows import Layout, Rows, group_indices
 from terakoya.errors import UserError
 from terakoya.rows.megatron_order import MegatronOrder
-from terakoya.rows.packing import Plan, load_or_build_plan
+from terakoya.rows.packing import Plan, PlanKind, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows
 from terakoya.store.spans import Spans
 
@@ -73,15 +73,9 @@ class CausalRows:
             if layout.whole.only_learned:
                 self._learned_bits = store.learned_bits
         elif layout.kind == "packed":
-            self._plan = load_or_build_plan(
-                store.local_folder,
-                store.fingerprint,
-                kind=f"causal{'-bos' * layout.bos}{'-open' * (self._end is None)}",
-                sequence_length=sequence_length,
-                special_tokens=0,
-                count=store.facts.documents,
-                spans=self._inputs,
-            )
+            kind = f"causal{'-bos' * layout.bos}{'-open' * (self._end is None)}"
+            wanted = PlanKind(kind, sequence_length, 0, store.facts.documents)
+            self._plan = load_or_build_plan(store.local_folder, store.fingerprint, wanted, self._inputs)
         elif layout.kind == "megatron" and shuffle:
             bounds = self._spans.stream_start(np.arange(store.facts.documents + 1))
             self._order = MegatronOrder(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +16,10 @@ from terakoya.components.rows import WIDTH_STEP, Layout, Rows, group_indices
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pairs
-from terakoya.rows.packing import Plan, load_or_build_plan
+from terakoya.rows.packing import Plan, PlanKind, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows
 from terakoya.store.spans import Spans
+from terakoya.toolkit.random_keys import row_keys
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import TokenStore
@@ -53,15 +55,11 @@ class EncoderRows:
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
         self._plan: Plan | None = None
         if layout.kind in ("packed", "lines"):
-            self._plan = load_or_build_plan(
-                store.local_folder,
-                store.fingerprint,
-                kind=layout.kind,
-                sequence_length=sequence_length,
-                special_tokens=self._prefix + 1,
-                count=store.facts.documents if layout.kind == "packed" else store.facts.sequences,
-                spans=self._spans.documents if layout.kind == "packed" else self._spans.lines,
-            )
+            count, spans = store.facts.documents, self._spans.documents
+            if layout.kind == "lines":
+                count, spans = store.facts.sequences, self._spans.lines
+            wanted = PlanKind(layout.kind, sequence_length, self._prefix + 1, count)
+            self._plan = load_or_build_plan(store.local_folder, store.fingerprint, wanted, spans)
         self._rows = self.count(0)
 
     def count(self, epoch: int) -> int:
@@ -221,9 +219,7 @@ class EncoderRows:
             budget=self.sequence_length - 3,
             short_sequence_probability=self.layout.short_sequence_probability,
             random_next_probability=self.layout.random_next_probability,
-            seed=self.seed,
-            epoch=epoch,
-            store=self.store_id,
+            keys_of=partial(row_keys, self.seed, epoch, self.store_id),
         )
         if epoch:
             logger.info(

@@ -9,11 +9,12 @@ Letters: N lines, D documents, R pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from terakoya.toolkit.random_keys import bernoulli, draws, integers_below, row_keys
+from terakoya.toolkit.random_keys import bernoulli, draws, integers_below
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,18 @@ def plan_pairs(
     budget: int,
     short_sequence_probability: float,
     random_next_probability: float,
-    seed: int,
-    epoch: int,
-    store: int | str,
+    keys_of: Callable[[np.ndarray], np.ndarray],
 ) -> PairPlan:
     """The pairs of an epoch in document order: a pure function of its arguments.
 
     `line_starts` and `line_stops` (N,) are token offsets, with the lines of a document adjacent; `documents` (D + 1,)
     is each document's first line; at least two documents have lines. `budget` is the largest number of tokens that A
-    and B have together.
+    and B have together. `keys_of` returns the random keys of the epoch's documents with these numbers.
     """
     number = np.flatnonzero(np.diff(documents) > 0)
     first, last = np.asarray(documents[number], np.int64), np.asarray(documents[number + 1], np.int64)
     assert len(number) >= 2, "a random next sentence needs another document"
-    keys = row_keys(seed, epoch, store, number)
+    keys = keys_of(number)
     zero = np.zeros(len(number), np.int64)
     target = np.full(len(number), budget, np.int64)
     short = bernoulli(draws(keys, "pairs short", zero), short_sequence_probability)

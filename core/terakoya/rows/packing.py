@@ -125,23 +125,28 @@ Spans = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 """(first, stop) -> starts and lengths in tokens of the documents (or lines) [first, stop)."""
 
 
-def load_or_build_plan(
-    store_folder: Path,
-    fingerprint: str,
-    *,
-    kind: str,
-    sequence_length: int,
-    special_tokens: int,
-    count: int,
-    spans: Spans,
-    window: int = WINDOW,
-) -> Plan:
+@dataclass(frozen=True)
+class PlanKind:
+    """Which plan of a store.
+
+    Attributes:
+        kind: "lines" gives one row a line, any other name packs.
+        special_tokens: the number of special tokens that each piece needs.
+        count: documents (or lines), which are read a `window` at a time.
+    """
+
+    kind: str
+    sequence_length: int
+    special_tokens: int
+    count: int
+    window: int = WINDOW
+
+
+def load_or_build_plan(store_folder: Path, fingerprint: str, wanted: PlanKind, spans: Spans) -> Plan:
     """The plan of a store, mapped from its sidecar; the sidecar is built first where it is missing or damaged.
 
-    `kind` "lines" gives one row a line, any other name packs; `count` documents (or lines) are read through `spans` a
-    window at a time. `special_tokens` is the number of special tokens that each piece needs. The sidecar is in
-    STORE/plans/, or in the user's cache folder where the store is not writable. One process builds it and renames it
-    into place; the others wait.
+    Documents (or lines) are read through `spans`. The sidecar is in STORE/plans/, or in the user's cache folder where
+    the store is not writable. One process builds it and renames it into place; the others wait.
 
     Raises:
         UserError: neither the store nor the user's cache folder is writable.
@@ -149,16 +154,16 @@ def load_or_build_plan(
     facts: dict[str, str | int] = {
         "algorithm": ALGORITHM,
         "store": fingerprint,
-        "kind": kind,
-        "sequence_length": sequence_length,
-        "framing": special_tokens,
-        "window": window,
+        "kind": wanted.kind,
+        "sequence_length": wanted.sequence_length,
+        "framing": wanted.special_tokens,
+        "window": wanted.window,
         "window_pieces": WINDOW_PIECES,
-        "count": count,
+        "count": wanted.count,
     }
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
     parent = _plans_folder(store_folder)
-    folder = parent / f"{kind}-{sequence_length}-{digest}"
+    folder = parent / f"{wanted.kind}-{wanted.sequence_length}-{digest}"
     plan = _open_plan(folder, facts)
     if plan is not None:
         return plan
@@ -171,15 +176,15 @@ def load_or_build_plan(
             _build(folder, facts, spans)
             plan = _open_plan(folder, facts)
             assert plan is not None, f"{folder}: the plan that was just built does not open"
-            used = int(np.sum(plan.lengths, dtype=np.int64)) + special_tokens * len(plan.starts)
+            used = int(np.sum(plan.lengths, dtype=np.int64)) + wanted.special_tokens * len(plan.starts)
             logger.info(
                 "%s: planned %s rows of %s tokens from %s documents or lines in %.1f s, %.2f %% full",
                 store_folder,
                 f"{len(plan):,}",
-                f"{sequence_length:,}",
-                f"{count:,}",
+                f"{wanted.sequence_length:,}",
+                f"{wanted.count:,}",
                 time.monotonic() - started,
-                100 * used / max(1, len(plan) * sequence_length),
+                100 * used / max(1, len(plan) * wanted.sequence_length),
             )
     return plan
 

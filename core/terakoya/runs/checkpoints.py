@@ -168,8 +168,8 @@ def find_conflict(name: str, manifest: Mapping[str, Any]) -> str | None:
     """Returns how the values of `manifest`, in a folder called `name`, contradict each other; None if they do not.
 
     Each step takes at least one row: a run of a number of rows may end with a step that holds fewer than its batch
-    table, phases and the run that a fork comes from have tables of their own, and a run that skips steps counts their
-    rows as taken. No hash protects an old manifest, whose runs have one table.
+    table, parts of a run and the run that a fork comes from have tables of their own, and a run that skips steps counts
+    their rows as taken. No hash protects an old manifest, whose runs have one table.
     """
     try:
         step = _CheckedFacts.model_validate(dict(manifest)).step

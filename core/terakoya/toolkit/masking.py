@@ -51,6 +51,27 @@ class MaskedRows:
     count: int
 
 
+@dataclass(frozen=True)
+class MaskingRule:
+    """How words are chosen, and what becomes of their tokens.
+
+    Attributes:
+        probability: of each word.
+        budgeted: whether the budget rule chooses words, so that a row has nearly `probability` x maskable tokens
+            masked; else each word is chosen independently.
+        replace: the shares of chosen tokens that become [MASK] and a random ordinary token; the others stay unchanged.
+        per_word: whether that is decided for each word, not for each token.
+        largest_probability: takes the place of `probability` in the number of slots, for batches of one shape while
+            the probability changes.
+    """
+
+    probability: float
+    budgeted: bool = True
+    replace: tuple[float, float] = (0.8, 0.1)
+    per_word: bool = False
+    largest_probability: float | None = None
+
+
 def mask_rows(
     rows: Rows,
     vocabulary: Vocabulary,
@@ -65,8 +86,8 @@ def mask_rows(
 
     The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), indices into the
     flattened rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. A `probability`
-    that changes has its value at `rows.progress`, and K is that of its largest value. The other arguments are as in
-    `mask`.
+    that changes has its value at `rows.progress`, and K is that of its largest value. The other arguments are those of
+    a `MaskingRule`.
     """
     if vocabulary.mask is None:
         raise UserError(f"objective {objective}: the store's vocabulary has no [MASK]; use a tokenizer that has one")
@@ -82,11 +103,13 @@ def mask_rows(
         rows.word_starts if whole_words else None,
         real & ~vocabulary.is_special.take(rows.tokens),
         rows.keys,
-        probability=rate_at(probability, rows.progress),
-        largest_probability=largest_rate(probability),
-        budgeted=budgeted,
-        replace=replace,
-        vocabulary=vocabulary,
+        vocabulary,
+        MaskingRule(
+            rate_at(probability, rows.progress),
+            budgeted=budgeted,
+            replace=replace,
+            largest_probability=largest_rate(probability),
+        ),
     )
     arrays = {
         "input_ids": masked.input_ids,
@@ -103,39 +126,29 @@ def mask(
     word_starts: np.ndarray | None,
     maskable: np.ndarray,
     keys: np.ndarray,
-    *,
-    probability: float,
     vocabulary: Vocabulary,
-    budgeted: bool = True,
-    replace: tuple[float, float] = (0.8, 0.1),
-    per_word: bool = False,
-    largest_probability: float | None = None,
+    rule: MaskingRule,
 ) -> MaskedRows:
     """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
 
     Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) is True, and
     where the left neighbour is not maskable; without `word_starts` every token is a word.
 
-    Each word is masked with `probability`. With `budgeted` the budget rule chooses words, so that a row has nearly
-    `probability` x maskable tokens masked; without it each word is chosen independently. K is B x the smallest number
-    that is at least round(probability x T), and at least 1, and holds all chosen tokens; `largest_probability` takes
-    the place of `probability` there, for batches of one shape while the probability changes.
-
-    `replace`: the shares of chosen tokens that become [MASK] and a random ordinary token; the others stay unchanged.
-    This is decided for each token, or with `per_word` for each word.
+    K is B x the smallest number that is at least round(probability x T), and at least 1, and holds all chosen tokens.
 
     Raises:
         UserError: the vocabulary has no [MASK] or, with random replacements, no ordinary token.
     """
     if vocabulary.mask is None:
         raise UserError("masking: expected a vocabulary with a mask token, got none; use a tokenizer that has [MASK]")
+    probability, replace = rule.probability, rule.replace
     if replace[1] > 0 and not len(vocabulary.ordinary):
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
     stream = streams(keys, "mask")
     drawn = numbers(stream[:, None], np.arange(width)).reshape(-1)  # a word has the number of its first token
     edges = _edges(word_starts, maskable)
-    if budgeted:
+    if rule.budgeted:
         chosen = _within_budget(drawn, edges, maskable, keys, probability)
     else:
         chosen = _words(bernoulli(drawn, probability), edges, maskable)
@@ -146,13 +159,13 @@ def mask(
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
-    expected = int((largest_probability or probability) * width + 0.5)
+    expected = int((rule.largest_probability or probability) * width + 0.5)
     slots = batch * max(1, expected, -(-len(positions) // batch))
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat.take(positions)
     second = drawn.take(positions) << np.uint64(32)  # the lower half: the choice of words has used the upper one
-    decision = np.repeat(drawn.take(starts) << np.uint64(32), lengths) if per_word else second
+    decision = np.repeat(drawn.take(starts) << np.uint64(32), lengths) if rule.per_word else second
     masked = bernoulli(decision, replace[0])
     flat[positions.compress(masked)] = vocabulary.mask
     if replace[1] > 0:

@@ -15,7 +15,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.loader import fill_up
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures.attention import DOCUMENT_SIZES, boundary_arrays
-from terakoya.training.run_plan import PlannedPhase, RunPlan
+from terakoya.training.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -96,28 +96,25 @@ class BatchMaker:
 
     def __call__(self, step: int) -> StepBatches:
         """Returns the micro-batches of optimizer step `step`, counted from 0."""
-        phase = self.plan.phase_at(step)
-        progress = self.plan.objective_progress(step)
+        progress, rank_batch = self.plan.objective_progress(step), self.plan.rank_batch(step)
         first, last = self.rows(step)
         real = [
-            self._collate(
-                replace(self.loader.load(first + start, min(first + stop, last)), progress=progress), phase, first
-            )
-            for start, stop in phase.rank_batch.micro_batches()
+            self._collate(replace(self.loader.load(first + start, min(first + stop, last)), progress=progress), step)
+            for start, stop in rank_batch.micro_batches()
             if first + start < last
         ]
-        return StepBatches(real, self.dummy(step) if len(real) < phase.rank_batch.micro_steps else None)
+        return StepBatches(real, self.dummy(step) if len(real) < rank_batch.micro_steps else None)
 
     def dummy(self, step: int = 0) -> Batch:
         """Returns a batch of one row with nothing to learn, of the rows that `step` has."""
-        row = self.rows(step)[0]
-        return self._collate(self.loader.blank_row(row), self.plan.phase_at(step), row)
+        return self._collate(self.loader.blank_row(self.rows(step)[0]), step)
 
-    def _collate(self, rows: Rows, phase: PlannedPhase, first_row: int) -> Batch:
-        """Returns the micro-batch of `rows`, which belong to the step of `phase` that begins with `first_row`."""
-        sizes = sorted({stop - start for start, stop in phase.rank_batch.micro_batches()}) or [1]
+    def _collate(self, rows: Rows, step: int) -> Batch:
+        """Returns the micro-batch of `rows`, which belong to `step`."""
+        sizes = sorted({stop - start for start, stop in self.plan.rank_batch(step).micro_batches()}) or [1]
         size = next(each for each in sizes if each >= len(rows)) if self.compiled else len(rows)
-        batch = collate_rows(phase.objective, self.vocabulary, rows, size, self.loader.mixture_at(first_row)[0][0])
+        source = self.loader.mixture_at(self.rows(step)[0])[0][0]
+        batch = collate_rows(self.plan.objective(step), self.vocabulary, rows, size, source)
         if not self.flash:
             return batch
         return Batch({**batch.arrays, **boundary_arrays(batch.arrays["document_ids"])}, batch.counts)

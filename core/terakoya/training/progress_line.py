@@ -17,12 +17,12 @@ def describe_excess(share: float) -> str:
     return f"+{share:.0%}" if share <= LARGE_EXCESS else f"over +{LARGE_EXCESS:.0%}"
 
 
-def view_step(run: Run, values: Mapping[str, float], *, remaining_rows: float, phase: str = "") -> StepView:
+def view_step(run: Run, values: Mapping[str, float], *, remaining_rows: float, title: str = "") -> StepView:
     """Returns the view of the step of `run` with the logged `values`.
 
     Args:
         remaining_rows: rows of the current length that the rest of the run takes.
-        phase: what the phase is called; "" in a run without phases.
+        title: what the part of the run is called that has the step.
     """
     save_steps = run.parameters.checkpoint.save_steps
     next_save = (run.step // save_steps + 1) * save_steps
@@ -38,8 +38,8 @@ def view_step(run: Run, values: Mapping[str, float], *, remaining_rows: float, p
         remaining = remaining_rows / max(1e-9, values["samples_per_second"])
         next_save = min(run.max_steps, next_save)
         first = f"step {done}"
-    if phase:
-        first = f"{first}  {phase}"
+    if title:
+        first = f"{first}  {title}"
     slowest = ""
     if run.context.heartbeat is not None and "slowest_rank" in values:
         name = run.context.heartbeat.name(int(values["slowest_rank"]))
@@ -56,7 +56,7 @@ def view_step(run: Run, values: Mapping[str, float], *, remaining_rows: float, p
     parts = (
         done,
         f"{duration(remaining)} left",
-        *([phase] if phase else []),
+        *([title] if title else []),
         f"next save at {next_save:,}",
         *(each for each in (slowest, gpu) if each),
     )

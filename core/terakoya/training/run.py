@@ -66,6 +66,11 @@ class Run:
         return self.length.steps
 
     @property
+    def built_parameters(self) -> Parameters:
+        """The parameters with the architecture that the module has now."""
+        return self.parameters.built_in(self.phase)
+
+    @property
     def finished(self) -> bool:
         """Whether the run has reached its length, or was ended by an event plugin."""
         return self.ended_by is not None or self.length.is_reached(step=self.step, tokens=self.consumed_tokens)

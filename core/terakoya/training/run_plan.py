@@ -158,6 +158,27 @@ class RunPlan:
         """Returns the phase of optimizer step `step`, counted from 0; the last one for steps after the run."""
         return next((phase for phase in self.phases if step < phase.span.stop_step), self.phases[-1])
 
+    def rank_batch(self, step: int) -> RankBatch:
+        """Returns the part of the global batch of step `step` that this rank takes."""
+        return self.phase_at(step).rank_batch
+
+    def objective(self, step: int) -> Objective:
+        """Returns what masks the rows of step `step`."""
+        return self.phase_at(step).objective
+
+    def title_at(self, step: int) -> str:
+        """Returns the title of the phase of step `step`; empty in a run without phases."""
+        return self.phase_at(step).title() if self.has_phases else ""
+
+    def later_starts(self) -> list[int]:
+        """Returns the steps, counted from 1, with which phases after the first begin."""
+        return [phase.span.first_step + 1 for phase in self.phases[1:]]
+
+    def largest_step(self) -> int:
+        """Returns the first step with the most tokens in a micro-batch."""
+        largest = max(self.phases, key=lambda each: each.rank_batch.micro_batch_size * each.sequence_length)
+        return largest.span.first_step
+
     def rows(self, step: int) -> tuple[int, int]:
         """Returns the rows [start, stop) of the order that step `step` takes, on all ranks together."""
         span = self.phase_at(step).span
@@ -174,14 +195,16 @@ class RunPlan:
             return min(1.0, (row - span.first_row) / (span.stop_row - span.first_row))
         return min(1.0, row / self.total_rows)
 
-    def remaining_work(self, step: int) -> float:
-        """Returns how many tokens, padding included, the steps from `step` on take."""
-        return sum(
-            max(0, phase.span.stop_step - max(step, phase.span.first_step))
-            * phase.span.rows_per_step
-            * phase.sequence_length
-            for phase in self.phases
+    def remaining_rows(self, step: int, max_steps: int) -> float:
+        """Returns how many rows, of the length of those before `step`, the steps from it on to `max_steps` take."""
+        now = self.phase_at(step - 1)
+        if not self.has_phases:
+            return (max_steps - step) * now.span.rows_per_step
+        work = sum(
+            max(0, each.span.stop_step - max(step, each.span.first_step)) * each.span.rows_per_step * each.sequence_length
+            for each in self.phases
         )
+        return work / now.sequence_length
 
     def check_borders(self, manifest: Mapping[str, Any]) -> None:
         """Raises UserError where phases began at other steps than those of the plan, before the checkpoint with this

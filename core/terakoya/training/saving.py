@@ -10,7 +10,7 @@ import errno
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,6 @@ from typing import Any, Literal, Self
 from torch import nn
 from transformers import PreTrainedModel
 
-from terakoya.components import Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import FileError, TemporaryFailure, UserError
@@ -77,6 +76,9 @@ class Saver:
         self.failures = 0
         self.is_writing = False
         self.shutdown = threading.Event()
+        self.place = checkpoint.Place(
+            run.folder / "checkpoints", run.tokenizer_folder, self.settings.keep, self.shutdown, run_log.sync
+        )
         self.snapshot = Snapshot(self.shutdown)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[Path] | None = None
@@ -114,51 +116,31 @@ class Saver:
         run, engine = self.run, self.engine
         self.step = run.step
         facts = copy.deepcopy(dict(facts))  # steps continue while the manifest waits to be written
-        write = partial(
-            checkpoint.save,
-            run.folder / "checkpoints",
-            run.step,
-            self.context,
-            facts=facts,
-            tokenizer_folder=self.run.tokenizer_folder,
-            keep=self.settings.keep,
-            keep_before=keep_before,
-            shutdown=self.shutdown,
-            before_commit=self.run_log.sync,
-        )
-        with_model = self._saves_model()
-        write_folders = partial(
-            write_model_folders,
-            module=run.module if engine.full_module else None,
-            objective=run.objective,
-            parameters=run.parameters.built_in(run.phase),
-            vocabulary=run.vocabulary,
-            with_model=with_model,
-            tokenizer_folder=self.run.tokenizer_folder,
-            started_from=facts["started_from"],
-        )
+        write = partial(checkpoint.save, self.place, run.step, self.context)
+        folders = ModelFolders(
+            run.module if engine.full_module else None, run.built_parameters, run.vocabulary,
+            with_model=self._saves_model(), tokenizer_folder=run.tokenizer_folder, started_from=facts["started_from"],
+        )  # fmt: skip
+        content = partial(checkpoint.Content, facts, keep_before=keep_before)
         if not self.settings.async_save:
             self.is_writing = True
             try:
-                return self._result(partial(write, engine, event_tensors=event_tensors, write_models=write_folders))
+                write_models = partial(write_model_folders, folders=folders)
+                return self._result(partial(write, content(engine, event_tensors, write_models)))
             finally:
                 self.is_writing = False
         self.snapshot.take(engine)
         copies = self.snapshot.copy_tensors(event_tensors)
         write_copies: Callable[[Path], None] = _write_nothing
         if run.context.is_main and engine.full_module and run.parameters.lora is None:
-            if with_model:
+            if folders.with_model:
                 write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
         elif run.context.is_main:
             if engine.full_module:
-                copied = {
-                    "copies": self.snapshot.copy_trained(run.module),
-                    "adapted": run.objective.exports(run.module),
-                }
-                write_folders = partial(write_folders, **copied)
-            write_copies = partial(_write_beside_training, write_folders)
-
-        self.pending = self.thread.submit(write, self.snapshot, event_tensors=copies, write_models=write_copies)
+                copied, adapted = self.snapshot.copy_trained(run.module), run.objective.exports(run.module)
+                folders = replace(folders, copies=copied, adapted=adapted)
+            write_copies = partial(_write_beside_training, folders=folders)
+        self.pending = self.thread.submit(write, content(self.snapshot, copies, write_copies))
         return None
 
     def _saves_model(self) -> bool:
@@ -225,54 +207,59 @@ def _write_nothing(folder: Path) -> None:
     """Writes no folders besides `state/`."""
 
 
-def _write_beside_training(write: Callable[[Path], None], folder: Path) -> None:
-    """Lets `write` build modules while training draws random numbers."""
+def _write_beside_training(folder: Path, *, folders: ModelFolders) -> None:
+    """Writes `folders` while training draws random numbers."""
     with ThreadGenerator():
-        write(folder)
+        write_model_folders(folder, folders=folders)
 
 
-@returning_freed_memory()
-def write_model_folders(
-    folder: Path,
-    *,
-    module: nn.Module | None,
-    objective: Objective,
-    parameters: Parameters,
-    vocabulary: Vocabulary,
-    with_model: bool,
-    tokenizer_folder: Path,
-    started_from: StartFacts | None,
-    copies: lora.Copies = lora.NO_COPIES,
-    adapted: Mapping[str, PreTrainedModel] | None = None,
-) -> None:
-    """Writes `model/` for Transformers and `adapter/` for peft into the checkpoint `folder`, which has its `state/`.
+@dataclass(frozen=True)
+class ModelFolders:
+    """What `model/` for Transformers and `adapter/` for peft are written from.
 
-    Args:
+    Attributes:
         module: the run's; None where this process does not hold every weight of it.
-        objective: the one that made it.
-        parameters: those of the run's phase.
+        parameters: those with which the module is built now.
         with_model: whether to write `model/`. `adapter/` is written with it, and wherever the module is whole anyway.
         started_from: the manifest's entry about the folders of `start_from`.
         copies: with adapters, are in the place of tensors of the module.
-        adapted: what `objective` exported of the module when these were copied.
+        adapted: what the objective exported of the module when these were copied.
     """
-    if module is None and not with_model:
+
+    module: nn.Module | None
+    parameters: Parameters
+    vocabulary: Vocabulary
+    with_model: bool
+    tokenizer_folder: Path
+    started_from: StartFacts | None
+    copies: lora.Copies = field(default_factory=lambda: lora.NO_COPIES)
+    adapted: Mapping[str, PreTrainedModel] | None = None
+
+
+@returning_freed_memory()
+def write_model_folders(folder: Path, *, folders: ModelFolders) -> None:
+    """Writes `folders` into the checkpoint `folder`, which has its `state/`."""
+    module, parameters, vocabulary = folders.module, folders.parameters, folders.vocabulary
+    if module is None and not folders.with_model:
         return
     if module is None and parameters.lora is None:
-        models = models_to_write(folder, parameters, vocabulary, tokenizer_folder=tokenizer_folder)
+        models = models_to_write(folder, parameters, vocabulary, tokenizer_folder=folders.tokenizer_folder)
         for name, model in models.items():
             model_folder.write(model, folder / "model" / name)
         return
     if module is None:  # rebuild it from the `state/` that was just written
         module = restore_module(
-            folder, parameters, vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
-        )
+            folder, parameters, vocabulary,
+            tokenizer_folder=folders.tokenizer_folder, started_from=folders.started_from,
+        )  # fmt: skip
+    objective = parameters.objective
     if parameters.lora is not None:
-        assert started_from is not None
-        lora.write_adapters(adapted or objective.exports(module), folder, started_from, copies)
-    if not with_model:
+        assert folders.started_from is not None
+        adapted = folders.adapted or objective.exports(module)
+        lora.write_adapters(adapted, folder, folders.started_from, folders.copies)
+    if not folders.with_model:
         return
     if parameters.lora is not None:
-        module = lora.merged_copy(parameters, module, vocabulary, copies)
+        module = lora.merged_copy(parameters, module, vocabulary, folders.copies)
     for name, model in objective.exports(module).items():
         model_folder.write(model, folder / "model" / name)

@@ -1,5 +1,5 @@
-"""What a run shows on a terminal: a table of its logged steps, which stays in the scrollback, one line for each
-validation store, and below both the progress. Whatever is too wide for the terminal is left out as a whole.
+"""What a run shows on a terminal: a table of its logged steps, one line for each validation store, and below both the
+progress. Whatever is too wide for the terminal is left out as a whole.
 
 Functions return lines of at most `width` columns; a character of Japanese takes two.
 """

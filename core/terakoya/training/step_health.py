@@ -105,9 +105,7 @@ class StepHealth:
         self.step_meter = Meter(meter.terms, run.device)
         self.pending: deque[PendingStep] = deque()
         self.allowed = parameters.max_consecutive_skipped_steps
-        stage_starts = [stage.from_step for stage in parameters.data.stages]
-        phase_starts = [phase.span.first_step + 1 for phase in batches.plan.phases[1:]]
-        starts = [*stage_starts, *phase_starts]
+        starts = [*(stage.from_step for stage in parameters.data.stages), *batches.plan.later_starts()]
         self.detector = None if parameters.spikes is None else SpikeDetector(parameters.spikes, starts)
         self.skips_spikes = parameters.spikes is not None and parameters.spikes.action == "skip"
         self.rolls_back = parameters.spikes is not None and parameters.spikes.action == "rollback"

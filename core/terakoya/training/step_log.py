@@ -101,13 +101,10 @@ class StepLog:
         self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
         self.health.check()
         plan = self.batches.plan
-        phase = plan.phase_at(run.step - 1)
-        if plan.has_phases:
-            remaining_rows = plan.remaining_work(run.step) / phase.sequence_length
-        else:
-            remaining_rows = (run.max_steps - run.step) * phase.span.rows_per_step
-        name = phase.title() if plan.has_phases else ""
-        self.run_log.show_step(view_step(run, values, remaining_rows=remaining_rows, phase=name), last=run.finished)
+        view = view_step(
+            run, values, remaining_rows=plan.remaining_rows(run.step, run.max_steps), title=plan.title_at(run.step - 1)
+        )
+        self.run_log.show_step(view, last=run.finished)
         return values
 
     def _gpu_waits(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Traces a few steps of a run (torch.profiler), and times their phases on every rank.
+"""Traces a few steps of a run (torch.profiler), and times their parts on every rank.
 
-Phases: `data` waits for batches and copies them to the device, `forward`, `backward`, `update` clips gradients and
+Parts: `data` waits for batches and copies them to the device, `forward`, `backward`, `update` clips gradients and
 changes weights. `reduction` is the time in which collectives ran, also where they overlap with the backward. On a GPU
-phases lie between events of its stream, so that nothing waits before the last profiled step.
+parts lie between events of its stream, so that nothing waits before the last profiled step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from terakoya.config.fields import Profile
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run_log import RunLog
 
-PHASES = ("data", "forward", "backward", "reduction", "update")
+PARTS = ("data", "forward", "backward", "reduction", "update")
 ON_GPUS, ON_CPUS = ("nccl:", "nccldevkernel", "ncclkernel"), ("gloo:",)
 """How profilers begin the names of collectives, in lower case. Between GPUs those of CPUs are votes."""
 
@@ -63,8 +63,8 @@ class StepProfile:
         return self.settings.steps[0] <= step <= self.settings.steps[1]
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Times what happens inside as the phase `name`."""
+    def part(self, name: str) -> Iterator[None]:
+        """Times what happens inside as the part `name`."""
         if self._profiler is None:
             yield
             return
@@ -116,7 +116,7 @@ class StepProfile:
             seconds[name] += self._seconds(began, ended)
         seconds["reduction"] = collective_seconds(profiler.events())
         seconds["step"] = whole
-        own = {name: 1000 * seconds[name] / max(1, self.steps) for name in (*PHASES, "step")}
+        own = {name: 1000 * seconds[name] / max(1, self.steps) for name in (*PARTS, "step")}
         ranks = self.context.gather(own)
         slowest = slowest_rank(ranks)
         file = None
@@ -163,7 +163,7 @@ def collective_seconds(events: Sequence[Any]) -> float:
 
 
 def slowest_rank(ranks: Sequence[Mapping[str, float]]) -> int:
-    """Returns the rank with the most work of its own: its phases, without what it waits for others in collectives."""
+    """Returns the rank with the most work of its own: its parts, without what it waits for others in collectives."""
 
     def own(times: Mapping[str, float]) -> float:
         return times["data"] + times["forward"] + max(0.0, times["backward"] - times["reduction"]) + times["update"]
@@ -172,9 +172,9 @@ def slowest_rank(ranks: Sequence[Mapping[str, float]]) -> int:
 
 
 def describe(ranks: Sequence[Mapping[str, float]], slowest: int, *, first: int, last: int, file: Path | None) -> str:
-    """Returns the phases of rank 0 and of the slowest rank, and where the trace is, as lines."""
+    """Returns the parts of rank 0 and of the slowest rank, and where the trace is, as lines."""
     lines = [f"profile of the steps {first:,} to {last:,}, milliseconds a step:"]
     for rank in sorted({0, slowest}):
-        times = "  ".join(f"{name} {ranks[rank][name]:,.1f}" for name in (*PHASES, "step"))
+        times = "  ".join(f"{name} {ranks[rank][name]:,.1f}" for name in (*PARTS, "step"))
         lines.append(f"  rank {rank}{' (slowest)' if rank == slowest and len(ranks) > 1 else ''}  {times}")
     return "\n".join(lines + ([f"  trace for https://ui.perfetto.dev: {file}"] if file else []))

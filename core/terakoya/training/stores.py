@@ -60,6 +60,11 @@ class Stores:
             train, validation = _split(train, data.split)
         return cls(data, tuple(train), validation, first.facts.vocabulary)
 
+    @classmethod
+    def of_run(cls, parameters: Parameters) -> Stores:
+        """Opens the stores of a run, those that only later steps use included. Raises as `open`."""
+        return cls.open(parameters.data, [each.data for each in parameters.of_phases])
+
     def check_checkpoint(self, folder: Path) -> None:
         """Raises UserError where ids mean something else in the checkpoint `folder`, whose embeddings they decide."""
         check_tokenizer_of_run(self.train[0], folder / "tokenizer")

@@ -169,7 +169,7 @@ class Trainer:
 
                 def begin_vote(finished_steps: int) -> StepVote:
                     self.profile.begin(finished_steps + 1)
-                    with self.profile.phase("data"):
+                    with self.profile.part("data"):
                         batches = self.work.measure(partial(next, prefetcher))
                     losses = self.health.losses(finished_steps)
                     stop_reason = stop.signal or self._time_limit_reached()
@@ -245,7 +245,7 @@ class Trainer:
         for micro_step in micro_steps:
             is_real = micro_step >= 0
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
-            with self.profile.phase("data"):
+            with self.profile.part("data"):
                 tensors = self._begin_micro_step(batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
             until_loss = self.backlog.after_forward(self.work.until_loss(loss_fn)) if last else loss_fn
@@ -262,7 +262,7 @@ class Trainer:
         # Clip gradients, update weights, clear gradients.
         self.last_learning_rate = learning_rate = self.next_learning_rate()
         skip_above = self.health.skip_above()
-        with self.profile.phase("update"):
+        with self.profile.part("update"):
             norm = self.engine.step(learning_rate, skip_above=skip_above)
         self.backlog.step_started()
 

@@ -10,10 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from terakoya.components import Batch, LossTerm, Objective
-from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
-from terakoya.training.batches import collate_rows, to_device
+from terakoya.training.batches import BatchMaker, collate_rows, to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import RankBatch, split_evenly
 from terakoya.training.engines.compared_examples import compare_examples, sums_of_examples
@@ -26,20 +25,19 @@ def validate(
     context: DistributedContext,
     source: RowSource,
     objective: Objective,
-    vocabulary: Vocabulary,
-    rank_batch: RankBatch,
+    maker: BatchMaker,
     *,
     batches: int,
-    flash: bool,
-    compiled: bool = False,
 ) -> dict[str, float]:
     """Returns the means of all terms over the first `batches` x global batch rows of `source`, or fewer if it ends, and
-    what they are in bits for each character and byte of the store's text.
+    what they are in bits for each character and byte of the store's text. `maker` makes the batches of the run.
 
     Rows are read in order and masked by their own keys, so that two validations differ only by the weights. Every rank
     runs the same number of forward passes, as engines that shard weights gather them there. An objective that compares
     examples compares those of each global batch.
     """
+    rank_batch, compiled = maker.plan.validation_batch, maker.compiled
+    load = partial(to_device, device=context.device, flash=maker.flash, compiled=compiled)
     rows = min(len(source), batches * rank_batch.global_rows)
     terms: Mapping[str, LossTerm] = objective.terms()
     meter = Meter(terms, context.device, objective.derive_metrics)
@@ -56,13 +54,9 @@ def validate(
         else:
             loaded = source.load(0, np.zeros(1, dtype=np.int64) if empty else positions)
         size = rank_batch.micro_batch_size if compiled else len(loaded)
-        return empty, collate_rows(objective, vocabulary, loaded, size, source)
-
-    def evaluate(batch: Batch) -> Mapping[str, Tensor]:
-        return engine.evaluate(to_device(batch, context.device, flash=flash, compiled=compiled))
+        return empty, collate_rows(objective, maker.vocabulary, loaded, size, source)
 
     def compare(batches: Mapping[int, Batch]) -> list[Mapping[str, Tensor]]:
-        load = partial(to_device, device=context.device, flash=flash, compiled=compiled)
         loads = {micro: partial(load, batch) for micro, batch in batches.items()}
         return [sums_of_examples(each) for each in compare_examples(engine, context, objective, loads).values()]
 
@@ -74,7 +68,11 @@ def validate(
                 waiting[micro] = empty, batch
                 if compares and not parts[micro][1]:
                     continue
-                compared = compare({key: each for key, (_, each) in waiting.items()}) if compares else [evaluate(batch)]
+                compared = (
+                    compare({key: each for key, (_, each) in waiting.items()})
+                    if compares
+                    else [engine.evaluate(load(batch))]
+                )
                 for (empty, batch), sums in zip(waiting.values(), compared, strict=True):
                     if not empty:
                         meter.add_sums(sums)

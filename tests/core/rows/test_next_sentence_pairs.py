@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,7 @@ def plan_of(documents: list[list[int]], *, epoch: int = 0, budget: int = 29, sho
         budget=budget,
         short_sequence_probability=short,
         random_next_probability=0.5,
-        seed=1,
-        epoch=epoch,
-        store=0,
+        keys_of=partial(row_keys, 1, epoch, 0),
     )
 
 

@@ -17,7 +17,15 @@ from real_data import real_data
 
 import terakoya
 from terakoya.rows import packing
-from terakoya.rows.packing import Plan, load_or_build_plan, pack, plan_packed_rows, plan_single_rows, split_spans
+from terakoya.rows.packing import (
+    Plan,
+    PlanKind,
+    load_or_build_plan,
+    pack,
+    plan_packed_rows,
+    plan_single_rows,
+    split_spans,
+)
 
 DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 LENGTHS = st.lists(st.integers(0, 70), max_size=60)
@@ -80,7 +88,7 @@ def plan_of(folder: Path, lengths: np.ndarray, calls: list[int] | None = None, *
         return offsets[first:stop], lengths[first:stop]
 
     settings = {"kind": "packed", "sequence_length": 32, "special_tokens": 2, "count": len(lengths), **options}
-    return load_or_build_plan(folder, "fingerprint", spans=spans, **settings)  # type: ignore[arg-type]
+    return load_or_build_plan(folder, "fingerprint", PlanKind(**settings), spans)  # type: ignore[arg-type]
 
 
 def test_sidecar_is_built_once_and_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +154,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
         raise OSError("disk gone")
 
     with pytest.raises(OSError, match="disk gone"):
-        load_or_build_plan(tmp_path, "f", kind="packed", sequence_length=8, special_tokens=2, count=1, spans=spans)
+        load_or_build_plan(tmp_path, "f", PlanKind("packed", 8, special_tokens=2, count=1), spans)
     assert [path.suffix for path in (tmp_path / "plans").iterdir()] == [".lock"]
 
 

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
 from terakoya.errors import UserError
-from terakoya.toolkit.masking import IGNORED, MaskedRows, mask, mask_rows
+from terakoya.toolkit import masking
+from terakoya.toolkit.masking import IGNORED, MaskedRows, MaskingRule, mask_rows
 from terakoya.toolkit.random_keys import draws, row_keys, streams
 
 VOCABULARY = vocabulary(5000)
+
+
+def mask(
+    tokens: np.ndarray, starts: np.ndarray | None, maskable: np.ndarray, keys: np.ndarray, vocabulary: Any, **rule: Any
+) -> MaskedRows:
+    return masking.mask(tokens, starts, maskable, keys, vocabulary, MaskingRule(**rule))
 
 
 def batch_of(seed: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -53,10 +53,10 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def save(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., Path]:
     def save(step: int, *, keep: int = 3, of: DDPEngine | None = None, events: Any = None) -> Path:
-        return checkpoint.save(
-            tmp_path / "checkpoints", step, alone(), of or engine(step), facts={"consumed_rows": 8 * step},
-            event_tensors=events or {}, write_models=lambda folder: None, tokenizer_folder=tokenizer_folder, keep=keep,
-        )  # fmt: skip
+        place = checkpoint.Place(tmp_path / "checkpoints", tokenizer_folder, keep)
+        facts = {"consumed_rows": 8 * step}
+        content = checkpoint.Content(facts, of or engine(step), events or {}, lambda folder: None)
+        return checkpoint.save(place, step, alone(), content)
 
     return save
 

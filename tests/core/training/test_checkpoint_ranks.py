@@ -101,9 +101,11 @@ def save(tmp_path: Path, module: nn.Module, step: int) -> list[Any]:
     (tokenizer / "vocab.txt").write_text("[PAD]\n")
     return on_every_rank(
         lambda context: checkpoint.save(
-            tmp_path / "checkpoints", step, context, Source(context.rank, module), facts={"world": RANKS},
-            event_tensors={}, write_models=lambda folder: (folder / "model.json").write_text("{}") and None,
-            tokenizer_folder=tokenizer, keep=2,
+            checkpoint.Place(tmp_path / "checkpoints", tokenizer, 2), step, context,
+            checkpoint.Content(
+                {"world": RANKS}, Source(context.rank, module), {},
+                lambda folder: (folder / "model.json").write_text("{}") and None,
+            ),
         )
     )  # fmt: skip
 
@@ -229,9 +231,8 @@ def test_a_checkpoint_with_a_tensor_that_no_rank_wrote_is_never_committed(tmp_pa
     alone = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     with pytest.raises(AssertionError, match=r"weight'\] were not written once"):
         checkpoint.save(
-            tmp_path / "checkpoints", 1, alone, Source(0, module), facts={}, event_tensors={},
-            write_models=lambda folder: None,
-            tokenizer_folder=tmp_path / "tokenizer", keep=2,
+            checkpoint.Place(tmp_path / "checkpoints", tmp_path / "tokenizer", 2), 1, alone,
+            checkpoint.Content({}, Source(0, module), {}, lambda folder: None),
         )  # fmt: skip
     assert checkpoints.list_checkpoints(tmp_path / "checkpoints") == []
 

@@ -14,7 +14,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training import gpu_state
 from terakoya.training.setup import train_in_this_process
-from terakoya.training.step_profile import PHASES, collective_seconds, describe, slowest_rank
+from terakoya.training.step_profile import PARTS, collective_seconds, describe, slowest_rank
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_profiled_steps_are_traced_and_timed_and_change_nothing(store: Path, tmp
     (times,) = record["milliseconds"]
     assert record["first"] == 2 and record["step"] == 4 and record["slowest_rank"] == 0
     assert all(times[name] > 0 for name in ("data", "forward", "backward", "update")) and times["reduction"] == 0
-    assert sum(times[name] for name in PHASES) <= times["step"]
+    assert sum(times[name] for name in PARTS) <= times["step"]
 
 
 @pytest.mark.nightly

@@ -19,7 +19,7 @@ from worlds import Job
 
 from terakoya.training.checkpoint import state
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.saving import write_model_folders
+from terakoya.training.saving import ModelFolders, write_model_folders
 from terakoya.training.start import warm_up
 
 
@@ -42,11 +42,9 @@ def run(jobs: Sequence[Job], context: DistributedContext) -> None:
         context.barrier()
         if job.get("model") and context.is_main:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-                write_model_folders(
-                    out, module=None, objective=trainer.run.objective, parameters=trainer.run.parameters,
-                    vocabulary=trainer.run.vocabulary, with_model=True, started_from=None,
-                    tokenizer_folder=trainer.run.tokenizer_folder,
-                )  # fmt: skip
+                run = trainer.run
+                folders = ModelFolders(None, run.parameters, run.vocabulary, True, run.tokenizer_folder, None)
+                write_model_folders(out, folders=folders)
             sizes = {path.stat().st_size for path in (out / "state").iterdir()}
             found["writing"] = max(most_at_once(profiler, mapped=sizes))
         (out / f"{context.rank}.json").write_text(json.dumps(found))

@@ -44,9 +44,7 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, context: Di
 
     engine.step = watched  # type: ignore[method-assign]
     validations: Sequence[Mapping[str, float]] = [
-        validate(
-            engine, context, source, objective, stores.vocabulary, trainer.plan.validation_batch, batches=2, flash=False
-        )
+        validate(engine, context, source, objective, trainer.batches, batches=2)
         for source in trainer.validation.values()
     ]
     report = trainer.one_step()

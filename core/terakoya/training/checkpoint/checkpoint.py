@@ -19,6 +19,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,33 +50,47 @@ MINIMUM_KEPT = 2
 SHOWN_TENSORS = 3
 
 
-def save(
-    checkpoints: Path,
-    step: int,
-    context: DistributedContext,
-    source: ShardSource,
-    *,
-    facts: Mapping[str, Any],
-    event_tensors: EventTensors,
-    write_models: Callable[[Path], None],
-    tokenizer_folder: Path,
-    keep: int,
-    keep_before: int | None = None,
-    shutdown: threading.Event | None = None,
-    before_commit: Callable[[], None] = lambda: None,
-) -> Path:
-    """Writes and commits the checkpoint of `step`, then prunes old ones; collective: all ranks return together.
+@dataclass(frozen=True)
+class Place:
+    """Where a run saves its checkpoints.
 
-    Args:
-        source: the engine, or a snapshot of its state: the shards that this process writes.
+    Attributes:
+        checkpoints: the folder of that name in the run's.
+        tokenizer_folder: is copied into each of them.
+        keep: how many of them stay, at least `MINIMUM_KEPT`.
+        shutdown: set when this process is about to leave and must abandon a save.
+        before_commit: called on rank 0 when all of a checkpoint is written, before it gets its name.
+    """
+
+    checkpoints: Path
+    tokenizer_folder: Path
+    keep: int
+    shutdown: threading.Event = field(default_factory=threading.Event)
+    before_commit: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint holds.
+
+    Attributes:
         facts: JSON values of the manifest, apart from its files.
+        source: the engine, or a snapshot of its state: the shards that this process writes.
         event_tensors: what this process has of the tensors of event plugins.
         write_models: called on rank 0 with the staging folder, whose `state/` is complete: writes the folders that
             other programs read.
-        keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
         keep_before: a step to which the run may go back: the newest checkpoint up to it stays, too.
-        shutdown: set when this process is about to leave and must abandon the save.
-        before_commit: called on rank 0 when everything is written, before the checkpoint gets its name.
+    """
+
+    facts: Mapping[str, Any]
+    source: ShardSource
+    event_tensors: EventTensors
+    write_models: Callable[[Path], None]
+    keep_before: int | None = None
+
+
+def save(place: Place, step: int, context: DistributedContext, content: Content) -> Path:
+    """Writes and commits the checkpoint of `step`, then prunes old ones; collective: all ranks return together.
 
     Returns:
         the folder of the checkpoint.
@@ -83,8 +98,9 @@ def save(
     Raises:
         FileError: on every rank, if the disk refused something on any; committed checkpoints are not touched.
         UserError: on every rank, if a number of the model or of the optimizer's state is not finite.
-        Shutdown: `shutdown` is set.
+        Shutdown: `place.shutdown` is set.
     """
+    checkpoints, keep_before = place.checkpoints, content.keep_before
     staging = checkpoints / f".staging-{folder_name(step)}"
     final = checkpoints / folder_name(step)
 
@@ -96,26 +112,27 @@ def save(
             (staging / "state").mkdir(parents=True)
 
     def write() -> tuple[WrittenState, dict[str, Any]]:
-        state = checkpoint_state.write(staging / "state", context.rank, source)
-        return state, event_tensors_files.write(staging, context.rank, event_tensors)
+        state = checkpoint_state.write(staging / "state", context.rank, content.source)
+        return state, event_tensors_files.write(staging, context.rank, content.event_tensors)
 
     def finish(written: Mapping[str, Any]) -> None:
         if context.is_main:
             incomplete = checkpoint_state.incomplete_tensors(staging)
             assert not incomplete, f"{incomplete[:5]} were not written once: processes do not agree who writes what"
             event_tensors_files.check_whole(staging, written)
-            write_models(staging)
-            copy_folder(tokenizer_folder, staging / "tokenizer")
-            if shutdown is not None and shutdown.is_set():
+            content.write_models(staging)
+            copy_folder(place.tokenizer_folder, staging / "tokenizer")
+            if place.shutdown.is_set():
                 raise Shutdown  # another process may hold the run's lock by now
-            before_commit()
-            _commit(staging, final, {"format": FORMAT, "step": step, KEEP_BEFORE: keep_before, **facts}, written)
+            place.before_commit()
+            facts = {"format": FORMAT, "step": step, KEEP_BEFORE: keep_before, **content.facts}
+            _commit(staging, final, facts, written)
             try:
-                prune(checkpoints, keep, keep_before=keep_before)
+                prune(checkpoints, place.keep, keep_before=keep_before)
             except OSError as error:  # the checkpoint is there all the same
                 log.warning("old checkpoints could not be removed (%s); the next start removes them", error.strerror)
 
-    on_all_ranks = partial(run_on_all_ranks, context, f"saving {final}", shutdown=shutdown)
+    on_all_ranks = partial(run_on_all_ranks, context, f"saving {final}", shutdown=place.shutdown)
     try:
         on_all_ranks(begin)
         ranks = on_all_ranks(write)

@@ -63,7 +63,7 @@ class Snapshot:
         models: dict[str, PreTrainedModel] = {}
         for name, model in exported.items():
             models[name], states[name] = copy.copy(model), {}
-            models[name].config = copy.deepcopy(model.config)  # the next phase changes that of the run
+            models[name].config = copy.deepcopy(model.config)  # later steps may change that of the run
             for key, value in model.state_dict().items():
                 identity = (value.data_ptr(), value.shape, value.stride())  # tied weights stay tied
                 if identity not in copies:

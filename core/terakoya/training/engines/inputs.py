@@ -24,7 +24,7 @@ class EngineInputs:
             `deferred` has them.
         vocabulary: that of the stores.
         context: this process and the others.
-        micro_steps, micro_batch_size: the most micro-steps of a step, and rows of a micro-step, of any phase.
+        micro_steps, micro_batch_size: the most micro-steps of a step, and the most rows of a micro-step.
         scaler: scales losses in fp16; None in every other precision.
         learning_rate_shares: name of a parameter -> its learning rate, as a multiple of the step's; 1 where it has
             none.

@@ -1,4 +1,4 @@
-"""Rotary positions with another base in the middle of a run, as a phase with longer rows has them."""
+"""Rotary positions with another base in the middle of a run, as longer rows need them."""
 
 from __future__ import annotations
 

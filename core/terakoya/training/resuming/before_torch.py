@@ -56,7 +56,7 @@ def _check_resume(
     fingerprints = manifest["stores"]
     if any(key.startswith(("data.", "phases.")) for key in changed_keys(manifest["parameters"], parameters)):
         try:
-            stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+            stores = Stores.of_run(parameters)
         except UserError:  # of which is said more where all else may stay
             allow_change |= {"data"}
         else:

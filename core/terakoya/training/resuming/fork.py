@@ -144,7 +144,7 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
     fingerprints: Mapping[str, str] = manifest["stores"]
     changed = {key.partition(".")[0] for key in changed_keys(before, now)}
     if before.data != now.data or before.phases != now.phases:
-        stores = Stores.open(now.data, [phase.data for phase in now.of_phases])
+        stores = Stores.of_run(now)
         fingerprints = stores.fingerprints()
         stores.check_checkpoint(folder)
     if now.phases and not changed.isdisjoint(PLAN):
@@ -156,7 +156,7 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
 
 def _check_phases(manifest: Mapping[str, Any], parameters: Parameters) -> None:
     """Raises UserError if the phases of `parameters` took other steps or rows before the checkpoint of `manifest`."""
-    stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+    stores = Stores.of_run(parameters)
     hosts = batch_table.node_names(parameters.batch_size)
     nodes = Topology(tuple(ProcessInfo(node, node, 0, host) for node, host in enumerate(hosts)))
     plan = make_plan(parameters, stores, nodes, 0)

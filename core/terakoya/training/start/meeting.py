@@ -68,7 +68,7 @@ def meet(
     try:
         run_folder.check_place(out)
         find_plugin_engine(parameters.parallel, processes=launch.world_size)
-        stores = Stores.open(parameters.data, [phase.data for phase in parameters.of_phases])
+        stores = Stores.of_run(parameters)
         given = describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {}
     except UserError as failed:
         if launch.world_size == 1:

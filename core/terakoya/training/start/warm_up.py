@@ -36,12 +36,10 @@ def settle_buckets(engine: Engine, batches: BatchMaker, objective: Objective) ->
 def find_graph_obstacle(engine: DDPEngine, batches: BatchMaker, objective: Objective, *, validates: bool) -> str | None:
     """Returns why the run cannot take CUDA graphs, as a sentence; None where it can.
 
-    Records and replays a micro-step of the largest phase, and a batch without gradients where the run `validates`, and
+    Records and replays a micro-step of the largest step, and a batch without gradients where the run `validates`, and
     looks whether an update would find room beside them.
     """
-    plan, device = batches.plan, engine.context.device
-    phase = max(plan.phases, key=lambda each: each.rank_batch.micro_batch_size * each.sequence_length)
-    batch = batches(phase.span.first_step).real[0]
+    device, batch = engine.context.device, batches(batches.plan.largest_step()).real[0]
     try:
         for _ in range(TIMES):
             engine.clear_gradients()  # they would be added up in memory that is written over
