@@ -12,7 +12,6 @@ from terakoya.commands import (
     estimate,
     evaluate,
     export,
-    fork,
     import_checkpoint,
     init,
     plugins,
@@ -78,10 +77,6 @@ def register_commands() -> Mapping[str, Command | Group]:
         ),
         "estimate": Command(estimate.command, "terakoya estimate bert_base --vocab-size 32768 --gpus 8 --device h100"),
         "train": Command(train.command, "terakoya train bert_base --out work/run --set max_steps=100000"),
-        "fork": Command(
-            fork.command,
-            "terakoya fork work/run@8000 --out work/decay --set max_steps=9000 --set schedule.decay_steps=1000",
-        ),
         "status": Command(status.command, "terakoya status work/run --watch"),
         "save": Command(save.command, "terakoya save work/run"),
         "verify": Command(verify.command, "terakoya verify work/run"),

@@ -67,6 +67,7 @@ FAMILIES: dict[str, Family] = {
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
+    "forks": Family(verbs=("fork",)),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
     "launch": Family(verbs=("launch",), components=("launchers hosts", "launchers local", "launchers slurm")),

@@ -200,10 +200,10 @@ class RunPlan:
         now = self.phase_at(step - 1)
         if not self.has_phases:
             return (max_steps - step) * now.span.rows_per_step
-        work = sum(
-            max(0, each.span.stop_step - max(step, each.span.first_step)) * each.span.rows_per_step * each.sequence_length
-            for each in self.phases
-        )
+        work = 0
+        for each in self.phases:
+            steps = max(0, each.span.stop_step - max(step, each.span.first_step))
+            work += steps * each.span.rows_per_step * each.sequence_length
         return work / now.sequence_length
 
     def check_borders(self, manifest: Mapping[str, Any]) -> None:

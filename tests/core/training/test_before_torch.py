@@ -16,8 +16,8 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import MANIFEST, read_manifest, with_hash
 from terakoya.training.resuming.before_torch import check_start
-from terakoya.training.resuming.fork import fork
 from terakoya.training.setup import train_in_this_process
+from terakoya_forks.fork import fork
 
 STEP = "checkpoints/step-0000000{}".format
 FASTER = {"optimizer": {"type": "adamw", "learning_rate": 0.5}}

@@ -20,10 +20,10 @@ from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base
-from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya.training.stores import Stores
+from terakoya_forks.fork import fork
 
 MODEL = {
     "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

@@ -27,10 +27,10 @@ from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base
-from terakoya.training.resuming.fork import fork
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
+from terakoya_forks.fork import fork
 
 MODEL = {
     "type": "modernbert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
@@ -151,7 +151,7 @@ def test_a_fork_without_phases_counts_its_progress_from_the_rows_that_were_taken
     assert [plan.objective_progress(step) for step in (5, 11, 12)] == [
         before / (before + 7 * rows), (before + 6 * rows) / (before + 7 * rows), 1.0
     ]  # fmt: skip
-    assert plan.remaining_work(5) == 7 * rows * parameters.data.sequence_length
+    assert plan.remaining_rows(5, 12) == 7 * rows
 
 
 def test_each_phase_has_its_rows_rates_and_masks(straight: Path, store: Path, validation_store: Path) -> None:

@@ -20,9 +20,9 @@ from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
-from terakoya.training.resuming.fork import fork
 from terakoya.training.run_folder import held_bytes
 from terakoya.training.setup import StartOptions, train_in_this_process
+from terakoya_forks.fork import fork
 
 GPT2 = {
     "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32,

@@ -14,7 +14,7 @@ import pytest
 import toy
 
 from terakoya.errors import TemporaryFailure, UserError
-from terakoya.training.resuming.fork import fork
+from terakoya_forks.fork import fork
 from terakoya_launch.options import LaunchOptions
 from terakoya_launch.plan import PlannedLaunch, make_job, plan_launch
 from terakoya_launch.scripts import FINAL_EXIT_CODES

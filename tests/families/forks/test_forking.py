@@ -14,8 +14,8 @@ from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.runs import forks, metrics, status
 from terakoya.runs.checkpoints import file_facts, find_problems, read_manifest
-from terakoya.training.resuming import fork as forking
-from terakoya.training.resuming.fork import fork
+from terakoya_forks import fork as forking
+from terakoya_forks.fork import fork
 
 pytestmark = pytest.mark.slow
 

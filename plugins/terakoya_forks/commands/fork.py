@@ -32,7 +32,7 @@ def command(
 
     announce(f"terakoya fork: reads {run} ...")
     with imports():
-        from terakoya.training.resuming.fork import fork
+        from terakoya_forks.fork import fork
 
     made = fork(run, out, set_ or ())
     console().print(f"forked {made.describe()} to {out}", markup=False, soft_wrap=True)
