@@ -28,12 +28,12 @@ from torch.nn.attention.varlen import varlen_attn
 
 from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
+from terakoya.estimation.dry_run import dry_run
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
-from terakoya.training.dry_run import dry_run
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
 from terakoya.training.run_log import RunLog

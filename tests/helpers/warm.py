@@ -28,7 +28,7 @@ IMPORTED = (
     "terakoya.config.language_pretraining_json",
     "terakoya_launch.plan",
     "terakoya.plugins.create",
-    "terakoya.training.dry_run",
+    "terakoya.estimation.dry_run",
     "terakoya.training.setup",
     "tokenizers",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",

@@ -19,8 +19,8 @@ from terakoya.launch.here import imports, resolve_out
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
+    from terakoya.estimation.dry_run import DrySteps
     from terakoya.training.distributed.signals import StopRequest
-    from terakoya.training.dry_run import DrySteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
             stop=stop, mirror_to=address,
         )  # fmt: skip
         if options.dry_run:
-            from terakoya.training.dry_run import dry_run as check
+            from terakoya.estimation.dry_run import dry_run as check
 
             steps = check(loaded, folder, start)
             if launched.rank == 0:

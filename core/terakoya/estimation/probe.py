@@ -22,6 +22,7 @@ from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.fake_step import number_of_layers, with_depth
+from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
 from terakoya.plugins import registry
 from terakoya.store.writer import write_store
@@ -30,7 +31,6 @@ from terakoya.training.model import determinism
 from terakoya.training.rollback import free_memory
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
-from terakoya.training.start.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 

@@ -18,11 +18,11 @@ from terakoya.errors import UserError
 from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts
 from terakoya.estimation.probe import SECONDS, Probed, probe
 from terakoya.estimation.speed import Speed, measured_speed
+from terakoya.estimation.step_rate import StepRate
 from terakoya.launch.local import run_processes
 from terakoya.process_pool import available_cores
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo, RankBatch
-from terakoya.training.start.step_rate import StepRate
 
 START_SECONDS = 8.0
 """What several processes take of a probe's time to start and to import torch, about."""

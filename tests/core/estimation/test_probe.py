@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.probe import SECONDS, Probed, Sample, Timed, find_rate, probe
+from terakoya.estimation.step_rate import LEAST_STEPS, StepRate
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
-from terakoya.training.start.step_rate import LEAST_STEPS, StepRate
 
 
 class Machine:

@@ -18,7 +18,8 @@ from accelerate.state import AcceleratorState
 from terakoya.config.nccl import Nccl
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training import dry_run, setup
+from terakoya.estimation import dry_run
+from terakoya.training import setup
 from terakoya.training.distributed import gpu_allocator, nccl_algorithms
 
 SHOW = """\

@@ -15,7 +15,7 @@ from saved_weights import FAULTS
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
 from terakoya.errors import UserError
-from terakoya.training import dry_run as dry
+from terakoya.estimation import dry_run as dry
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.tensor_shards import whole_shard

@@ -16,7 +16,7 @@ import pytest
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.dry_run import dry_run
+from terakoya.estimation.dry_run import dry_run
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import StartOptions
 from terakoya_plugins.trackers.wandb import WandB, run_id

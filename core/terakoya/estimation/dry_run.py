@@ -12,6 +12,7 @@ from pathlib import Path
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.estimation.step_rate import StepRate, time_steps
 from terakoya.log import new_console
 from terakoya.object_store import ObjectFolder
 from terakoya.plugins import registry
@@ -24,7 +25,6 @@ from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models
 from terakoya.training.setup import StartOptions, build_trainer
 from terakoya.training.start.meeting import meet
-from terakoya.training.start.step_rate import StepRate, time_steps
 from terakoya.training.trainer import Trainer
 
 TIMED_SECONDS = 10.0
