@@ -425,10 +425,7 @@ class Trainer:
         numbers: dict[str, Mapping[str, float]] = {}
         short_names = store_names(self.validation)
         for name, source in self.validation.items():
-            values = validate(
-                self.engine, self.context, source, run.objective, run.vocabulary, self.plan.validation_batch,
-                batches=batches, flash=self.batches.flash, compiled=self.batches.compiled,
-            )  # fmt: skip
+            values = validate(self.engine, self.context, source, run.objective, self.batches, batches=batches)
             numbers[name] = values
             self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
             self.run_log.track(
