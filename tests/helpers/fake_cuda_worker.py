@@ -29,7 +29,6 @@ from torch.nn.attention.varlen import varlen_attn
 from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.dry_run import dry_run
-from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 from terakoya.training.distributed.context import connect
@@ -99,7 +98,7 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             special = (*stores.vocabulary.special, *sentinels)
             update = {"size": case["vocabulary"], "special": special, "sentinels": sentinels}
             stores = replace(stores, vocabulary=stores.vocabulary.model_copy(update=update))
-        trainer = build_trainer(parameters, out, stores, context, run_log, registry())
+        trainer = build_trainer(parameters, out, stores, context, run_log)
         engine = trainer.engine
         assert isinstance(engine, DDPEngine)
         if case.get("item_in_modules"):

@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from terakoya.config.parameters import Parameters
-from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run_log import RunLog
@@ -50,9 +49,7 @@ def weigh(job: dict[str, Any], context: DistributedContext) -> dict[str, Any]:
     gc.collect()
     before = storages(all_tensors())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:  # it must see what it sees go
-        trainer = setup.build_trainer(
-            parameters, Path(job["out"]), Stores.open(parameters.data), context, run_log, registry()
-        )
+        trainer = setup.build_trainer(parameters, Path(job["out"]), Stores.open(parameters.data), context, run_log)
         collecting(trainer)
         noting(trainer, noted)
         gc.collect()

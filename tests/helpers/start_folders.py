@@ -20,7 +20,6 @@ from transformers import (
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model.build import build_module
@@ -110,4 +109,4 @@ def trainer(raw: Mapping[str, Any], out: Path) -> Trainer:
     out.mkdir()
     run_log = RunLog(out, (), {}, active=False)
     context = connect(LaunchInfo.from_environment())
-    return build_trainer(parameters, out, Stores.open(parameters.data), context, run_log, registry())
+    return build_trainer(parameters, out, Stores.open(parameters.data), context, run_log)

@@ -22,7 +22,7 @@ import torch
 import toy
 
 from terakoya.config.parameters import Parameters
-from terakoya.plugins import PLUGINS_VARIABLE, registry
+from terakoya.plugins import PLUGINS_VARIABLE
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
@@ -96,7 +96,7 @@ def trainer(job: Job, context: DistributedContext) -> Trainer:
     run_log = RunLog(out, [], parameters.dump(), active=context.is_main)
     folder = newest_checkpoint(out, context, run_log)
     stores = Stores.open(parameters.data)
-    built = setup.build_trainer(parameters, out, stores, context, run_log, registry(), fresh=folder is None)
+    built = setup.build_trainer(parameters, out, stores, context, run_log, fresh=folder is None)
     if folder is not None:
         resume(built, folder, frozenset())
     return built

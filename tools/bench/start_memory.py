@@ -94,7 +94,6 @@ def start(rank: int, processes: int, port: int, work: dict[str, Any]) -> subproc
 def measure(work: dict[str, Any]) -> int:
     """Builds and saves the run in this process, and prints what it took."""
     from terakoya.config.parameters import Parameters
-    from terakoya.plugins import registry
     from terakoya.training import saving, setup
     from terakoya.training.checkpoint import checkpoint
     from terakoya.training.distributed.context import connect
@@ -110,7 +109,7 @@ def measure(work: dict[str, Any]) -> int:
     context.barrier()
     run_log = RunLog(out, [], read.dump(), active=context.is_main)
     watch = Watch()
-    trainer = setup.build_trainer(read, out, Stores.open(read.data), context, run_log, registry())
+    trainer = setup.build_trainer(read, out, Stores.open(read.data), context, run_log)
     said = [f"start {watch.peak():,.0f} MiB, {watch.seconds():.0f} s"]
     say(f"rank {context.rank}: {said[0]}")
     engine: Any = trainer.engine

@@ -15,7 +15,6 @@ from terakoya.errors import UserError
 from terakoya.estimation.step_rate import StepRate, time_steps
 from terakoya.log import new_console
 from terakoya.object_store import ObjectFolder
-from terakoya.plugins import registry
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
@@ -80,7 +79,7 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions) -> DryStep
             explain_compile_errors(),
             options.advice(parameters, stores.vocabulary, context),
         ):
-            trainer = build_trainer(parameters, out, stores, context, run_log, registry())
+            trainer = build_trainer(parameters, out, stores, context, run_log)
             kept = parameters.kept_checkpoints(trainer.plan.length.steps)
             needed = _checkpoint_bytes(trainer, kept + 1)
             free = free_bytes(out)

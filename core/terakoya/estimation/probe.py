@@ -24,7 +24,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.estimation.fake_step import number_of_layers, with_depth
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
-from terakoya.plugins import registry
 from terakoya.store.writer import write_store
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import determinism
@@ -254,5 +253,5 @@ def _silence() -> Iterator[None]:
 def _trainer(parameters: Parameters, folder: Path, context: DistributedContext) -> Iterator[Trainer]:
     """Builds the trainer of `parameters`, without a word; its memory is free afterwards."""
     with _silence(), determinism.restore_choice(), closing(RunLog(folder, (), {}, active=False)) as run_log:
-        yield build_trainer(parameters, folder, Stores.open(parameters.data), context, run_log, registry())
+        yield build_trainer(parameters, folder, Stores.open(parameters.data), context, run_log)
     free_memory(context)

@@ -25,7 +25,6 @@ from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run import Run
-from terakoya.training.run_log import RunLog
 from terakoya.training.spikes import LastingSpike
 
 
@@ -92,10 +91,10 @@ class SkippedSteps:
         rollbacks: how the run went back so far, oldest first.
     """
 
-    def __init__(self, run: Run, batches: BatchMaker, run_log: RunLog) -> None:
+    def __init__(self, run: Run, batches: BatchMaker) -> None:
         self._run = run
         self._batches = batches
-        self._run_log = run_log
+        self._run_log = run.run_log
         self.rollbacks: tuple[Rollback, ...] = ()
 
     def contain(self, step: int) -> bool:

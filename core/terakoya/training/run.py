@@ -43,6 +43,7 @@ class Run:
     module: nn.Module
     length: Length
     context: DistributedContext = field(repr=False)
+    run_log: RunLog = field(repr=False)
     step: int = 0
     consumed_rows: int = 0
     consumed_tokens: int = 0
@@ -53,7 +54,6 @@ class Run:
     tokenizer_folder: Path = Path()
     holds_whole_model: bool = True
     weight_shards: Callable[[], Sequence[TensorShard]] = field(default=tuple, repr=False)
-    run_log: RunLog | None = field(default=None, repr=False)
     save_requested: bool = False
     end_requested: str | None = None
     ended_by: str | None = None
@@ -120,20 +120,16 @@ class Run:
 
     def write(self, kind: str, **values: Any) -> None:
         """Appends a record of `kind` to metrics.jsonl."""
-        if self.run_log is not None:
-            self.run_log.write(kind, step=self.step, **values)
+        self.run_log.write(kind, step=self.step, **values)
 
     def write_text(self, name: str, text: str) -> None:
         """Gives `text` to the trackers that show texts."""
-        if self.run_log is not None:
-            self.run_log.track_text(self.step, name, text)
+        self.run_log.track_text(self.step, name, text)
 
     def print(self, text: str) -> None:
         """Prints a line above the progress."""
-        if self.run_log is not None:
-            self.run_log.print(text)
+        self.run_log.print(text)
 
     def warn(self, text: str) -> None:
         """Prints a warning, and records it in metrics.jsonl."""
-        if self.run_log is not None:
-            self.run_log.warn(text)
+        self.run_log.warn(text)

@@ -32,7 +32,6 @@ from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
 from terakoya.training.model.thread_generator import ThreadGenerator
 from terakoya.training.run import Run
-from terakoya.training.run_log import RunLog
 
 MAX_FAILED_SAVES = 3
 """A run ends after so many saves in a row that failed for want of space or of an answer from the disk."""
@@ -66,10 +65,10 @@ class Saver:
         is_writing: whether the run waits for a save that is being written.
     """
 
-    def __init__(self, run: Run, engine: Engine, run_log: RunLog) -> None:
+    def __init__(self, run: Run, engine: Engine) -> None:
         self.run = run
         self.engine = engine
-        self.run_log = run_log
+        self.run_log = run.run_log
         self.settings = run.parameters.checkpoint
         self.context = run.context.new_group(run.parameters.parallel.timeout_seconds)
         self.step = self.saved_step = -1
@@ -77,7 +76,7 @@ class Saver:
         self.is_writing = False
         self.shutdown = threading.Event()
         self.place = checkpoint.Place(
-            run.folder / "checkpoints", run.tokenizer_folder, self.settings.keep, self.shutdown, run_log.sync
+            run.folder / "checkpoints", run.tokenizer_folder, self.settings.keep, self.shutdown, run.run_log.sync
         )
         self.snapshot = Snapshot(self.shutdown)
         self.thread = ThreadPoolExecutor(1, "checkpoint")

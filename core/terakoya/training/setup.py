@@ -24,7 +24,7 @@ from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import Stopped
 from terakoya.log import translated
-from terakoya.plugins import PluginError, Registry, registry
+from terakoya.plugins import PluginError, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
@@ -173,7 +173,6 @@ def _train_until_rollback(
     """
     parameters, out, options = started.parameters, started.out, started.options
     stores, context, stop = started.stores, started.context, started.stop
-    plugins = registry()
     error: BaseException | None = None
     trainer: Trainer | None = None
     frozen_before = gc.get_freeze_count()
@@ -182,7 +181,7 @@ def _train_until_rollback(
         if folder is not None:
             stores.check_checkpoint(folder)
         with compilation.explain_compile_errors(), options.advice(parameters, stores.vocabulary, context):
-            trainer = build_trainer(parameters, out, stores, context, run_log, plugins, fresh=folder is None)
+            trainer = build_trainer(parameters, out, stores, context, run_log, fresh=folder is None)
             trainer.run.start_time = started.start_time
             if folder is not None:
                 resume(trainer, folder, options.allow_change)
@@ -237,7 +236,6 @@ def build_trainer(
     stores: Stores,
     context: DistributedContext,
     run_log: RunLog,
-    plugins: Registry,
     *,
     fresh: bool = True,
 ) -> Trainer:
@@ -316,12 +314,12 @@ def build_trainer(
         weight_shards=engine.weight_shards, run_log=run_log,
         validation_rows=stores.hash_validation(parameters.evaluation.batches if parameters.evaluation else 0),
     )  # fmt: skip
-    _check_schedules(plan, run, run_log)
-    _report_run(run, plan, stores, kernels, parameter_counts, run_log)
+    _check_schedules(plan, run)
+    _report_run(run, plan, stores, kernels, parameter_counts)
     return Trainer(
-        run, engine, batches, validation, run_log, plugins,
+        run, engine, batches, validation,
         facts={
-            **_manifest_facts(run, plan, stores, kernels, built, plugins, engine),
+            **_manifest_facts(run, plan, stores, kernels, built, engine),
             "trained_parameter_count": trained_count,
             "started_from": None if built.started is None else built.started.facts,
         },
@@ -352,7 +350,7 @@ def _report_weights(
         )
 
 
-def _check_schedules(plan: RunPlan, run: Run, run_log: RunLog) -> None:
+def _check_schedules(plan: RunPlan, run: Run) -> None:
     """Says where a warm-up does not end, and where the learning rate stays high.
 
     Raises:
@@ -363,35 +361,33 @@ def _check_schedules(plan: RunPlan, run: Run, run_log: RunLog) -> None:
         if (cut := phase.find_cut_warmup(run.progress())) is not None:
             unit, warmup, end = cut
             reached = f"{end / warmup:.0%}"
-            run_log.print(
+            run.print(
                 f"schedule: the warm-up of {warmup:,} {unit} ends after the {end:,} that are trained: the learning "
                 f"rate reaches {reached} of its peak at most"
             )
     if (share := plan.phases[-1].final_share(run.progress())) is not None and share > TRUNK:
-        run_log.print(
+        run.print(
             f"schedule: the learning rate ends at {share:.0%} of its peak: a trunk, whose models get better in a "
             "decay, which `terakoya fork` begins"
         )
 
 
-def _report_run(
-    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, parameter_counts: str, run_log: RunLog
-) -> None:
+def _report_run(run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, parameter_counts: str) -> None:
     """Says what is trained on what, how, and for how long."""
     parameters, context, loader, length = run.parameters, run.context, plan.loader, plan.length
     if context.device.type == "cpu" and torch.backends.mps.is_available():
-        run_log.print(
+        run.print(
             "Apple's GPU (MPS) is not used: losses are added up in float64, which it does not have; trains on the CPU"
         )
     for text in precision_problems(parameters.precision, context.device):
-        run_log.warn(text)
+        run.warn(text)
     tokens = sum(store.facts.tokens for store in stores.train)
     first = plan.phases[0]
     rank_batch = first.rank_batch
     epoch_rows = sum(len(source) for source in loader.sources if source.sequence_length == first.sequence_length)
     backend, compiled = kernels.attention, kernels.compiled
     how = f"{compiled} with CUDA graphs" if kernels.cuda_graphs else compiled
-    run_log.print(
+    run.print(
         f"{translated(context.topology.describe())} on {context.device.type}, {parameters.parallel.describe()}, "
         f"{parameters.precision}, attention {backend}, compile {how}; {parameter_counts}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {first.sequence_length}; {rank_batch.global_rows} rows a step, "
@@ -400,9 +396,9 @@ def _report_run(
     )
     if plan.has_phases:
         for phase in plan.phases:
-            run_log.print(phase.describe())
+            run.print(phase.describe())
     if length.rows is not None and len(loader.sources) > 1:
-        run_log.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
+        run.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
 
 
 def _epochs_per_store(loader: Loader, rows: int) -> str:
@@ -414,7 +410,7 @@ def _epochs_per_store(loader: Loader, rows: int) -> str:
 
 
 def _manifest_facts(
-    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, built: InitialModule, plugins: Registry, engine: Engine
+    run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, built: InitialModule, engine: Engine
 ) -> dict[str, Any]:
     """Returns the values of a manifest that describe the run, as JSON."""
     parameters, context, length = run.parameters, run.context, run.length
@@ -427,7 +423,7 @@ def _manifest_facts(
         "parameter_count": built.parameter_count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),
-        "plugins": record_plugins(plugins, parameters.dump(plugins), find_transforms(parameters)),
+        "plugins": record_plugins(registry(), parameters.dump(registry()), find_transforms(parameters)),
         "world": {
             "processes": context.world_size,
             "nodes": context.topology.processes_per_node(),

@@ -31,7 +31,6 @@ from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.loss import Meter
 from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
-from terakoya.training.run_log import RunLog
 from terakoya.training.spikes import Spike, SpikeDetector
 
 LOSS_UNIT = 2.0**-24
@@ -89,7 +88,6 @@ class StepHealth:
         run: Run,
         meter: Meter,
         scaler: LossScaler | None,
-        run_log: RunLog,
         batches: BatchMaker,
     ) -> None:
         """`meter` gets the sums of every step that counts."""
@@ -97,7 +95,7 @@ class StepHealth:
         self.run = run
         self.meter = meter
         self.scaler = scaler
-        self.run_log = run_log
+        self.run_log = run.run_log
         self.batches = batches
         self.terms: Mapping[str, LossTerm] = {
             name: term for name, term in meter.terms.items() if term.weight is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from terakoya.components.run import StepReport
 from terakoya.training.batches import BatchMaker
@@ -11,7 +13,6 @@ from terakoya.training.gpu_state import MOST_WAITS, Backlog, gpu_values
 from terakoya.training.loss import Meter, to_bits
 from terakoya.training.progress_line import view_step
 from terakoya.training.run import Run
-from terakoya.training.run_log import RunLog
 from terakoya.training.step_health import StepHealth
 from terakoya.training.throughput import Throughput
 
@@ -21,6 +22,7 @@ class StepLog:
 
     Attributes:
         throughput: turns tokens and seconds into rates.
+        backlog: whether the GPU waits for the host.
         metered_from: the first row of the order of whose losses `meter` has the sums.
         step_start: when the step under way began, by `time.perf_counter`.
         record_next: whether the next step gets a record, whatever its number.
@@ -30,20 +32,18 @@ class StepLog:
     def __init__(
         self,
         run: Run,
-        run_log: RunLog,
         meter: Meter,
         health: StepHealth,
         throughput: Throughput,
         batches: BatchMaker,
-        backlog: Backlog,
     ) -> None:
         self.run = run
-        self.run_log = run_log
+        self.run_log = run.run_log
         self.meter = meter
         self.health = health
         self.throughput = throughput
         self.batches = batches
-        self.backlog = backlog
+        self.backlog = Backlog(run.device)
         self.record_next = self._has_said_that_the_gpu_waits = False
         self.step_seconds = 0.0
         self.step_start = self._start = time.perf_counter()
@@ -56,6 +56,24 @@ class StepLog:
     def leave_out(self, seconds: float) -> None:
         """Leaves `seconds`, in which no step was taken, out of the rates."""
         self._start += seconds
+
+    def restore(self, states: Sequence[Mapping[str, Any]], metered_from: int) -> None:
+        """Continues averaging from the meters of a checkpoint, by rank, which have the losses of the rows from
+        `metered_from` on.
+
+        Each rank takes its own state; where the number of processes has changed, rank 0 takes all. Where the objective
+        has other terms now, the averages begin anew.
+        """
+        if not all(self.meter.has_terms_of(state) for state in states):
+            self.run_log.print("the loss has other terms than before: its averages begin anew")
+            self.metered_from = self.run.consumed_rows
+            return
+        self.metered_from = metered_from
+        rank, world_size = self.run.rank, self.run.world_size
+        for state in [states[rank]] if len(states) == world_size else list(states) * (rank == 0):
+            self.meter.add_state_sums(state["sums"])
+        self.meter.seen.update(*(state["seen"] for state in states))
+        self.meter.counts = dict(states[0]["counts"])
 
     def finish(self, tokens: int, learning_rate: float) -> StepReport:
         """Returns the report of the step that has just finished, in which all ranks took `tokens`; every

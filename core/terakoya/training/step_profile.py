@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terakoya.config.fields import Profile
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.run_log import RunLog
+from terakoya.training.run import Run
 
 PARTS = ("data", "forward", "backward", "reduction", "update")
 ON_GPUS, ON_CPUS = ("nccl:", "nccldevkernel", "ncclkernel"), ("gloo:",)
@@ -29,17 +27,17 @@ LossFn = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class StepProfile:
-    """Profiles the steps of `settings`, if there are any; elsewhere it does nothing, and costs nothing.
+    """Profiles the steps that the run's `profile` names, if any; elsewhere it does nothing, and costs nothing.
 
     Attributes:
         steps: how many steps were profiled so far.
     """
 
-    def __init__(self, settings: Profile | None, folder: Path, context: DistributedContext, run_log: RunLog) -> None:
-        self.settings = settings
-        self.folder = folder / "profile"
-        self.context = context
-        self.run_log = run_log
+    def __init__(self, run: Run) -> None:
+        self.settings = run.parameters.profile
+        self.folder = run.folder / "profile"
+        self.context = run.context
+        self.run_log = run.run_log
         self.steps = 0
         self._first = 0
         self._profiler: Any = None

@@ -15,11 +15,10 @@ from torch import Tensor
 from terakoya.components import EventListener, LossTerm
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
-from terakoya.plugins import PluginError, Registry
+from terakoya.plugins import PluginError, registry
 from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
-from terakoya.runs.metrics import store_names
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.checkpoint import event_tensors
@@ -28,13 +27,11 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.engines.compared_examples import compare_examples
 from terakoya.training.engines.engine import Engine
-from terakoya.training.gpu_state import Backlog
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.model.compilation import run_uncompiled
 from terakoya.training.model.rotary import set_rotary_base
 from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
 from terakoya.training.run import Run
-from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase, RunPlan
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
@@ -42,13 +39,11 @@ from terakoya.training.step_log import StepLog
 from terakoya.training.step_profile import StepProfile
 from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
-from terakoya.training.validation import validate
+from terakoya.training.validation import validate_all
 from terakoya.training.work_clock import WorkClock
 
 DROPOUT = "dropout"
 """Distinguishes the random keys of dropout from all others."""
-VALIDATION_BATCHES = 50
-"""Batches per validation where the parameters have no `evaluation`."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,6 @@ class Trainer:
         architecture: with the rotary positions that the module has now.
         throughputs: turns tokens and seconds into rates, by phase.
         work: how long this rank's steps take before they wait for others.
-        backlog: whether the GPU waits for the host.
         finished: whether the run log says that the run has finished.
     """
 
@@ -93,8 +87,6 @@ class Trainer:
         engine: Engine,
         batches: BatchMaker,
         validation: Mapping[str, RowSource],
-        run_log: RunLog,
-        registry: Registry,
         *,
         facts: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
@@ -104,10 +96,9 @@ class Trainer:
         self.engine = engine
         self.batches = batches
         self.validation = validation
-        self.run_log = run_log
-        self.registry = registry
-        self.listeners = start_listeners(run, registry)
-        self.events: Events = registry.hook.join(self.listeners)
+        self.run_log = run.run_log
+        self.listeners = start_listeners(run)
+        self.events: Events = registry().hook.join(self.listeners)
         self.save_due = False
         self.facts = facts
         self.shapes = shapes
@@ -119,19 +110,18 @@ class Trainer:
         self.throughputs = throughputs
         self.terms: Mapping[str, LossTerm] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
-        self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches)
-        self.saver = Saver(run, engine, run_log)
+        self.health = StepHealth(run, self.meter, engine.scaler, batches)
+        self.saver = Saver(run, engine)
         self.last_checkpoint: Path | None = None
-        self.skipped = SkippedSteps(run, batches, run_log)
+        self.skipped = SkippedSteps(run, batches)
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.step_sync = StepSync(self.context, count_names, self.saver)
         self.next_vote: StepVote | None = None
         self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work=lambda: self.work.done)
-        self.backlog = Backlog(run.device)
-        self.step_log = StepLog(run, run_log, self.meter, self.health, throughputs[0], batches, self.backlog)
-        self.profile = StepProfile(run.parameters.profile, run.folder, self.context, run_log)
+        self.step_log = StepLog(run, self.meter, self.health, throughputs[0], batches)
+        self.profile = StepProfile(run)
         self.save_seconds = self.last_learning_rate = 0.0
         self.finished = False
         self.begin_phase(self.phase, tokens=0)
@@ -248,7 +238,7 @@ class Trainer:
             with self.profile.part("data"):
                 tensors = self._begin_micro_step(batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
-            until_loss = self.backlog.after_forward(self.work.until_loss(loss_fn)) if last else loss_fn
+            until_loss = self.step_log.backlog.after_forward(self.work.until_loss(loss_fn)) if last else loss_fn
             with self.profile.forward_and_backward(until_loss) as timed:
                 sums = self.engine.micro_step(tensors, timed, last=last)
             if is_real:
@@ -264,7 +254,7 @@ class Trainer:
         skip_above = self.health.skip_above()
         with self.profile.part("update"):
             norm = self.engine.step(learning_rate, skip_above=skip_above)
-        self.backlog.step_started()
+        self.step_log.backlog.step_started()
 
         rows = self.batches.rows(run.step)
         run.step, run.consumed_rows = run.step + 1, rows[1]
@@ -419,21 +409,8 @@ class Trainer:
         """Validates on every validation store, if there are any, and logs the means."""
         if not self.validation:
             return
-        parameters, run = self.parameters, self.run
-        start = time.perf_counter()
-        batches = parameters.evaluation.batches if parameters.evaluation else VALIDATION_BATCHES
-        numbers: dict[str, Mapping[str, float]] = {}
-        short_names = store_names(self.validation)
-        for name, source in self.validation.items():
-            values = validate(self.engine, self.context, source, run.objective, self.batches, batches=batches)
-            numbers[name] = values
-            self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
-            self.run_log.track(
-                run.step, {f"validation/{short_names[name]}/{key}": value for key, value in values.items()}
-            )
-        self.run_log.show_validation(run.step, numbers)
-        # the numbers of rank 0 count: sums over ranks may be rounded differently, but all ranks need one learning rate
-        numbers = self.context.broadcast(numbers)
+        run, start = self.run, time.perf_counter()
+        numbers = validate_all(self.engine, run, self.validation, self.batches)
         losses = [values["loss"] for values in numbers.values()]
         run.validation_losses = (*run.validation_losses, (run.step, sum(losses) / len(losses)))
         plugin_values = self._call_event("evaluate", run)
@@ -497,37 +474,18 @@ class Trainer:
             self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=paused)
             self._call_event("checkpoint_saved", self.run, saved.folder)
 
-    def restore_meters(self, states: Sequence[Mapping[str, Any]], metered_from: int) -> None:
-        """Continues averaging from the meters of a checkpoint, by rank, which have the losses of the rows from
-        `metered_from` on.
 
-        Each rank takes its own state; where the number of processes has changed, rank 0 takes all. Where the objective
-        has other terms now, the averages begin anew.
-        """
-        if not all(self.meter.has_terms_of(state) for state in states):
-            self.run_log.print("the loss has other terms than before: its averages begin anew")
-            self.step_log.metered_from = self.run.consumed_rows
-            return
-        self.step_log.metered_from = metered_from
-        rank, world_size = self.run.rank, self.run.world_size
-        own_states = [states[rank]] if len(states) == world_size else list(states) * (rank == 0)
-        for state in own_states:
-            self.meter.add_state_sums(state["sums"])
-        self.meter.seen.update(*(state["seen"] for state in states))
-        self.meter.counts = dict(states[0]["counts"])
-
-
-def start_listeners(run: Run, registry: Registry) -> dict[str, EventListener]:
+def start_listeners(run: Run) -> dict[str, EventListener]:
     """Returns the listeners of the event plugins of `run`, by name: those that its parameters name, and those that
     every run has.
 
     Raises:
         UserError: a plugin does not start.
     """
-    chosen = dict(run.parameters.events)
-    for name in registry.names("events"):
-        if registry.component("events", name).always:
-            chosen.setdefault(name, registry.component("events", name)())
+    chosen, plugins = dict(run.parameters.events), registry()
+    for name in plugins.names("events"):
+        if plugins.component("events", name).always:
+            chosen.setdefault(name, plugins.component("events", name)())
     return {name: plugin.start(run) for name, plugin in sorted(chosen.items()) if plugin is not None}
 
 

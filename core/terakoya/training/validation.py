@@ -12,12 +12,35 @@ from torch import Tensor
 from terakoya.components import Batch, LossTerm, Objective
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
+from terakoya.runs.metrics import store_names
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import RankBatch, split_evenly
 from terakoya.training.engines.compared_examples import compare_examples, sums_of_examples
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, to_bits, total_counts
+from terakoya.training.run import Run
+
+DEFAULT_BATCHES = 50
+"""Batches per validation where the parameters have no `evaluation`."""
+
+
+def validate_all(
+    engine: Engine, run: Run, validation: Mapping[str, RowSource], maker: BatchMaker
+) -> Mapping[str, Mapping[str, float]]:
+    """Validates on every store of `validation` and logs the means. Returns those of rank 0 by store: sums over ranks may
+    be rounded differently, but all ranks need one learning rate."""
+    evaluation, short_names = run.parameters.evaluation, store_names(validation)
+    batches = evaluation.batches if evaluation else DEFAULT_BATCHES
+    numbers: dict[str, Mapping[str, float]] = {}
+    for name, source in validation.items():
+        values = validate(engine, run.context, source, run.objective, maker, batches=batches)
+        numbers[name] = values
+        run.write("validation", store=name, tokens=run.consumed_tokens, **values)
+        run.run_log.track(run.step, {f"validation/{short_names[name]}/{key}": value for key, value in values.items()})
+    run.run_log.show_validation(run.step, numbers)
+    found: Mapping[str, Mapping[str, float]] = run.context.broadcast(numbers)
+    return found
 
 
 def validate(

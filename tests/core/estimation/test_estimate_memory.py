@@ -17,7 +17,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step
 from terakoya.estimation.estimate import estimate
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
-from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run_log import RunLog
@@ -42,7 +41,7 @@ def allocated(parameters: Parameters, out: Path) -> int:
     activities = [torch.profiler.ProfilerActivity.CPU]
     gc.collect()  # what an earlier test's profiler saw begin would, freed while this one watches, count as less memory
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        trainer = build_trainer(parameters, out, Stores.open(parameters.data), context, run_log, registry())
+        trainer = build_trainer(parameters, out, Stores.open(parameters.data), context, run_log)
         for _ in range(2):
             trainer.one_step()
     (most,) = most_at_once(profiler)

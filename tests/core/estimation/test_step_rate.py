@@ -11,7 +11,6 @@ import toy
 
 from terakoya.config.parameters import Parameters
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
-from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run_log import RunLog
@@ -45,7 +44,7 @@ def test_the_medians_of_the_parts_of_a_step(store: Path, tmp_path: Path) -> None
     parameters = Parameters.from_dict(raw, source="test")
     context, clock = connect(LaunchInfo.from_environment(node_rank=None)), Clock()
     with closing(RunLog(tmp_path, (), {}, active=False)) as run_log:
-        trainer = build_trainer(parameters, tmp_path, Stores.open(parameters.data), context, run_log, registry())
+        trainer = build_trainer(parameters, tmp_path, Stores.open(parameters.data), context, run_log)
         engine = trainer.engine
         clock.slow_down(engine, "micro_step", (2.0, 5.0))
         clock.slow_down(engine, "step", (1.0, 1.0))

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 
 from terakoya.config.parameters import Parameters
-from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run_log import RunLog
@@ -31,7 +30,7 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, context: Di
     parameters = Parameters.from_dict(settings, source=name)
     stores = Stores.open(parameters.data)
     run_log = RunLog(folder, [], {}, active=False)
-    trainer = setup.build_trainer(parameters, folder, stores, context, run_log, registry())
+    trainer = setup.build_trainer(parameters, folder, stores, context, run_log)
     engine, objective = trainer.engine, parameters.objective
     step = engine.step
     gradients: dict[str, torch.Tensor] = {}

@@ -14,6 +14,7 @@ from typing import Any
 from terakoya.errors import UserError
 from terakoya.json_settings import value_at
 from terakoya.log import translated
+from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, reading
 from terakoya.training.checkpoint import event_tensors
@@ -68,7 +69,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     check = partial(refuse_changes, run.folder, manifest, run.parameters, stores, allow_change, run_log.print)
     for message in run.context.decide_on_main(check):
         run_log.warn(message)
-    plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
+    plugins = check_plugins(registry(), manifest["plugins"], run.parameters.dump())
     if plugins.missing:
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))
     for message in plugins.changed:
@@ -94,7 +95,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run.validation_losses = tuple((step, loss) for step, loss in manifest.get("validation_losses", ()))
     _restore_data_order(trainer, manifest, folder)
     _warn_of_moved_stores(trainer, manifest)
-    trainer.restore_meters(manifest["meters"], manifest.get("metered_from", run.consumed_rows))
+    trainer.step_log.restore(manifest["meters"], manifest.get("metered_from", run.consumed_rows))
     if "step_health" in manifest:
         trainer.health.load(manifest["step_health"])
     trainer.skipped.rollbacks = Rollback.of_manifest(manifest)
