@@ -25,7 +25,7 @@ from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run import Run
-from terakoya.training.spikes import LastingSpike
+from terakoya_watch.spikes import LastingSpike
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.loss import Meter
 from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
-from terakoya.training.spikes import Spike, SpikeDetector
+from terakoya_watch.spikes import Spike, SpikeDetector
 
 LOSS_UNIT = 2.0**-24
 """What 1 stands for in a vote's losses. With parts up to `LARGEST_PART` the sum of 32,768 ranks fits into 63 bits."""

@@ -36,7 +36,7 @@ from terakoya.training.run_plan import PlannedPhase, RunPlan
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
 from terakoya.training.step_log import StepLog
-from terakoya.training.step_profile import StepProfile
+from terakoya_watch.step_profile import StepProfile
 from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate_all

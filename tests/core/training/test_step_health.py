@@ -19,7 +19,7 @@ from start_folders import save_bert
 from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
 from terakoya.training import setup
-from terakoya.training.spikes import Spike
+from terakoya_watch.spikes import Spike
 from terakoya.training.step_health import PendingStep, StepHealth
 from terakoya.training.trainer import Trainer
 

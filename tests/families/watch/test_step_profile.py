@@ -14,7 +14,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training import gpu_state
 from terakoya.training.setup import train_in_this_process
-from terakoya.training.step_profile import PARTS, collective_seconds, describe, slowest_rank
+from terakoya_watch.step_profile import PARTS, collective_seconds, describe, slowest_rank
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from terakoya.config.spikes import Spikes
-from terakoya.training.spikes import Spike, SpikeDetector
+from terakoya_watch.spikes import Spike, SpikeDetector
 
 STEPS = 10_000
 Trace = tuple[np.ndarray, np.ndarray]
