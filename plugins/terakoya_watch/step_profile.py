@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 
 from terakoya.training.run import Run
+from terakoya.training.watches import LossFn, StepTimer
 
 PARTS = ("data", "forward", "backward", "reduction", "update")
 ON_GPUS, ON_CPUS = ("nccl:", "nccldevkernel", "ncclkernel"), ("gloo:",)
 """How profilers begin the names of collectives, in lower case. Between GPUs those of CPUs are votes."""
 
-LossFn = Callable[[Mapping[str, Tensor]], Tensor]
 
-
-class StepProfile:
-    """Profiles the steps that the run's `profile` names, if any; elsewhere it does nothing, and costs nothing.
+class StepProfile(StepTimer):
+    """Profiles the steps that the run's `profile` names; elsewhere it does nothing.
 
     Attributes:
         steps: how many steps were profiled so far.
     """
 
     def __init__(self, run: Run) -> None:
+        assert run.parameters.profile is not None
         self.settings = run.parameters.profile
         self.folder = run.folder / "profile"
         self.context = run.context
@@ -46,7 +46,7 @@ class StepProfile:
 
     def begin(self, step: int) -> None:
         """Begins to profile where `step`, counted from 1, is one to profile; maybe while the step before it ends."""
-        if self.settings is None or self._profiler is not None or not self._covers(step):
+        if self._profiler is not None or not self.settings.steps[0] <= step <= self.settings.steps[1]:
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self.context.device.type == "cuda":
@@ -55,10 +55,6 @@ class StepProfile:
         self._profiler.start()
         self._first = step
         self._began = self._now()
-
-    def _covers(self, step: int) -> bool:
-        assert self.settings is not None
-        return self.settings.steps[0] <= step <= self.settings.steps[1]
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -95,7 +91,6 @@ class StepProfile:
         if self._profiler is None or step < self._first:
             return
         self.steps += 1
-        assert self.settings is not None
         if step >= self.settings.steps[1]:
             self.finish(step)
 

@@ -98,6 +98,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "precision": Family(transforms=("fp8",)),
     "report": Family(verbs=("report", "tokenizer report")),
+    "watch": Family(keys=("profile", "spikes")),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 

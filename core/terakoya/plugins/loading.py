@@ -52,6 +52,7 @@ FURTHER = {
     ),
     "register_engines": ("function", callable),
     "register_record_formats": ("function", callable),
+    "register_watches": ("function", callable),
     "register_initial_weights": ("function", callable),
     "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
 }
@@ -99,6 +100,8 @@ class Registry:
     """The listeners of each of `CALLED`."""
     engines: Mapping[str, tuple[Callable[[Any], Any], Plugin]] = field(default_factory=dict)
     """What builds an engine, and the plugin that has it, by name."""
+    watches: Mapping[str, tuple[Callable[..., Any], Plugin]] = field(default_factory=dict)
+    """What builds a watch, and the plugin that has it: of steps by the key of the parameters, and of ranks."""
     initial_weights: Mapping[str, tuple[Callable[[StartModel], Any], Plugin]] = field(default_factory=dict)
     """What makes a folder's model fit a run, by the key of `start_from`."""
     transforms: Mapping[str, tuple[ModuleTransform, Plugin]] = field(default_factory=dict)
@@ -266,6 +269,7 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
         list(plugins.values()), registrations, broken, finder.excluded, events, deprecated, models, called,
         engines=further["register_engines"], record_formats=further["register_record_formats"],
         initial_weights=further["register_initial_weights"], transforms=further["register_module_transforms"],
+        watches=further["register_watches"],
     )  # fmt: skip
 
 

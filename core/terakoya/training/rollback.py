@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,48 +25,33 @@ from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run import Run
-from terakoya_watch.spikes import LastingSpike
 
 
 @dataclass(frozen=True)
 class Rollback:
     """One decision to go back, and the steps [first, last], counted from 1, whose rows are passed over.
 
-    They begin with the step before the spike, whose update may have caused it: the loss of a step is that of the
-    weights before its update.
+    They begin with the step before the one that went wrong, whose update may have caused it: the loss of a step is that
+    of the weights before its update.
 
     Attributes:
-        spike: the step of the spike.
-        value, level, limit: see `Spike`.
+        facts: further values of its records, as JSON.
+        seen: what was seen, the beginning of a sentence; known when it is decided.
     """
 
     first: int
     last: int
-    spike: int
-    value: float
-    level: float
-    limit: float
-
-    @classmethod
-    def of(cls, lasting: LastingSpike, *, last: int) -> Self:
-        """Returns the rollback because of a spike that has lasted up to the step `last`."""
-        return cls(max(1, lasting.step - 1), last, lasting.step, lasting.value, lasting.level, lasting.limit)
+    facts: Mapping[str, Any]
+    seen: str = ""
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any]) -> tuple[Self, ...]:
         """Returns the rollbacks that the checkpoint with this `manifest` is the result of, oldest first."""
-        return tuple(cls(**each) for each in manifest.get("rollbacks", ()))
+        return tuple(cls(each["first"], each["last"], each) for each in manifest.get("rollbacks", ()))
 
     def to_json(self) -> dict[str, Any]:
         """Returns an entry of a manifest's `rollbacks`."""
-        return asdict(self)
-
-    def describe(self) -> str:
-        """Returns a sentence's beginning: what was seen."""
-        return (
-            f"the loss was {self.value:.4g} in step {self.spike:,}, where {self.level:.4g} is usual, and has stayed "
-            f"above {self.limit:.4g} up to step {self.last:,}"
-        )
+        return {**self.facts, "first": self.first, "last": self.last}
 
 
 class DecidedRollback(RollingBack):
@@ -80,7 +65,7 @@ class DecidedRollback(RollingBack):
     def __init__(self, rollback: Rollback) -> None:
         self.rollback = rollback
         self.rollbacks: tuple[Rollback, ...] = ()
-        super().__init__(f"{rollback.describe()}: the run goes back")
+        super().__init__(f"{rollback.seen}: the run goes back")
 
 
 class SkippedSteps:
@@ -118,7 +103,7 @@ class SkippedSteps:
         assert settings is not None
         if len(self.rollbacks) >= settings.max_rollbacks:
             raise Diverged(
-                f"step {rollback.last:,}: {rollback.describe()}; the run has gone back {len(self.rollbacks)} "
+                f"step {rollback.last:,}: {rollback.seen}; the run has gone back {len(self.rollbacks)} "
                 f"time{plural(len(self.rollbacks))}, and spikes.max_rollbacks is {settings.max_rollbacks}. Lower "
                 f"optimizer.learning_rate, or look at {self._batches.describe_rows(*self._rows_of(rollback))}"
             ) from None
@@ -127,13 +112,12 @@ class SkippedSteps:
         """Reports the last of `rollbacks`, after which the run has started again."""
         rollback, rows = self.rollbacks[-1], self._rows_of(self.rollbacks[-1])
         text = (
-            f"{rollback.describe()}; the run went back to step {self._run.step:,} and passes over the steps "
+            f"{rollback.seen}; the run went back to step {self._run.step:,} and passes over the steps "
             f"{rollback.first:,} to {rollback.last:,}, which took {self._batches.describe_rows(*rows)}"
         )
         self._run_log.write(
-            "rollback", step=rollback.last, back_to=self._run.step, first_skipped=rollback.first, spike=rollback.spike,
-            value=rollback.value, level=rollback.level, limit=rollback.limit, rows=rows, number=len(self.rollbacks),
-            text=text,
+            "rollback", step=rollback.last, back_to=self._run.step, first_skipped=rollback.first, **rollback.facts,
+            rows=rows, number=len(self.rollbacks), text=text,
         )  # fmt: skip
         self._run_log.print(f"warning: {text}")
 
@@ -169,7 +153,7 @@ def _remove_since(rollback: Rollback, run: Path) -> None:
     older = [folder for step, folder in found if step < rollback.first]
     if all(find_problems(folder) for folder in reversed(older)):
         raise Diverged(
-            f"{rollback.describe()}; the run cannot go back, as no checkpoint from before step {rollback.first:,} is "
+            f"{rollback.seen}; the run cannot go back, as no checkpoint from before step {rollback.first:,} is "
             "whole: lower optimizer.learning_rate, or start again with spikes.action rollback from the first step on"
         )
     for step, folder in reversed([*found, *list_checkpoints(run / PERMANENT)]):

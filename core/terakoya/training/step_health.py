@@ -29,9 +29,8 @@ from terakoya.training.batches import BatchMaker
 from terakoya.training.engines.engine import may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.loss import Meter
-from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
-from terakoya_watch.spikes import Spike, SpikeDetector
+from terakoya.training.watches import StepJudge, find_watch
 
 LOSS_UNIT = 2.0**-24
 """What 1 stands for in a vote's losses. With parts up to `LARGEST_PART` the sum of 32,768 ranks fits into 63 bits."""
@@ -77,7 +76,7 @@ class StepHealth:
     Attributes:
         step_meter: the sums of the step under way.
         pending: steps that are not judged yet, oldest first.
-        detector: finds spikes; None where the parameters say so.
+        spikes: what judges the steps.
         consecutive: steps in a row, up to the last one read, that were not finite.
         skipped: steps of the run that were skipped.
         anomalies: what was found since `take_anomalies`.
@@ -103,10 +102,7 @@ class StepHealth:
         self.step_meter = Meter(meter.terms, run.device)
         self.pending: deque[PendingStep] = deque()
         self.allowed = parameters.max_consecutive_skipped_steps
-        starts = [*(stage.from_step for stage in parameters.data.stages), *batches.plan.later_starts()]
-        self.detector = None if parameters.spikes is None else SpikeDetector(parameters.spikes, starts)
-        self.skips_spikes = parameters.spikes is not None and parameters.spikes.action == "skip"
-        self.rolls_back = parameters.spikes is not None and parameters.spikes.action == "rollback"
+        self.spikes = find_watch("spikes", run, batches, StepJudge)
         self.consecutive = self.skipped = self.overflows = 0
         self.error: Diverged | None = None
         self.anomalies: list[StepAnomaly] = []
@@ -115,9 +111,7 @@ class StepHealth:
 
     def skip_above(self) -> float:
         """Returns the gradient norm above which the coming step is left out."""
-        if self.detector is None or not self.skips_spikes:
-            return math.inf
-        return self.detector.norm_limit(self.run.step + 1)
+        return self.spikes.skip_above(self.run.step + 1)
 
     def add(self, norm: Tensor, skip_above: float, counts: Mapping[str, int], rows: tuple[int, int]) -> None:
         """Adds the step that has just ended; never waits for the device.
@@ -151,41 +145,19 @@ class StepHealth:
     # ----------------------------------------------------------------------------------------------- on the host
 
     def judge(self, losses: Sequence[int]) -> None:
-        """Judges the oldest pending steps, whose global `losses` are known, and notes those that are spikes.
+        """Judges the oldest pending steps, whose global `losses` are known.
 
         Raises:
             Diverged: too many steps in a row were not finite.
-            DecidedRollback: the loss is a spike that lasts, and `spikes` says that the run goes back.
+            DecidedRollback: the run goes back.
         """
         for loss in losses:
-            each = self._read(self.pending.popleft())
-            if self.detector is None:
-                continue
-            if not math.isfinite(each.grad_norm):
-                if self.scaler is None:  # overflows are usual in fp16, and say nothing about the loss
-                    self.detector.add_not_finite()
-                    self._roll_back_if_lasting(each)
-                continue
-            spikes = self.detector.add(each.step, loss=loss * LOSS_UNIT, grad_norm=each.grad_norm)
-            if each.left_out and not any(spike.signal == "grad_norm" for spike in spikes):
-                level = self.detector.grad_norm.level()
-                spikes.append(Spike("grad_norm", each.grad_norm, level, each.skip_above))
-            for spike in spikes:
-                self._note_spike(each, spike)
-            self._roll_back_if_lasting(each)
+            self.spikes.judge(self, self._read(self.pending.popleft()), loss * LOSS_UNIT)
         self._raise_error()
 
     def first_open_step(self) -> int:
-        """Returns the first step that may be found to be a spike that lasts, by a judgement yet to come."""
-        if self.detector is not None and self.detector.lasting is not None:
-            return self.detector.lasting.step
-        return self.pending[0].step if self.pending else self.run.step + 1
-
-    def _roll_back_if_lasting(self, last: PendingStep) -> None:
-        """Raises DecidedRollback if the loss has been above the limit of a spike for so long, up to the step `last`."""
-        settings, lasting = self.run.parameters.spikes, self.detector and self.detector.lasting
-        if self.rolls_back and settings and lasting and lasting.steps >= settings.lasting_steps:
-            raise DecidedRollback(Rollback.of(lasting, last=last.step))
+        """Returns the first step because of which the run may go back, by a judgement yet to come."""
+        return self.spikes.first_open_step() or (self.pending[0].step if self.pending else self.run.step + 1)
 
     def check(self) -> None:
         """Reads all steps so far, before their save or when they are logged.
@@ -244,13 +216,13 @@ class StepHealth:
     def _note_skipped(self, step: PendingStep) -> None:
         if self.scaler is not None:
             self.overflows += 1
-            self._note(step, "skipped", "gradients overflowed fp16; no weight has changed", reason="overflow")
+            self.note(step, "skipped", "gradients overflowed fp16; no weight has changed", reason="overflow")
             return
         assert step.counts is not None
         self.meter.remove_counts(step.counts)
-        rows, documents = self._describe(step)
+        rows, documents = self.describe(step)
         text = f"loss or gradients are not finite, and no weight has changed; it took {rows}"
-        self._note(step, "skipped", text, reason="not finite", **documents)
+        self.note(step, "skipped", text, reason="not finite", **documents)
         if self.consecutive <= self.allowed:
             self.run_log.print(
                 f"warning: step {step.step:,}: {text}. {self.consecutive} in a row; max_consecutive_skipped_steps is "
@@ -266,23 +238,7 @@ class StepHealth:
                 f'"data": {{"skip_steps": [[{first}, {step.step}]]}} passes over such rows'
             )
 
-    def _note_spike(self, step: PendingStep, spike: Spike) -> None:
-        """Records `spike`; prints it where it concerns the loss, or where it has kept the weights from an update: a
-        norm that is high once is usual while a model learns fast."""
-        rows, documents = self._describe(step)
-        found = f"{spike.value:.4g} is a spike: {spike.level:.4g} is usual, {spike.limit:.4g} was the limit"
-        found = f"the loss {found}" if spike.signal == "loss" else f"the gradient norm {found}"
-        found += "; its update was left out" * step.left_out
-        if spike.signal == "loss" or step.left_out:
-            report = f"terakoya report {self.run.folder} names its documents"
-            self.run_log.print(f"warning: step {step.step:,}: {found}; {report}")
-        self._note(
-            step, "spike", f"{found}; the step took {rows}",
-            signal=spike.signal, value=spike.value, level=spike.level, limit=spike.limit, skipped=step.left_out,
-            **documents,
-        )  # fmt: skip
-
-    def _describe(self, step: PendingStep) -> tuple[str, dict[str, Any]]:
+    def describe(self, step: PendingStep) -> tuple[str, dict[str, Any]]:
         """Returns which rows `step` took and, on rank 0, of which documents; these also as values for its record."""
         rows = self.batches.describe_rows(*step.rows)
         if self.run_log.active:
@@ -292,7 +248,8 @@ class StepHealth:
                 return f"{rows}, which hold {describe_documents(found)}", {"documents": listed}
         return rows, {}
 
-    def _note(self, step: PendingStep, kind: Any, text: str, **values: Any) -> None:
+    def note(self, step: PendingStep, kind: Any, text: str, **values: Any) -> None:
+        """Records what was found in `step`, and tells the next report of it."""
         self.anomalies.append(StepAnomaly(step.step, kind, text))
         self.run_log.write(kind, step=step.step, **values, rows=step.rows, text=text)
 
@@ -307,7 +264,7 @@ class StepHealth:
         return {
             "consecutive": self.consecutive,
             "skipped": self.skipped,
-            "spikes": self.detector and self.detector.state(),
+            "spikes": self.spikes.state(),
             "pending": [
                 {
                     "step": each.step,
@@ -323,8 +280,8 @@ class StepHealth:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores a `state`. Rank 0 takes the losses of the pending steps whole."""
         self.consecutive, self.skipped = state["consecutive"], state["skipped"]
-        if self.detector is not None and state["spikes"] is not None:
-            self.detector.load(state["spikes"])
+        if state["spikes"] is not None:
+            self.spikes.load(state["spikes"])
         for each in state["pending"]:
             norm = math.nan if each["grad_norm"] is None else each["grad_norm"]
             limit = math.inf if each["skip_above"] is None else each["skip_above"]

@@ -36,10 +36,10 @@ from terakoya.training.run_plan import PlannedPhase, RunPlan
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
 from terakoya.training.step_log import StepLog
-from terakoya_watch.step_profile import StepProfile
 from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate_all
+from terakoya.training.watches import StepTimer, find_watch
 from terakoya.training.work_clock import WorkClock
 
 DROPOUT = "dropout"
@@ -121,7 +121,7 @@ class Trainer:
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work=lambda: self.work.done)
         self.step_log = StepLog(run, self.meter, self.health, throughputs[0], batches)
-        self.profile = StepProfile(run)
+        self.profile = find_watch("profile", run, batches, StepTimer)
         self.save_seconds = self.last_learning_rate = 0.0
         self.finished = False
         self.begin_phase(self.phase, tokens=0)
@@ -150,7 +150,7 @@ class Trainer:
         if run.step == 0 and not run.validation_losses:
             self._validate()
         with self.saver:
-            if self.health.rolls_back and run.step == 0 and self.saver.saved_step < 0:
+            if self.health.spikes.goes_back and run.step == 0 and self.saver.saved_step < 0:
                 self._save()  # where a spike in the first steps goes back to
             stop.outlook, stop.say = self._outlook, self.run_log.print
             stop.listen()
@@ -450,7 +450,7 @@ class Trainer:
                 "rollbacks": [each.to_json() for each in self.skipped.rollbacks],
             },
             event_tensors=event_tensors.collect(self.listeners, self.run.rank),
-            keep_before=self.health.first_open_step() - 2 if self.health.rolls_back else None,
+            keep_before=self.health.first_open_step() - 2 if self.health.spikes.goes_back else None,
         )
         self.save_seconds = time.perf_counter() - start
         self._report_saved(saved)

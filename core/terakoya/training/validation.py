@@ -28,8 +28,8 @@ DEFAULT_BATCHES = 50
 def validate_all(
     engine: Engine, run: Run, validation: Mapping[str, RowSource], maker: BatchMaker
 ) -> Mapping[str, Mapping[str, float]]:
-    """Validates on every store of `validation` and logs the means. Returns those of rank 0 by store: sums over ranks may
-    be rounded differently, but all ranks need one learning rate."""
+    """Validates on every store of `validation` and logs the means. Returns those of rank 0 by store: sums over ranks
+    may be rounded differently, but all ranks need one learning rate."""
     evaluation, short_names = run.parameters.evaluation, store_names(validation)
     batches = evaluation.batches if evaluation else DEFAULT_BATCHES
     numbers: dict[str, Mapping[str, float]] = {}

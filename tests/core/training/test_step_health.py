@@ -19,9 +19,10 @@ from start_folders import save_bert
 from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
 from terakoya.training import setup
-from terakoya_watch.spikes import Spike
 from terakoya.training.step_health import PendingStep, StepHealth
 from terakoya.training.trainer import Trainer
+from terakoya_watch.spike_judge import note
+from terakoya_watch.spikes import Spike
 
 NAN, INF = float("nan"), float("inf")
 EVENTS = ("skipped", "spike")
@@ -306,7 +307,7 @@ def test_a_spike_is_recorded_and_printed_where_it_matters(signal: Any, left_out:
     health.run_log, health.anomalies = log, []
     health.run = SimpleNamespace(folder="work/run")  # type: ignore[assignment]
     health.batches = SimpleNamespace(describe_rows=lambda *_: "rows 32 to 47")  # type: ignore[assignment]
-    health._note_spike(PendingStep(3, (32, 48), left_out=left_out), Spike(signal, 9.0, 1.0, 2.0))
+    note(health, PendingStep(3, (32, 48), left_out=left_out), Spike(signal, 9.0, 1.0, 2.0))
     assert len(said) == printed and all("report work/run" in line for line in said)
     assert [each["text"].endswith("the step took rows 32 to 47") for each in records] == [True]
     assert [each.kind for each in health.anomalies] == ["spike"]

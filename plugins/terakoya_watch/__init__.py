@@ -1,0 +1,31 @@
+"""What this family adds: spikes of the loss are found, after which a run may go back, and steps are profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from terakoya import hookimpl
+
+if TYPE_CHECKING:
+    from terakoya.training.batches import BatchMaker
+    from terakoya.training.run import Run
+    from terakoya.training.watches import StepJudge, StepTimer
+
+
+@hookimpl
+def register_watches() -> Mapping[str, Callable[[Run, BatchMaker], StepJudge | StepTimer]]:
+    """Implements `terakoya.hookspecs.register_watches`."""
+    return {"profile": _profile, "spikes": _spikes}
+
+
+def _profile(run: Run, batches: BatchMaker) -> StepTimer:
+    from terakoya_watch.step_profile import StepProfile
+
+    return StepProfile(run)
+
+
+def _spikes(run: Run, batches: BatchMaker) -> StepJudge:
+    from terakoya_watch.spike_judge import SpikeJudge
+
+    return SpikeJudge(run, batches)
