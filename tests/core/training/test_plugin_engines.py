@@ -137,7 +137,7 @@ def test_a_run_records_the_plugin_of_its_engine(strange: str) -> None:
     (replicas,) = record_plugins(registry(), {"parallel": {"engine": "ddp", "tp_size": 2}})
     assert replicas["components"] == ["engines/ddp"]
     assert check_plugins(registry(), record, sharded) == ([], [])
-    others = SimpleNamespace(plugins=[], registrations={}, engines={}, transforms={}, broken=[])
+    others = SimpleNamespace(plugins=[], registrations={}, engines={}, transforms={}, watches={}, broken=[])
     assert "strange (--plugin: engines/fsdp) is missing" in check_plugins(others, record, sharded).missing[0]  # type: ignore[arg-type]
     assert check_plugins(others, record, sharded, events=False) == ([], []), "a finished model needs no engine"  # type: ignore[arg-type]
     assert check_plugins(others, record, {"parallel": {"engine": "ddp"}}) == ([], []), "another engine goes on"  # type: ignore[arg-type]
