@@ -90,30 +90,30 @@ def test_the_first_message_names_all_that_lets_a_run_continue_with_other_stores(
     ("before", "now", "words"),
     [
         ({}, {}, []),
-        ({"graphs": True}, {}, ["the run trained with CUDA graphs, and trains without CUDA graphs from here on: its"]),
-        ({}, {"graphs": True}, ["the run trained without CUDA graphs, and trains with CUDA graphs from here on: its"]),
+        ({"graphs": True}, {}, ["cuda_graphs was true, and is false: the steps from here on"]),
+        ({}, {"graphs": True}, ["cuda_graphs was false, and is true: the steps from here on"]),
         # graphs are compiled whole, so one notice is enough where that is new
         ({"compile": "blocks"}, {"graphs": True}, ["compile was blocks, and is whole: the steps from here on are"]),
-        ({"stream": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its steps are"]),
-        ({"stream": True, "fused": True}, {}, ["the run used the bf16 stream, and uses autocast from here on: its"]),
+        ({"stream": True}, {}, ["bf16_stream was true, and is false: the steps from here on"]),
+        ({"stream": True, "fused": True}, {}, ["bf16_stream was true, and is false: the steps from here on"]),
         ({}, {"deterministic": False}, ["deterministic was true, and is false: the steps from here on are rounded"]),
         ({"deterministic": False}, {}, ["deterministic was false, and is true: the steps from here on are rounded"]),
         # a GPU's sums in any order differ each time; runs of before the setting had them
         ({"device": "cuda"}, {"deterministic": False}, ["deterministic is false: the steps from here on are rounded"]),
-        ({"fused": True}, {}, ["the run used fused kernels, and uses torch's own kernels from here on: its steps are"]),
+        ({"fused": True}, {}, ["fused_kernels was true, and is false: the steps from here on"]),
         ({}, {"processor": "A (AVX2)"}, []),  # not known of older runs
-        ({"processor": "A (AVX2)"}, {"processor": "B (AVX512)"}, ["the run was on A (AVX2), and is on B (AVX512)"]),
+        ({"processor": "A (AVX2)"}, {"processor": "B (AVX512)"}, ["processor was A (AVX2), and is B (AVX512)"]),
         ({"nccl": {}}, {"nccl": {}}, []),
         ({"nccl": {}}, {}, []),  # in one process nothing is summed
         (
             {"nccl": {"NCCL_ALGO": "^NVLS,NVLSTree"}},
             {"nccl": {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}},
-            ["the choice of NCCL's algorithms was NCCL_ALGO=^NVLS,NVLSTree, and is NCCL_ALGO=Ring NCCL_PROTO=Simple:"],
+            ["nccl was NCCL_ALGO=^NVLS,NVLSTree, and is NCCL_ALGO=Ring NCCL_PROTO=Simple:"],
         ),
         (
             {"nccl": {}},
             {"nccl": {"NCCL_ALGO": "Ring"}},
-            ["the choice of NCCL's algorithms was unset, and is NCCL_ALGO="],
+            ["nccl was unset, and is NCCL_ALGO="],
         ),
     ],
 )

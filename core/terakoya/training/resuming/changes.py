@@ -174,55 +174,31 @@ def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
 
 def other_rounding(manifest: Mapping[str, Any], world: Mapping[str, Any]) -> Iterator[str]:
     """Yields what makes steps of the run from `manifest` on differ in their rounding; `world` is that of this start."""
-    before, never_stopped = manifest["world"], "those of a run that was never stopped"
-    processors = before.get("processor"), world.get("processor")
-    if processors[0] and processors[0] != processors[1]:  # older runs do not say
-        yield (
-            f"the run was on {processors[0]}, and is on {processors[1]} from here on: its steps are rounded "
-            f"differently from {never_stopped}"
-        )
-    compiled = before.get("compile", "off"), world["compile"]
-    if compiled[0] != compiled[1]:
-        yield (
-            f"compile was {compiled[0]}, and is {compiled[1]}: the steps from here on are rounded differently from "
-            f"{never_stopped}"
-        )
-    graphs = [
-        "with CUDA graphs" if each.get("cuda_graphs", False) else "without CUDA graphs" for each in (before, world)
-    ]
-    if compiled[0] == compiled[1] and graphs[0] != graphs[1]:
-        yield (
-            f"the run trained {graphs[0]}, and trains {graphs[1]} from here on: its steps may be rounded differently "
-            f"from {never_stopped}"
-        )
-    exact = [each.get("deterministic", each.get("device") != "cuda") for each in (before, world)]
-    if exact[0] != exact[1]:
-        was, now = (str(each).lower() for each in exact)
-        yield (
-            f"deterministic was {was}, and is {now}: the steps from here on are rounded differently from "
-            f"{never_stopped}"
-        )
-    elif not exact[1]:
-        yield f"deterministic is false: the steps from here on are rounded differently from {never_stopped}"
-    algorithms: list[Mapping[str, str]] = [each["nccl"] for each in (before, world) if "nccl" in each]
-    if len(algorithms) == 2 and algorithms[0] != algorithms[1]:
-        was, now = (" ".join(f"{name}={value}" for name, value in each.items()) or "unset" for each in algorithms)
-        yield (
-            f"the choice of NCCL's algorithms was {was}, and is {now}: the steps from here on may be rounded "
-            f"differently from {never_stopped}"
-        )
-    streams = [each.get("bf16_stream", False) for each in (before, world)]
-    if streams[0] != streams[1]:
-        modes = ["the bf16 stream" if each else "autocast" for each in streams]
-        yield (
-            f"the run used {modes[0]}, and uses {modes[1]} from here on: its steps are rounded differently from "
-            f"{never_stopped}"
-        )
-    kernels = [
-        "fused kernels" if each.get("fused_kernels", False) else "torch's own kernels" for each in (before, world)
-    ]
-    if streams[0] == streams[1] and kernels[0] != kernels[1]:
-        yield (
-            f"the run used {kernels[0]}, and uses {kernels[1]} from here on: its steps are rounded differently from "
-            f"{never_stopped}, and their dropout is another one"
-        )
+    before, now = _what_rounds(manifest["world"]), _what_rounds(world)
+    known = [key for key in now if None not in (before[key], now[key])]
+    changed = [key for key in known if before[key] != now[key]]
+    for key, comes_with in (("cuda_graphs", "compile"), ("fused_kernels", "bf16_stream")):
+        if comes_with in changed and key in changed:  # one notice is enough
+            changed.remove(key)
+    differently = "rounded differently from those of a run that was never stopped"
+    for key in changed:
+        was, is_now = (str(each[key]).lower() if each[key] in (True, False) else each[key] for each in (before, now))
+        dropout = ", and their dropout is another one" if key == "fused_kernels" else ""
+        yield f"{key} was {was}, and is {is_now}: the steps from here on are {differently}{dropout}"
+    if not now["deterministic"] and "deterministic" not in changed:
+        yield f"deterministic is false: the steps from here on are {differently}"
+
+
+def _what_rounds(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what decides the rounding of steps, of a manifest's `world`; None where an older run does not say it, or
+    nothing is summed over processes."""
+    nccl = world.get("nccl")
+    return {
+        "processor": world.get("processor"),
+        "compile": world.get("compile", "off"),
+        "cuda_graphs": world.get("cuda_graphs", False),
+        "deterministic": world.get("deterministic", world.get("device") != "cuda"),
+        "nccl": None if nccl is None else " ".join(f"{name}={value}" for name, value in nccl.items()) or "unset",
+        "bf16_stream": world.get("bf16_stream", False),
+        "fused_kernels": world.get("fused_kernels", False),
+    }
