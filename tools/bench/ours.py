@@ -16,7 +16,8 @@ from turns import Step, Turn
 
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
-from terakoya.training.setup import Advice, StartOptions, no_advice, train_in_this_process
+from terakoya.training.setup import train_in_this_process
+from terakoya.training.start.meeting import Advice, StartOptions, no_advice
 
 PLUGIN = Path(__file__).with_name("step_clock.py")
 

@@ -22,8 +22,8 @@ from terakoya.training.run_folder import free_bytes, held_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models
-from terakoya.training.setup import StartOptions, build_trainer
-from terakoya.training.start.meeting import meet
+from terakoya.training.setup import build_trainer
+from terakoya.training.start.meeting import DEFAULTS, StartOptions, meet
 from terakoya.training.trainer import Trainer
 
 TIMED_SECONDS = 10.0
@@ -47,9 +47,9 @@ class DrySteps:
     vocab_size: int
 
 
-def dry_run(parameters: Parameters, out: Path, options: StartOptions) -> DrySteps:
+def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS) -> DrySteps:
     """Opens the stores, checks the processes against the batch table and the disk space, and takes one step, and a few
-    more to time them. Where the run in `out` is mirrored to an address, looks whether that can be read.
+    more to time them. Where the run is mirrored to an address, looks whether that can be read.
 
     Returns:
         How fast the steps were.
@@ -57,10 +57,8 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions) -> DryStep
     Raises:
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
     """
+    stores, context = meet(parameters, out, options)
     address = options.mirror_to
-    stores, context = meet(
-        parameters, out, node_rank=options.node_rank, expected_processes=options.expected_processes, mirror_to=address
-    )
     console = new_console(stderr=True, quiet=not context.is_main)
     try:
         for tracker in parameters.trackers:

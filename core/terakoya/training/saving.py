@@ -96,12 +96,7 @@ class Saver:
     def save(
         self, facts: Mapping[str, Any], *, event_tensors: EventTensors, keep_before: int | None = None
     ) -> SavedCheckpoint | None:
-        """Saves the checkpoint of this step, or begins to save it in the background.
-
-        Args:
-            facts: values of the manifest, apart from its files.
-            event_tensors: what this process has of those of the event plugins.
-            keep_before: a step to which the run may go back; see `checkpoint.prune`.
+        """Saves the checkpoint of this step, or begins to save it in the background; see `checkpoint.Content`.
 
         Returns:
             the checkpoint; None where the save runs in the background: `finish` returns it then; and where the disk

@@ -8,8 +8,6 @@ import json
 import logging
 import platform
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,6 @@ import torch
 
 from terakoya.atomic_files import write_text
 from terakoya.components import ModuleBuild
-from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import Stopped
@@ -53,51 +50,17 @@ from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import RunPlan, make_plan
 from terakoya.training.start import warm_up
-from terakoya.training.start.meeting import meet, package_versions
+from terakoya.training.start.meeting import DEFAULTS, StartOptions, meet, package_versions
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
 
 log = logging.getLogger("terakoya")
-
-Advice = Callable[[Parameters, Vocabulary, DistributedContext], AbstractContextManager[None]]
-"""Returns a context in which a run is built and trained, and which may add advice to an error."""
-
 TRUNK = 0.1
 """The share of its peak above which a learning rate has not decayed at the end of a run."""
 
 
-def no_advice(
-    parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
-) -> AbstractContextManager[None]:
-    """Returns a context that leaves errors as they are."""
-    return contextlib.nullcontext()
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """What the start of a run is given besides its parameters and its folder.
-
-    Attributes:
-        node_rank: `--node-rank`; None takes the launcher's.
-        expected_processes: `--processes`: the number of processes that the launcher should have started.
-        allow_change: keys of parameters that may have changed since the checkpoint.
-        start_over: whether the run may begin at step 0 although it has had checkpoints, of which none is whole.
-        advice: see `Advice`.
-        stop: receives stop requests; the caller closes it. None listens while the run trains.
-        mirror_to: the address that the run is mirrored to, and continues from where it is further than its folder.
-    """
-
-    node_rank: int | None = None
-    expected_processes: int | None = None
-    allow_change: frozenset[str] = frozenset()
-    start_over: bool = False
-    advice: Advice = no_advice
-    stop: StopRequest | None = None
-    mirror_to: str | None = None
-
-
-def train_in_this_process(parameters: Parameters, out: Path, options: StartOptions = StartOptions()) -> TrainResult:
+def train_in_this_process(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS) -> TrainResult:
     """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
 
     Raises:
@@ -106,10 +69,7 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
     """
     start_time = time.perf_counter()
     check_allowed_changes(options.allow_change, parameters, registry())
-    stores, context = meet(
-        parameters, out, node_rank=options.node_rank, expected_processes=options.expected_processes,
-        mirror_to=options.mirror_to,
-    )  # fmt: skip
+    stores, context = meet(parameters, out, options)
     with contextlib.nullcontext(options.stop) if options.stop is not None else StopRequest() as stop:
         try:
             keep = parameters.checkpoint.keep

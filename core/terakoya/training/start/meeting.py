@@ -9,7 +9,9 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
 from terakoya.errors import RankLostError, UserError
 from terakoya.json_settings import leaves
@@ -27,6 +30,7 @@ from terakoya.store.tokenizer_identity import recorded_vocabulary
 from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.training import run_folder
 from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.build import find_plugin_engine
 from terakoya.training.model.transforms import find_transforms
@@ -45,23 +49,52 @@ _STORE = re.compile(r"(.+\.)?data\.(validation\.\d+|(.+\.)?store)")
 """The keys whose values are folders of stores."""
 
 
-def meet(
-    parameters: Parameters,
-    out: Path,
-    *,
-    node_rank: int | None = None,
-    expected_processes: int | None = None,
-    mirror_to: str | None = None,
-) -> tuple[Stores, DistributedContext]:
-    """Opens the stores and joins the processes that the launcher started, which the caller leaves at the end; the
-    arguments are those of `StartOptions`.
+Advice = Callable[[Parameters, Vocabulary, DistributedContext], AbstractContextManager[None]]
+"""Returns a context in which a run is built and trained, and which may add advice to an error."""
+
+
+def no_advice(
+    parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
+) -> AbstractContextManager[None]:
+    """Returns a context that leaves errors as they are."""
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What the start of a run is given besides its parameters and its folder.
+
+    Attributes:
+        node_rank: `--node-rank`; None takes the launcher's.
+        expected_processes: `--processes`: the number of processes that the launcher should have started.
+        allow_change: keys of parameters that may have changed since the checkpoint.
+        start_over: whether the run may begin at step 0 although it has had checkpoints, of which none is whole.
+        advice: see `Advice`.
+        stop: receives stop requests; the caller closes it. None listens while the run trains.
+        mirror_to: the address that the run is mirrored to, and continues from where it is further than its folder.
+    """
+
+    node_rank: int | None = None
+    expected_processes: int | None = None
+    allow_change: frozenset[str] = frozenset()
+    start_over: bool = False
+    advice: Advice = no_advice
+    stop: StopRequest | None = None
+    mirror_to: str | None = None
+
+
+DEFAULTS = StartOptions()
+
+
+def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stores, DistributedContext]:
+    """Opens the stores and joins the processes that the launcher started, which the caller leaves at the end.
 
     Raises:
         RankLostError: not all processes have come in time.
         UserError: other processes came up than expected; on every rank, one of them cannot use a store or `out` or
             lacks the engine, or two of them were given different things.
     """
-    launch = LaunchInfo.from_environment(node_rank=node_rank)
+    launch, expected_processes = LaunchInfo.from_environment(node_rank=options.node_rank), options.expected_processes
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
     stores, given, error = None, {}, None
@@ -69,7 +102,7 @@ def meet(
         run_folder.check_place(out)
         find_plugin_engine(parameters.parallel, processes=launch.world_size)
         stores = Stores.of_run(parameters)
-        given = describe_given(parameters, stores, mirror_to) if launch.world_size > 1 else {}
+        given = describe_given(parameters, stores, options.mirror_to) if launch.world_size > 1 else {}
     except UserError as failed:
         if launch.world_size == 1:
             raise
