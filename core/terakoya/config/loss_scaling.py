@@ -11,7 +11,7 @@ from terakoya.config.settings import Settings
 
 class LossScaling(Settings):
     """The scale of fp16 losses. Names and defaults are those of torch's GradScaler, which accelerate uses too;
-    `hysteresis` and `min_scale` are Megatron-LM's and DeepSpeed's (`min_loss_scale`)."""
+    `hysteresis` and `min_scale` are Megatron-LM's (`min_loss_scale`)."""
 
     init_scale: PositiveFloat = 65536.0
     """The scale of the first step."""

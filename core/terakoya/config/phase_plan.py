@@ -83,7 +83,7 @@ def find_problems(parameters: ParameterFields) -> Iterator[str]:
     if any(each.data and each.data.sequence_length for each in phases):
         shapes.append("data.sequence_length")
     wants_one_shape = {
-        'parallel.engine "deepspeed"': parameters.parallel.engine == "deepspeed",
+        "parallel.zero_stage": parameters.parallel.zero_stage is not None,
         "parallel.pp_size": parameters.parallel.pp_size > 1,
     }
     fixed = next((key for key, wants in wants_one_shape.items() if wants), None)

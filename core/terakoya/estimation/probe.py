@@ -27,9 +27,8 @@ from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
 from terakoya.store.writer import write_store
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import determinism
-from terakoya.training.rollback import free_memory
 from terakoya.training.run_log import RunLog
-from terakoya.training.setup import build_trainer
+from terakoya.training.setup import build_trainer, free_memory
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 

@@ -1,6 +1,6 @@
 """Documents of rows, named for people: their store, their numbers in it, and their first words.
 
-A store records neither the files nor the lines that its documents come from; see docs/design/spikes.md.
+A store records neither the files nor the lines that its documents come from.
 """
 
 from __future__ import annotations

@@ -9,13 +9,10 @@ See docs/design/spikes.md.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-
-import torch
 
 from terakoya.errors import Diverged, RollingBack, TemporaryFailure, UserError
 from terakoya.log import plural
@@ -159,14 +156,3 @@ def _remove_since(rollback: Rollback, run: Path) -> None:
     for step, folder in reversed([*found, *list_checkpoints(run / PERMANENT)]):
         if step >= rollback.first:
             remove_checkpoint(folder)
-
-
-def free_memory(context: DistributedContext) -> None:
-    """Frees what the trainer has left that went back, before another one is built; on a GPU also CUDA graphs, which
-    keep their memory and what they were compiled of."""
-    if context.heartbeat is not None:
-        context.heartbeat.follow(step=lambda: 0, work=lambda: (0, 0.0))
-    gc.collect()
-    if context.device.type == "cuda":
-        torch.compiler.reset()
-        torch.cuda.empty_cache()

@@ -45,7 +45,7 @@ from terakoya.training.model.kernels import Kernels, choose_kernels
 from terakoya.training.model.module_parts import has_learned_positions, saved_values
 from terakoya.training.model.transforms import check_device, find_transforms, transform
 from terakoya.training.resuming.resume import newest_checkpoint, resume
-from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
+from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import RunPlan, make_plan
@@ -188,6 +188,17 @@ def _cause(
     if stop.signal and trainer is not None and not trainer.step_log.step_seconds and is_communication_error(raised):
         return Stopped(f"stopped by {stop.signal} before the first step; the same command continues the run")
     return context.heartbeat.explain(raised) or raised
+
+
+def free_memory(context: DistributedContext) -> None:
+    """Frees what the trainer has left that went back, before another one is built; on a GPU also CUDA graphs, which
+    keep their memory and what they were compiled of."""
+    if context.heartbeat is not None:
+        context.heartbeat.follow(step=lambda: 0, work=lambda: (0, 0.0))
+    gc.collect()
+    if context.device.type == "cuda":
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
 
 
 def build_trainer(

@@ -88,7 +88,7 @@ def test_a_phase_changes_its_keys_and_the_others_are_those_of_the_run() -> None:
         (
             [{"steps": 8}, {"batch_size": {"-1": 4}}],
             {"parallel": {"engine": "deepspeed", "zero_stage": 1}},
-            'phases: parallel.engine "deepspeed" needs batches of one shape, but the phases change batch_size',
+            "phases: parallel.zero_stage needs batches of one shape, but the phases change batch_size",
         ),
     ],
 )
