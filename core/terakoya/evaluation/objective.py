@@ -111,7 +111,7 @@ class RunObjective:
         Raises:
             UserError: a store is missing or damaged.
         """
-        return open_validation(self.parameters.data, self.parameters.all_data)
+        return open_validation(self.parameters)
 
     def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Numbers:
         """Evaluates the objective on the rows of `store`.

@@ -273,7 +273,7 @@ def make_plan(parameters: Parameters, stores: Stores, topology: Topology, rank: 
             global_rows=rows_per_step[0],
         )
         return plan_without_phases(parameters, loader, batches[0], length)
-    loader, stages = stores.loader_of_phases(layout, seed=parameters.seed, phases=[each.data for each in of_phases])
+    loader, stages = stores.loader_of_parts(layout, seed=parameters.seed, parts=parameters.all_data)
 
     def tokens_per_row(number: int, first_row: int) -> float:
         nonlocal loader

@@ -34,7 +34,7 @@ class Stores:
 
     Attributes:
         data: the section `data` of the parameters.
-        train: the stores of `data.train`, then those that only later stages or phases use.
+        train: the stores of `data.train`, then those that only later steps use.
         validation: by the name under which their losses are reported.
     """
 
@@ -44,13 +44,13 @@ class Stores:
     vocabulary: Vocabulary
 
     @classmethod
-    def open(cls, data: Data, phases: Sequence[Data] = ()) -> Stores:
-        """Opens the stores that `data` and the data of `phases` name.
+    def open(cls, data: Data, later: Sequence[Data] = ()) -> Stores:
+        """Opens the stores that `data` names, and those that steps with `later` data name.
 
         Raises:
             UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
         """
-        train = _open_train(data, phases)
+        train = _open_train(data, later)
         validation = _open_validation(data)
         first = train[0]
         for store in [*train[1:], *validation.values()]:
@@ -63,7 +63,7 @@ class Stores:
     @classmethod
     def of_run(cls, parameters: Parameters) -> Stores:
         """Opens the stores of a run, those that only later steps use included. Raises as `open`."""
-        return cls.open(parameters.data, [each.data for each in parameters.of_phases])
+        return cls.open(parameters.data, parameters.all_data)
 
     def check_checkpoint(self, folder: Path) -> None:
         """Raises UserError where ids mean something else in the checkpoint `folder`, whose embeddings they decide."""
@@ -120,26 +120,26 @@ class Stores:
         ]
         return Loader(sources, weights, stages=stages)
 
-    def loader_of_phases(
-        self, layout: Layout, *, seed: int, phases: Sequence[Data]
+    def loader_of_parts(
+        self, layout: Layout, *, seed: int, parts: Sequence[Data]
     ) -> tuple[Loader, list[dict[int, float]]]:
-        """Returns the loader of the first of `phases`, and the weights of each of them by the number of the source.
+        """Returns the loader of the first of `parts` of the run, and the weights of each by the number of the source.
 
         A store is a source of its own for each length of its rows; the same store with the same length is one source in
-        all phases, and continues where it was.
+        all parts, and continues where it was.
 
         Raises:
             UserError: as `loader`.
         """
         by_folder = {store.folder: store for store in self.train}
-        chosen = dict.fromkeys((entry.store, data.sequence_length) for data in phases for entry in data.train)
+        chosen = dict.fromkeys((entry.store, data.sequence_length) for data in parts for entry in data.train)
         numbers = {each: number for number, each in enumerate(chosen)}
         sources = self._sources(layout, [(by_folder[folder], length) for folder, length in chosen], seed=seed)
-        weights: list[dict[int, float]] = [{} for _ in phases]
-        for of_phase, data in zip(weights, phases, strict=True):
+        weights: list[dict[int, float]] = [{} for _ in parts]
+        for of_part, data in zip(weights, parts, strict=True):
             for entry in data.train:
                 number = numbers[entry.store, data.sequence_length]
-                of_phase[number] = of_phase.get(number, 0.0) + entry.weight  # a store may be named twice
+                of_part[number] = of_part.get(number, 0.0) + entry.weight  # a store may be named twice
         first = [weights[0].get(number, 0.0) for number in range(len(sources))]
         return Loader(sources, first), weights
 
@@ -165,20 +165,21 @@ class Stores:
         }
 
 
-def open_validation(data: Data, phases: Sequence[Data]) -> dict[str, TokenStore]:
-    """Opens the validation stores that `data` names, or splits them off the training stores of `data` and `phases`.
+def open_validation(parameters: Parameters) -> dict[str, TokenStore]:
+    """Opens the validation stores of a run, or splits them off its training stores.
 
     Raises:
         UserError: a store is missing, damaged or too small to be split.
     """
+    data = parameters.data
     if data.split is not None:
-        return _split(_open_train(data, phases), data.split)[1]
+        return _split(_open_train(data, parameters.all_data), data.split)[1]
     return _open_validation(data)
 
 
 def check_places(parameters: Parameters) -> None:
     """Raises UserError where a store of the run is not there: what is known before torch is loaded."""
-    for path in _train_paths(parameters.data, [each.data for each in parameters.of_phases]):
+    for path in _train_paths(parameters.data, parameters.all_data):
         if not is_address(path) and not path.exists():
             open_store(path)
     _check_validation(parameters.data)
@@ -206,14 +207,14 @@ def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, 
     )
 
 
-def _open_train(data: Data, phases: Sequence[Data]) -> list[TokenStore]:
-    """Opens the stores of `data.train`, then those that only later stages or `phases` use."""
-    return [open_store(path) for path in _train_paths(data, phases)]
+def _open_train(data: Data, later: Sequence[Data]) -> list[TokenStore]:
+    """Opens the stores of `data.train`, then those that only its stages or `later` data use."""
+    return [open_store(path) for path in _train_paths(data, later)]
 
 
-def _train_paths(data: Data, phases: Sequence[Data]) -> list[Path]:
+def _train_paths(data: Data, later: Sequence[Data]) -> list[Path]:
     paths = [entry.store for entry in data.train]
-    for mixture in (*(stage.train for stage in data.stages), *(phase.train for phase in phases)):
+    for mixture in (*(stage.train for stage in data.stages), *(each.train for each in later)):
         paths += [entry.store for entry in mixture if entry.store not in paths]
     return paths
 

@@ -28,7 +28,7 @@ StartFacts = Mapping[str, Any]
 
 
 def saved_parameters(folder: Path, manifest: Mapping[str, Any]) -> Parameters:
-    """Returns the parameters in the `manifest` of the checkpoint `folder`, with the architecture of its phase; without
+    """Returns the parameters in the `manifest` of the checkpoint `folder`, with the architecture of its step; without
     `parallel`, as a finished model needs no engine.
 
     Raises:
@@ -36,7 +36,7 @@ def saved_parameters(folder: Path, manifest: Mapping[str, Any]) -> Parameters:
     """
     raw = {**manifest["parameters"], "parallel": {}}
     parameters = Parameters.from_dict(raw, source=str(folder / "manifest.json"))
-    return parameters.built_in(manifest.get("phase", {"number": 1})["number"])
+    return parameters.built_at(manifest)
 
 
 def restore_module(
@@ -61,7 +61,9 @@ def restore_module(
     module = parameters.objective.build(parameters.architecture, vocabulary)
     if parameters.trained_beside is not None:
         assert parameters.start_from is not None, "adapters have base weights"
-        positions = parameters.start_from.model_copy(update={"new_positions": True})  # a phase may have changed them
+        positions = parameters.start_from.model_copy(
+            update={"new_positions": True}
+        )  # which later steps may change
         based = parameters.model_copy(update={"start_from": positions})
         try:
             started = load_start_weights(based, module, vocabulary, tokenizer_folder)

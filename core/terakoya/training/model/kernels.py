@@ -58,7 +58,7 @@ def choose_attention(
         "plain_softmax": attention.plain_softmax(module),
         "document_masking": parameters.architecture.document_masking,
     }
-    length = max(each.data.sequence_length for each in parameters.of_phases)
+    length = max(each.sequence_length for each in parameters.all_data)
     backend = attention.choose(parameters.attention, device=device, length=length, **facts)
     if parameters.attention == "auto" and device.type == "cuda" and (obstacle := attention.why_not_flash(**facts)):
         say(_describe_slower_attention(obstacle, loader))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from terakoya.config.parameters import Parameters, changed_keys, check_allowed_changes
+from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.log import error_console, translated
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import DamagedError, list_checkpoints, read_manifest
-from terakoya.training.resuming.changes import check_global_batch, consent_of_fork, refuse_changes
+from terakoya.training.resuming.changes import check_global_batch, consent_of_fork, may_read_others, refuse_changes
 from terakoya.training.run_folder import check_place
 from terakoya.training.stores import Stores
 
@@ -54,7 +54,7 @@ def _check_resume(
     if (fork := consent_of_fork(run, folder)) is not None:
         allow_change |= frozenset(fork.changed)
     fingerprints = manifest["stores"]
-    if any(key.startswith(("data.", "phases.")) for key in changed_keys(manifest["parameters"], parameters)):
+    if may_read_others(manifest, parameters):
         try:
             stores = Stores.of_run(parameters)
         except UserError:  # of which is said more where all else may stay

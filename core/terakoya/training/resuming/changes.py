@@ -78,6 +78,11 @@ def consent_of_fork(run: Path, folder: Path) -> Fork | None:
     return fork if fork is not None and file_facts(folder / MANIFEST)["sha256"] == fork.manifest else None
 
 
+def may_read_others(manifest: Mapping[str, Any], parameters: Parameters) -> bool:
+    """Whether a run with these `parameters` may read other stores than the checkpoint with this `manifest`."""
+    return any(key.startswith(("data.", "phases.")) for key in changed_keys(manifest["parameters"], parameters))
+
+
 def check_global_batch(folder: Path, manifest: Mapping[str, Any], parameters: Parameters) -> None:
     """Raises UserError if a run without phases has another global batch than at its checkpoint `folder`."""
     before, now = sum(manifest["parameters"]["batch_size"].values()), sum(parameters.batch_size.values())
