@@ -143,7 +143,7 @@ def test_our_side_says_how_often_the_gpu_waited_in_its_windows(
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(ours, "run", lambda raw, *_: given.append(raw))
     side.train(clock)
-    # of a record the first step says nothing, and five others have to be known (training/gpu_state.py)
+    # of a record the first step says nothing, and five others have to be known (training/step_clock.py)
     assert 7 <= given[0]["logging_steps"] <= clock.steps and given[0]["precision"] == "bf16"
     monkeypatch.setattr(ours, "clock_plugin", lambda: SimpleNamespace(tokens=[100] * clock.steps))
     records = [{"flops_per_token": 5.0}, {"step": 1}, {"step": 7, "gpu_waits": 0.5}, {"step": 14, "gpu_waits": 0.25}]

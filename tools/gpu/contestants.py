@@ -32,7 +32,7 @@ Form = Literal["rows", "documents"]
 """What the peer is given of a micro-step: our rows, each as one sequence, or their documents, padded to the longest."""
 IGNORED = -100
 FEWEST_LOGGED = 7
-"""Steps of a record: of fewer a run does not say how often its GPU waited (`training/gpu_state.py`)."""
+"""Steps of a record: of fewer a run does not say how often its GPU waited (`training/step_clock.py`)."""
 
 
 @dataclass(frozen=True)

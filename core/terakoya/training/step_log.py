@@ -9,10 +9,11 @@ from typing import Any
 
 from terakoya.components.run import StepReport
 from terakoya.training.batches import BatchMaker
-from terakoya.training.gpu_state import MOST_WAITS, Backlog, gpu_values
+from terakoya.training.gpu_state import gpu_values
 from terakoya.training.loss import Meter, to_bits
 from terakoya.training.progress_line import view_step
 from terakoya.training.run import Run
+from terakoya.training.step_clock import MOST_WAITS, StepClock
 from terakoya.training.step_health import StepHealth
 from terakoya.training.throughput import Throughput
 
@@ -22,7 +23,7 @@ class StepLog:
 
     Attributes:
         throughput: turns tokens and seconds into rates.
-        backlog: whether the GPU waits for the host.
+        clock: how long the work of steps takes, and whether the GPU waits for the host.
         metered_from: the first row of the order of whose losses `meter` has the sums.
         step_start: when the step under way began, by `time.perf_counter`.
         record_next: whether the next step gets a record, whatever its number.
@@ -43,7 +44,7 @@ class StepLog:
         self.health = health
         self.throughput = throughput
         self.batches = batches
-        self.backlog = Backlog(run.device)
+        self.clock = StepClock(run.device)
         self.record_next = self._has_said_that_the_gpu_waits = False
         self.step_seconds = 0.0
         self.step_start = self._start = time.perf_counter()
@@ -127,7 +128,7 @@ class StepLog:
 
     def _gpu_waits(self) -> dict[str, float]:
         """Returns the share of steps in which the GPU waited for the host, where known; says so once if it is high."""
-        share = self.backlog.take_waits()
+        share = self.clock.take_waits()
         if share is None:
             return {}
         if share >= MOST_WAITS and not self._has_said_that_the_gpu_waits:

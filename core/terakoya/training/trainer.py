@@ -40,7 +40,6 @@ from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate_all
 from terakoya.training.watches import StepTimer, find_watch
-from terakoya.training.work_clock import WorkClock
 
 DROPOUT = "dropout"
 """Distinguishes the random keys of dropout from all others."""
@@ -77,7 +76,6 @@ class Trainer:
         phase: the phase of the last step; of the first one before it.
         architecture: with the rotary positions that the module has now.
         throughputs: turns tokens and seconds into rates, by phase.
-        work: how long this rank's steps take before they wait for others.
         finished: whether the run log says that the run has finished.
     """
 
@@ -117,10 +115,10 @@ class Trainer:
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.step_sync = StepSync(self.context, count_names, self.saver)
         self.next_vote: StepVote | None = None
-        self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
-        if self.context.heartbeat is not None:
-            self.context.heartbeat.follow(step=lambda: run.step, work=lambda: self.work.done)
         self.step_log = StepLog(run, self.meter, self.health, throughputs[0], batches)
+        self.clock = clock = self.step_log.clock
+        if self.context.heartbeat is not None:
+            self.context.heartbeat.follow(step=lambda: run.step, work=lambda: clock.done)
         self.profile = find_watch("profile", run, batches, StepTimer)
         self.save_seconds = self.last_learning_rate = 0.0
         self.finished = False
@@ -160,7 +158,7 @@ class Trainer:
                 def begin_vote(finished_steps: int) -> StepVote:
                     self.profile.begin(finished_steps + 1)
                     with self.profile.part("data"):
-                        batches = self.work.measure(partial(next, prefetcher))
+                        batches = self.clock.measure(partial(next, prefetcher))
                     losses = self.health.losses(finished_steps)
                     stop_reason = stop.signal or self._time_limit_reached()
                     return self.step_sync.begin(
@@ -228,7 +226,7 @@ class Trainer:
             self.begin_phase(self.plan.phase_at(run.step), tokens=run.consumed_tokens)
             self._announce_phase()
 
-        self.work.begin()
+        self.clock.begin()
         # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
         micro_steps = range(len(batches.real) - self.phase.rank_batch.micro_steps, len(batches.real))
         compared = self._compare_examples(batches, micro_steps) if run.objective.compares_examples else {}
@@ -238,7 +236,7 @@ class Trainer:
             with self.profile.part("data"):
                 tensors = self._begin_micro_step(batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
-            until_loss = self.step_log.backlog.after_forward(self.work.until_loss(loss_fn)) if last else loss_fn
+            until_loss = self.clock.until_loss(loss_fn) if last else loss_fn
             with self.profile.forward_and_backward(until_loss) as timed:
                 sums = self.engine.micro_step(tensors, timed, last=last)
             if is_real:
@@ -254,7 +252,7 @@ class Trainer:
         skip_above = self.health.skip_above()
         with self.profile.part("update"):
             norm = self.engine.step(learning_rate, skip_above=skip_above)
-        self.step_log.backlog.step_started()
+        self.clock.step_started()
 
         rows = self.batches.rows(run.step)
         run.step, run.consumed_rows = run.step + 1, rows[1]

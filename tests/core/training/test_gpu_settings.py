@@ -17,9 +17,9 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.training import step_log
 from terakoya.training.distributed import gpu_allocator
-from terakoya.training.gpu_state import FEWEST_STEPS, Backlog
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import train_in_this_process
+from terakoya.training.step_clock import FEWEST_STEPS, StepClock
 from terakoya.training.trainer import Trainer
 from terakoya_plugins.objectives.masked_lm import MaskedLM
 
@@ -102,6 +102,12 @@ class Marks:
     reached = 0
     recorded = 0
 
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def elapsed_time(self, end: Marks) -> float:
+        return float(end.number - self.number)
+
     def record(self) -> None:
         Marks.recorded += 1
         self.number = Marks.recorded
@@ -116,28 +122,27 @@ def test_a_gpu_waits_where_it_is_done_with_a_forward_pass_before_its_step_has_be
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Marks)
     monkeypatch.setattr(Marks, "recorded", 0)
-    backlog = Backlog(torch.device("cuda"))
-    loss_fn = backlog.after_forward(lambda value: value)
+    clock = StepClock(torch.device("cuda"))
+    loss_fn = clock.until_loss(lambda value: value)
     for steps, known in ((FEWEST_STEPS, False), (FEWEST_STEPS + 1, True), (FEWEST_STEPS + 1, True)):
         for step in range(steps):
+            clock.begin()
             assert loss_fn(torch.tensor(3.0)) == 3
             # in the first step after a record the host has waited for the GPU, whichever is slower
             monkeypatch.setattr(Marks, "reached", Marks.recorded if step == 0 else Marks.recorded - behind)
-            backlog.step_started()
-        assert backlog.take_waits() == (share if known else None)
-    backlog.step_started()  # without a forward pass here, as on a rank of a pipeline
-    assert backlog.take_waits() is None
+            clock.step_started()
+        assert clock.take_waits() == (share if known else None)
+    clock.step_started()  # without a forward pass here, as on a rank of a pipeline
+    assert clock.take_waits() is None
 
 
 def test_a_cpu_has_no_backlog() -> None:
-    backlog = Backlog(torch.device("cpu"))
-
-    def loss_fn(value: torch.Tensor) -> torch.Tensor:
-        return value
-
-    assert backlog.after_forward(loss_fn) is loss_fn
-    backlog.step_started()
-    assert backlog.take_waits() is None
+    clock = StepClock(torch.device("cpu"))
+    for _ in range(2 * FEWEST_STEPS):
+        clock.begin()
+        clock.until_loss(lambda: torch.zeros(()))()
+        clock.step_started()
+    assert clock.take_waits() is None
 
 
 @pytest.mark.parametrize(("shares", "said"), [((0.5, 0.96, 1.0), 1), ((0.5, 0.89, 0.0), 0)])
@@ -146,7 +151,7 @@ def test_a_run_says_once_that_its_gpu_waits_for_the_processor(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     left = list(shares)
-    monkeypatch.setattr(Backlog, "take_waits", lambda _: left.pop(0) if left else None)
+    monkeypatch.setattr(StepClock, "take_waits", lambda _: left.pop(0) if left else None)
     settings = toy.parameters(store, max_steps=6, logging_steps=2)
     train_in_this_process(Parameters.from_dict(settings, source="run"), tmp_path / "run")
     notices = [line for line in capsys.readouterr().err.splitlines() if "the GPU waits for the processor" in line]

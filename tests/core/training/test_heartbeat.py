@@ -26,7 +26,7 @@ from terakoya.training.distributed.beats import GONE_BEATS, SILENT_BEATS, Beat, 
 from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.progress_line import describe_excess
-from terakoya.training.work_clock import WorkClock
+from terakoya.training.step_clock import StepClock
 
 
 def ranks(count: int = 4) -> Ranks:
@@ -187,7 +187,7 @@ def test_the_slowest_rank_is_that_which_works_longest_before_it_waits() -> None:
 
 def test_a_look_at_any_instant_finds_as_many_steps_as_seconds() -> None:
     """Steps counted apart from their seconds made a rank `over +1000%` slower where few steps are looked at."""
-    clock, seen = WorkClock(torch.device("cpu")), []
+    clock, seen = StepClock(torch.device("cpu")), []
     for _ in range(3):
         clock.measure(lambda: time.sleep(0.01))  # the next rows
         seen.append(clock.done)

@@ -61,9 +61,7 @@ def restore_module(
     module = parameters.objective.build(parameters.architecture, vocabulary)
     if parameters.trained_beside is not None:
         assert parameters.start_from is not None, "adapters have base weights"
-        positions = parameters.start_from.model_copy(
-            update={"new_positions": True}
-        )  # which later steps may change
+        positions = parameters.start_from.model_copy(update={"new_positions": True})  # which later steps may change
         based = parameters.model_copy(update={"start_from": positions})
         try:
             started = load_start_weights(based, module, vocabulary, tokenizer_folder)

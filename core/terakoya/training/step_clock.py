@@ -1,4 +1,5 @@
-"""How long the steps of this rank take before they wait for other ranks, without waiting for the device."""
+"""How long the steps of this rank take before they wait for other ranks, and whether its GPU waits for the host.
+Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -12,9 +13,17 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+FEWEST_STEPS = 5
+"""Steps of which a share is worth saying."""
+MOST_WAITS = 0.9
+"""The share of steps from which on the host is what limits a run."""
 
-class WorkClock:
+
+class StepClock:
     """Adds up the time from `begin` to `end`: on a GPU between two events of its stream, read once both have happened.
+
+    The second of them is the one behind the forward pass. A GPU that is slower than its host has not reached it when
+    the backward pass and the update have been started, too; one that has, waits for the host.
 
     Attributes:
         done: how many pieces of work have ended, and the seconds of them all: one value, which another thread may read.
@@ -25,7 +34,9 @@ class WorkClock:
         self._beside = 0.0
         self._on_gpu = device.type == "cuda"
         self._began: Any = None
+        self._ended: Any = None
         self._events: deque[tuple[Any, Any]] = deque()
+        self._steps, self._waits = -1, 0
 
     def begin(self) -> None:
         """Begins a piece of work."""
@@ -39,7 +50,8 @@ class WorkClock:
         if self._began is None:
             return
         if self._on_gpu:
-            self._events.append((self._began, self._now()))
+            self._ended = self._now()
+            self._events.append((self._began, self._ended))
         else:
             self._add(time.perf_counter() - self._began)
         self._began = None
@@ -60,6 +72,20 @@ class WorkClock:
             return loss
 
         return with_end
+
+    def step_started(self) -> None:
+        """Looks how far the GPU is, once the host has started all of a step. Does not wait for it."""
+        if self._ended is not None:
+            self._waits += self._steps >= 0 and self._ended.query()
+            self._steps += 1
+            self._ended = None
+
+    def take_waits(self) -> float | None:
+        """Returns the share of the steps since the last call, but the first, for which the host has waited, in which
+        the GPU had no work left; None where too few are known."""
+        steps, waits = self._steps, self._waits
+        self._steps, self._waits = -1, 0
+        return waits / steps if steps >= FEWEST_STEPS else None
 
     def _add(self, seconds: float) -> None:
         pieces, before = self.done
