@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 from pydantic import BaseModel
 
 from terakoya import hookspecs
-from terakoya.components import KINDS, Component, ModuleTransform, StartModel
+from terakoya.components import KINDS, Component, EventListener, ModuleTransform, StartModel
 from terakoya.errors import UserError, nearest
 from terakoya.hookspecs import DeprecatedHook
 from terakoya.plugins.discovery import (
@@ -36,6 +36,9 @@ from terakoya.plugins.discovery import (
 )
 from terakoya.plugins.events import EVENTS, Events, Listeners, call
 from terakoya.plugins.families import missing_family
+
+if TYPE_CHECKING:
+    from terakoya.components.run import Run
 
 logger = logging.getLogger("terakoya")
 
@@ -108,6 +111,19 @@ class Registry:
     """Transforms of a run's module, and the plugin that has each, by name."""
     record_formats: Mapping[str, tuple[Callable[..., Any], Plugin]] = field(default_factory=dict)
     """What makes a record format, and the plugin that has it, by name."""
+
+    def start_listeners(self, run: Run) -> dict[str, EventListener]:
+        """Returns the listeners of the event plugins of `run`, by name: those that its parameters name, and those that
+        every run has.
+
+        Raises:
+            UserError: a plugin does not start.
+        """
+        chosen = dict(run.parameters.events)
+        for name in self.names("events"):
+            if self.component("events", name).always:
+                chosen.setdefault(name, self.component("events", name)())
+        return {name: plugin.start(run) for name, plugin in sorted(chosen.items()) if plugin is not None}
 
     def component(self, kind: str, name: str) -> type[Any]:
         """Returns the class registered as `name` among `kind` (a key of `components.KINDS`).

@@ -95,7 +95,7 @@ class Trainer:
         self.batches = batches
         self.validation = validation
         self.run_log = run.run_log
-        self.listeners = start_listeners(run)
+        self.listeners: dict[str, EventListener] = registry().start_listeners(run)
         self.events: Events = registry().hook.join(self.listeners)
         self.save_due = False
         self.facts = facts
@@ -471,20 +471,6 @@ class Trainer:
             paused = round(self.save_seconds, 3)
             self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=paused)
             self._call_event("checkpoint_saved", self.run, saved.folder)
-
-
-def start_listeners(run: Run) -> dict[str, EventListener]:
-    """Returns the listeners of the event plugins of `run`, by name: those that its parameters name, and those that
-    every run has.
-
-    Raises:
-        UserError: a plugin does not start.
-    """
-    chosen, plugins = dict(run.parameters.events), registry()
-    for name in plugins.names("events"):
-        if plugins.component("events", name).always:
-            chosen.setdefault(name, plugins.component("events", name)())
-    return {name: plugin.start(run) for name, plugin in sorted(chosen.items()) if plugin is not None}
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:
