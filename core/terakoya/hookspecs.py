@@ -260,7 +260,7 @@ def register_record_formats() -> Mapping[str, Callable[[Any, components.Tokenize
 def register_watches() -> Mapping[str, Callable[[Any, Any], Any]]:
     """Called when plugins load, in every process. Returns functions that build what watches the steps of a run, by the
     key of the parameters that asks for it: "profile" or "spikes". Such a function takes a `training.run.Run` and its
-    `training.batches.BatchMaker`, and returns a `training.watches.StepTimer` or a `training.watches.StepJudge`."""
+    `training.batches.BatchMaker`, and returns a `training.watches.StepTimer` or a `training.step_health.StepJudge`."""
     return {}
 
 

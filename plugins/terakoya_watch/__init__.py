@@ -10,7 +10,8 @@ from terakoya import hookimpl
 if TYPE_CHECKING:
     from terakoya.training.batches import BatchMaker
     from terakoya.training.run import Run
-    from terakoya.training.watches import StepJudge, StepTimer
+    from terakoya.training.step_health import StepJudge
+    from terakoya.training.watches import StepTimer
 
 
 @hookimpl

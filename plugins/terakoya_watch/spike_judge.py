@@ -11,8 +11,7 @@ from typing import Any
 from terakoya.training.batches import BatchMaker
 from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
-from terakoya.training.step_health import PendingStep, StepHealth
-from terakoya.training.watches import StepJudge
+from terakoya.training.step_health import PendingStep, StepHealth, StepJudge
 from terakoya_watch.spikes import Spike, SpikeDetector
 
 

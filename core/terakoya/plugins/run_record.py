@@ -42,7 +42,9 @@ def record_plugins(
             for name, (_, its) in registry.transforms.items()
             if its == plugin and name in transforms
         ]
-        components += [f"watches/{key}" for key in _watched(registry, parameters) if registry.watches[key][1] == plugin]
+        components += [
+            f"watches/{key}" for key in _find_watched(registry, parameters) if registry.watches[key][1] == plugin
+        ]
         events = [event for event, listeners in registry.hook.listeners.items() if plugin.name in dict(listeners)]
         if components or events:
             source = plugin.source
@@ -70,7 +72,7 @@ def check_plugins(
     """
     names, check = _types(parameters), RecordCheck([], [])
     if events:  # a finished model needs no engine
-        names |= {plugin_engine(parameters.get("parallel") or {}) or "", *_watched(registry, parameters)}
+        names |= {plugin_engine(parameters.get("parallel") or {}) or "", *_find_watched(registry, parameters)}
     current = {plugin.name: plugin for plugin in registry.plugins}
     for recorded in record:
         named = [(component, *component.split("/", 1)) for component in recorded["components"]]
@@ -102,7 +104,7 @@ def check_plugins(
     return check
 
 
-def _watched(registry: Registry, parameters: Mapping[str, Any]) -> list[str]:
+def _find_watched(registry: Registry, parameters: Mapping[str, Any]) -> list[str]:
     """Returns the keys of `parameters` by which a plugin watches the steps of the run."""
     return [key for key in registry.watches if parameters.get(key) is not None]
 

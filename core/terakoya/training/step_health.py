@@ -30,7 +30,7 @@ from terakoya.training.engines.engine import may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.loss import Meter
 from terakoya.training.run import Run
-from terakoya.training.watches import StepJudge, find_watch
+from terakoya.training.watches import find_watch
 
 LOSS_UNIT = 2.0**-24
 """What 1 stands for in a vote's losses. With parts up to `LARGEST_PART` the sum of 32,768 ranks fits into 63 bits."""
@@ -63,6 +63,37 @@ class PendingStep:
     counts: Mapping[str, int] | None = None
     numbers: Tensor | None = None
     arrived: torch.cuda.Event | None = None
+
+
+class StepJudge:
+    """Judges the steps of a run in their order, a function of their losses and norms alone; this one finds nothing.
+
+    Attributes:
+        goes_back: whether it may raise `DecidedRollback`.
+    """
+
+    goes_back = False
+
+    def skip_above(self, step: int) -> float:
+        """Returns the gradient norm above which the update of the coming `step` is left out."""
+        return math.inf
+
+    def judge(self, health: StepHealth, step: PendingStep, loss: float) -> None:
+        """Judges a `step` by its global `loss` and its norm, which may not be finite; notes by `health` what it finds.
+
+        Raises:
+            DecidedRollback: the run goes back.
+        """
+
+    def first_open_step(self) -> int | None:
+        """Returns the first step because of which the run may go back, among those that were judged."""
+        return None
+
+    def state(self) -> Any:
+        """Returns the whole state, as JSON values."""
+
+    def load(self, state: Any) -> None:
+        """Restores a `state` that is not None."""
 
 
 def wait_for_device(event: torch.cuda.Event) -> None:

@@ -3,10 +3,9 @@ them, `spikes` judges them (`hookspecs.register_watches`)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -15,9 +14,6 @@ from terakoya.plugins import registry
 from terakoya.plugins.families import missing_family
 from terakoya.training.batches import BatchMaker
 from terakoya.training.run import Run
-
-if TYPE_CHECKING:
-    from terakoya.training.step_health import PendingStep, StepHealth
 
 LossFn = Callable[[Mapping[str, Tensor]], Tensor]
 Watch = TypeVar("Watch")
@@ -42,37 +38,6 @@ class StepTimer:
 
     def finish(self, step: int) -> None:
         """Called after the last step; may be collective."""
-
-
-class StepJudge:
-    """Judges the steps of a run in their order, a function of their losses and norms alone; this one finds nothing.
-
-    Attributes:
-        goes_back: whether it may raise `DecidedRollback`.
-    """
-
-    goes_back = False
-
-    def skip_above(self, step: int) -> float:
-        """Returns the gradient norm above which the update of the coming `step` is left out."""
-        return math.inf
-
-    def judge(self, health: StepHealth, step: PendingStep, loss: float) -> None:
-        """Judges a `step` by its global `loss` and its norm, which may not be finite; notes by `health` what it finds.
-
-        Raises:
-            DecidedRollback: the run goes back.
-        """
-
-    def first_open_step(self) -> int | None:
-        """Returns the first step because of which the run may go back, among those that were judged."""
-        return None
-
-    def state(self) -> Any:
-        """Returns the whole state, as JSON values."""
-
-    def load(self, state: Any) -> None:
-        """Restores a `state` that is not None."""
 
 
 def find_watch(key: str, run: Run, batches: BatchMaker, without: Callable[[], Watch]) -> Watch:

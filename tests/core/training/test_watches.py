@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 STRANGE = """
 from terakoya import hookimpl
-from terakoya.training.watches import StepJudge, StepTimer
+from terakoya.training.step_health import StepJudge
+from terakoya.training.watches import StepTimer
 
 class Timer(StepTimer):
     def __init__(self, run, batches):
