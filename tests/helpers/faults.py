@@ -12,7 +12,7 @@ import torch
 from terakoya import hookimpl
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed import heartbeat
+from terakoya_watch import heartbeat
 
 FAULT, _, WHERE = os.environ.get("FAULT", ":").partition(":")
 RANK = int(os.environ.get("FAULT_RANK", "0"))

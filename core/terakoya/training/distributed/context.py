@@ -16,7 +16,7 @@ from torch import Tensor
 
 from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
 from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator, nccl_algorithms
-from terakoya.training.distributed.heartbeat import Heartbeat
+from terakoya_watch.heartbeat import Heartbeat
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
 

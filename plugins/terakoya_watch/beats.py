@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from terakoya.process_pool import is_alive
-from terakoya.training.distributed.activity import DEVICE, Activity
+from terakoya_watch.activity import DEVICE, Activity
 from terakoya.training.distributed.topology import Topology
 
 SILENT_BEATS = 6

@@ -20,10 +20,10 @@ import toy
 
 from terakoya.errors import UserError
 from terakoya.training import step_health
-from terakoya.training.distributed import heartbeat
-from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
-from terakoya.training.distributed.beats import GONE_BEATS, SILENT_BEATS, Beat, Ranks, process_here
-from terakoya.training.distributed.heartbeat import is_communication_error
+from terakoya_watch import heartbeat
+from terakoya_watch.activity import Activity, ActivityWatch, find_place
+from terakoya_watch.beats import GONE_BEATS, SILENT_BEATS, Beat, Ranks, process_here
+from terakoya_watch.heartbeat import is_communication_error
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.progress_line import describe_excess
 from terakoya.training.step_clock import StepClock

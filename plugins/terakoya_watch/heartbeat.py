@@ -21,8 +21,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from terakoya.errors import RankLostError, UserError
-from terakoya.training.distributed.activity import Activity, ActivityWatch
-from terakoya.training.distributed.beats import SILENT_BEATS, Beat, Ranks, process_here
+from terakoya_watch.activity import Activity, ActivityWatch
+from terakoya_watch.beats import SILENT_BEATS, Beat, Ranks, process_here
 from terakoya.training.distributed.topology import Topology
 
 logger = logging.getLogger("terakoya")
