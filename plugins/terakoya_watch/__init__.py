@@ -1,23 +1,26 @@
-"""What this family adds: spikes of the loss are found, after which a run may go back, and steps are profiled."""
+"""What this family adds: spikes of the loss are found, after which a run may go back; steps are profiled; ranks that
+hang are named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from terakoya import hookimpl
 
 if TYPE_CHECKING:
     from terakoya.training.batches import BatchMaker
+    from terakoya.training.distributed.rank_watch import RankWatch
+    from terakoya.training.distributed.topology import Topology
     from terakoya.training.run import Run
     from terakoya.training.step_health import StepJudge
     from terakoya.training.watches import StepTimer
 
 
 @hookimpl
-def register_watches() -> Mapping[str, Callable[[Run, BatchMaker], StepJudge | StepTimer]]:
+def register_watches() -> Mapping[str, Callable[..., Any]]:
     """Implements `terakoya.hookspecs.register_watches`."""
-    return {"profile": _profile, "spikes": _spikes}
+    return {"profile": _profile, "spikes": _spikes, "ranks": _ranks}
 
 
 def _profile(run: Run, batches: BatchMaker) -> StepTimer:
@@ -30,3 +33,9 @@ def _spikes(run: Run, batches: BatchMaker) -> StepJudge:
     from terakoya_watch.spike_judge import SpikeJudge
 
     return SpikeJudge(run, batches)
+
+
+def _ranks(topology: Topology, rank: int, timeout_seconds: int, meeting: str) -> RankWatch:
+    from terakoya_watch.heartbeat import Heartbeat
+
+    return Heartbeat(topology, rank, timeout_seconds, meeting)

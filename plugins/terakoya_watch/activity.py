@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-CORE = str(Path(__file__).parents[2])
+import terakoya
+
+CORE = str(Path(terakoya.__file__).parent)
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 WRAPPERS = frozenset({"wrapper", "_wait", "_object_to_tensor", "_tensor_to_object"})
 DEVICE = "the device"

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from terakoya.process_pool import is_alive
-from terakoya_watch.activity import DEVICE, Activity
 from terakoya.training.distributed.topology import Topology
+from terakoya_watch.activity import DEVICE, Activity
 
 SILENT_BEATS = 6
 """A rank without news for so many beats is silent: its process is stopped or gone, or its host is."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,17 +20,16 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from terakoya.errors import RankLostError, UserError
+from terakoya.training.distributed.rank_watch import find_communication_error
+from terakoya.training.distributed.topology import Topology
 from terakoya_watch.activity import Activity, ActivityWatch
 from terakoya_watch.beats import SILENT_BEATS, Beat, Ranks, process_here
-from terakoya.training.distributed.topology import Topology
 
 logger = logging.getLogger("terakoya")
 
 BEAT_SECONDS = 1.0
 LEAVE_SECONDS = 10.0
 """How long after the timeout the main thread may take to leave before its process ends."""
-COMMUNICATION_ERRORS = re.compile(r"gloo|nccl|ProcessGroup|Connection (closed|reset)|Broken pipe|[Tt]imed out", re.I)
-"""What torch's errors say where the cause may be another rank. Only some have a class of their own."""
 
 
 class Heartbeat:
@@ -79,7 +77,7 @@ class Heartbeat:
             thread.start()
 
     def close(self) -> None:
-        """Ends the threads; the other ranks no longer expect news of this one."""
+        """See `RankWatch`."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -93,13 +91,11 @@ class Heartbeat:
                 self._store.set(self._key(self._rank), replace(self._beat, ended=True).to_json())
 
     def follow(self, *, step: Callable[[], int], work: Callable[[], tuple[int, float]]) -> None:
-        """Tells the others from now on of a run: of its step, and of how many steps this rank has worked through, and
-        their seconds without waiting for others."""
+        """See `RankWatch`."""
         self._step, self._work = step, work
 
     def leave(self) -> None:
-        """Names no late rank from now on: what some do after the last step may take hours. One that is silent beyond
-        the timeout ends this process all the same."""
+        """See `RankWatch`. One that is silent beyond the timeout ends this process all the same."""
         self._leaving = True
 
     def slowest(self) -> tuple[int, float] | None:
@@ -107,14 +103,13 @@ class Heartbeat:
         return self._ranks.slowest()
 
     def name(self, rank: int) -> str:
-        """Returns `rank 3 on a02`."""
+        """See `RankWatch`."""
         return self._ranks.name(rank)
 
     def explain(self, error: BaseException) -> RankLostError | None:
-        """Returns the error that names the rank because of which this one failed with `error`; None where the cause is
-        on this rank, which the others then hear of. Waits some seconds for news of the others."""
+        """See `RankWatch`. Waits some seconds for news of the others."""
         self._leaving = True
-        found = _find_communication_error(error)
+        found = find_communication_error(error)
         if found is None:
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             self._error = f"{kind}{error}"[:500]
@@ -203,20 +198,3 @@ class Heartbeat:
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
-
-
-def is_communication_error(error: BaseException) -> bool:
-    """Whether `error` may come of another rank that hangs or is gone."""
-    return _find_communication_error(error) is not None
-
-
-def _find_communication_error(error: BaseException | None) -> BaseException | None:
-    """Returns the first that may come of another rank among `error` and those that it was raised from: a pipeline wraps
-    what a stage raises, and does not repeat its text."""
-    while error is not None and not isinstance(error, dist.DistError):
-        if not isinstance(error, RuntimeError):
-            return None
-        if COMMUNICATION_ERRORS.search(str(error)):
-            return error
-        error = error.__cause__
-    return error

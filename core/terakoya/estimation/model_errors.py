@@ -13,7 +13,7 @@ from terakoya.errors import UserError
 from terakoya.estimation.model_check import check_memory, check_model
 from terakoya.estimation.out_of_memory import explain_allocation_errors
 from terakoya.training.distributed.context import DistributedContext
-from terakoya_watch.heartbeat import is_communication_error
+from terakoya.training.distributed.rank_watch import is_communication_error
 from terakoya.training.model.determinism import explain_refusals
 
 

@@ -32,7 +32,7 @@ from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.mirroring import mirroring
 from terakoya.training.distributed import nccl_algorithms
 from terakoya.training.distributed.context import DistributedContext
-from terakoya_watch.heartbeat import is_communication_error
+from terakoya.training.distributed.rank_watch import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from terakoya.components import Tracker
-from terakoya.training import trainer as trainer_module
+from terakoya.training import validation
 from terakoya.training.run_log import RunLog
 from terakoya.training.screen import StepView
 
@@ -255,10 +255,8 @@ def test_a_terminal_that_was_closed_does_not_end_a_run(tmp_path: Path, monkeypat
 
 
 def test_validation_stores_of_one_name_have_curves_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "validate", lambda *_, **__: {"loss": 1.0})
-    trainer = MagicMock(validation=dict.fromkeys(["wiki/val", "news/val", "work/web"]))
-    trainer.run.validation_losses, trainer._call_event.return_value = (), None
-    trainer.context.broadcast = lambda numbers: numbers
-    trainer_module.Trainer._validate(trainer)
-    tracked = [next(iter(call.args[1])) for call in trainer.run_log.track.call_args_list]
+    monkeypatch.setattr(validation, "validate", lambda *_, **__: {"loss": 1.0})
+    run, stores = MagicMock(), dict.fromkeys(["wiki/val", "news/val", "work/web"])
+    validation.validate_all(MagicMock(), run, stores, MagicMock())  # type: ignore[arg-type]
+    tracked = [next(iter(call.args[1])) for call in run.run_log.track.call_args_list]
     assert tracked == ["validation/wiki/val/loss", "validation/news/val/loss", "validation/web/loss"]

@@ -20,13 +20,13 @@ import toy
 
 from terakoya.errors import UserError
 from terakoya.training import step_health
-from terakoya_watch import heartbeat
-from terakoya_watch.activity import Activity, ActivityWatch, find_place
-from terakoya_watch.beats import GONE_BEATS, SILENT_BEATS, Beat, Ranks, process_here
-from terakoya_watch.heartbeat import is_communication_error
+from terakoya.training.distributed.rank_watch import is_communication_error
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.progress_line import describe_excess
 from terakoya.training.step_clock import StepClock
+from terakoya_watch import heartbeat
+from terakoya_watch.activity import Activity, ActivityWatch, find_place
+from terakoya_watch.beats import GONE_BEATS, SILENT_BEATS, Beat, Ranks, process_here
 
 
 def ranks(count: int = 4) -> Ranks:

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
+from terakoya.plugins import registry
 from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator, nccl_algorithms
-from terakoya_watch.heartbeat import Heartbeat
 from terakoya.training.distributed.local_rendezvous import local_rendezvous
+from terakoya.training.distributed.rank_watch import RankWatch
 from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class DistributedContext:
     Attributes:
         device: on CUDA with its index.
         control: the group of all processes, over gloo; None where this process is the only one.
-        heartbeat: notices ranks that hang or are gone; None where this process is the only one.
+        heartbeat: notices ranks that hang or are gone; None where this process is the only one, or no plugin has it.
     """
 
     rank: int
@@ -40,7 +41,7 @@ class DistributedContext:
     device: torch.device
     topology: Topology
     control: dist.ProcessGroup | None
-    heartbeat: Heartbeat | None = field(default=None, repr=False)
+    heartbeat: RankWatch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         assert self.device.type != "cuda" or self.device.index is not None, "see with_index"
@@ -284,7 +285,8 @@ def connect(
         raise
     topology = Topology(processes, replica_size)
     rank = dist.get_rank()
-    heartbeat = Heartbeat(topology, rank, timeout_seconds, meeting) if launch.world_size > 1 else None
+    watch = registry().watches.get("ranks") if launch.world_size > 1 else None
+    heartbeat = None if watch is None else watch[0](topology, rank, timeout_seconds, meeting)
     return DistributedContext(rank, launch.world_size, device, topology, control, heartbeat)
 
 
