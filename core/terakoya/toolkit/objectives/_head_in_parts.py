@@ -35,7 +35,7 @@ def sum_with_gradients(score: Score, parts: Sequence[tuple[Tensor, Tensor]]) -> 
             total = score(own, labels)
         if not sums:
             weights = [each for each in _leaves(total) if each is not own]
-            if any(hasattr(each, "ds_id") for each in weights):  # DeepSpeed's mark of a partitioned weight
+            if any(hasattr(each, "ds_id") for each in weights):  # ZeRO's mark of a partitioned weight
                 return None
             of_weights = [None] * len(weights)
         gradient, *further = torch.autograd.grad(total, [own, *weights])
