@@ -90,7 +90,7 @@ def test_transforms_come_in_their_stages_after_those_of_the_core(store: Path, st
     (record,) = (each for each in found["plugins"] if each["name"] == "strange")
     assert record["components"][-1] == "transforms/strange_freeze" and len(record["components"]) == 5
     assert found["world"]["strange"] is True
-    others = SimpleNamespace(plugins=[], registrations={}, engines={}, transforms={}, broken=[])
+    others = SimpleNamespace(plugins=[], registrations={}, engines={}, transforms={}, watches={}, broken=[])
     (missing,) = check_plugins(others, [record], found["parameters"]).missing  # type: ignore[arg-type]
     assert "transforms/strange_freeze) is missing" in missing
     assert check_plugins(others, [record], found["parameters"], events=False) == ([], [])  # type: ignore[arg-type]
