@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from terakoya.components.copy_weights import join_names
 from terakoya.config.settings import Settings
 from terakoya.config.start_from import StartFrom
 from terakoya.json_settings import short_json
@@ -88,6 +87,8 @@ def untrained_problem(lora: LoraSettings, names: Sequence[str]) -> str | None:
     untrained = [name for name in names if not any(f".{each}." in f".{modules[name]}." for each in whole)]
     if not untrained:
         return None
+    from terakoya.components.copy_weights import join_names  # torch
+
     return (
         f"has no {join_names(untrained)}, which would be randomly initialised and, with lora, never trained; name "
         "their modules in lora.modules_to_save, or train the whole model"
