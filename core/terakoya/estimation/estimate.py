@@ -105,36 +105,42 @@ class Estimate:
         return {**asdict(self), "memory": memory}
 
 
-def estimate(
-    parameters: Path | str | Parameters,
-    *,
-    processes: int | None = None,
-    device: str | None = None,
-    vocab_size: int | None = None,
-    mfu: float | None = None,
-    tflops: float | None = None,
-    measure_speed: Measure | None = None,
-    overrides: tuple[str, ...] = (),
-) -> Estimate:
-    """Estimates the run of `parameters` in `processes` processes (default: the fewest that it can run in), each with
-    one `device` (default: this machine's).
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions:
+    """Where a run is estimated to train, and how fast.
 
-    Memory is measured on tensors without data, in one step of the run's own module, engine and micro-batch; see
-    `fake_step`. Models of more than four layers are measured with two and with four layers and extrapolated linearly.
-
-    Args:
+    Attributes:
+        processes: by default the fewest that the run can use.
+        device: of each process; by default this machine's.
         vocab_size: size of the vocabulary, if the stores do not exist yet.
         mfu: the expected fraction of the device's bfloat16 peak; or
         tflops: the expected TFLOP/s of a device, as `tflops` in a run's metrics.
         measure_speed: measures the speed where the devices are this machine's and the run fits; see `measure_here`.
-        overrides: `a.b=value` over a parameter file's values.
+    """
+
+    processes: int | None = None
+    device: str | None = None
+    vocab_size: int | None = None
+    mfu: float | None = None
+    tflops: float | None = None
+    measure_speed: Measure | None = None
+
+
+def estimate(parameters: Path | str | Parameters, *, overrides: tuple[str, ...] = (), **options: Any) -> Estimate:
+    """Estimates the run of `parameters`, with `overrides` (`a.b=value`) over a file's values. `options` are the fields
+    of `EstimateOptions`.
+
+    Memory is measured on tensors without data, in one step of the run's own module, engine and micro-batch; see
+    `fake_step`. Models of more than four layers are measured with two and with four layers and extrapolated linearly.
 
     Raises:
         UserError: anything the user can fix: parameters, a missing store, an unknown device.
     """
     loaded = Parameters.load(Path(parameters), overrides) if isinstance(parameters, Path | str) else parameters
-    target = devices.find_device(device) if device else devices.local_device()
-    statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
+    given = EstimateOptions(**options)
+    processes = given.processes
+    target = devices.find_device(given.device) if given.device else devices.local_device()
+    statistics = row_statistics(loaded.data, loaded.objective.row_layout(), given.vocab_size)
     if processes is None:
         parallel, nodes = loaded.parallel, len(batch_table.node_names(loaded.batch_size))
         processes = math.lcm(nodes, parallel.replica_size * (parallel.dp_shard_size or 1))
@@ -167,13 +173,13 @@ def estimate(
         device=target, speed=None, hours=None, notes=(*_assumptions(statistics, steps), *notes),
     )  # fmt: skip
     speed = None
-    is_given = mfu is not None or tflops is not None
-    if measure_speed is not None and not is_given and devices.is_here(target) and estimated.fits is not False:
-        speed = measure_speed(loaded, statistics.vocabulary.size, share, processes)
+    is_given = given.mfu is not None or given.tflops is not None
+    if given.measure_speed is not None and not is_given and devices.is_here(target) and estimated.fits is not False:
+        speed = given.measure_speed(loaded, statistics.vocabulary.size, share, processes)
     if speed is None:
         speed = planned_speed(
-            loaded, target, processes=processes, share=share, flops_per_step=estimated.flops_per_step, mfu=mfu,
-            tflops=tflops,
+            loaded, target, processes=processes, share=share, flops_per_step=estimated.flops_per_step,
+            mfu=given.mfu, tflops=given.tflops,
         )  # fmt: skip
     return estimated if speed is None else with_speed(estimated, speed, loaded, statistics.validation_rows)
 
