@@ -52,15 +52,14 @@ class MaskedRows:
 
 
 @dataclass(frozen=True)
-class MaskingRule:
-    """How words are chosen, and what becomes of their tokens.
+class Masking:
+    """Which words are masked, and what becomes of their tokens.
 
     Attributes:
         probability: of each word.
         budgeted: whether the budget rule chooses words, so that a row has nearly `probability` x maskable tokens
-            masked; else each word is chosen independently.
+            masked; otherwise each word is chosen independently.
         replace: the shares of chosen tokens that become [MASK] and a random ordinary token; the others stay unchanged.
-        per_word: whether that is decided for each word, not for each token.
         largest_probability: takes the place of `probability` in the number of slots, for batches of one shape while
             the probability changes.
     """
@@ -68,7 +67,6 @@ class MaskingRule:
     probability: float
     budgeted: bool = True
     replace: tuple[float, float] = (0.8, 0.1)
-    per_word: bool = False
     largest_probability: float | None = None
 
 
@@ -86,8 +84,8 @@ def mask_rows(
 
     The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), indices into the
     flattened rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. A `probability`
-    that changes has its value at `rows.progress`, and K is that of its largest value. The other arguments are those of
-    a `MaskingRule`.
+    that changes has its value at `rows.progress`, and K is that of its largest value. The other arguments are as in
+    `Masking`.
     """
     if vocabulary.mask is None:
         raise UserError(f"objective {objective}: the store's vocabulary has no [MASK]; use a tokenizer that has one")
@@ -104,12 +102,7 @@ def mask_rows(
         real & ~vocabulary.is_special.take(rows.tokens),
         rows.keys,
         vocabulary,
-        MaskingRule(
-            rate_at(probability, rows.progress),
-            budgeted=budgeted,
-            replace=replace,
-            largest_probability=largest_rate(probability),
-        ),
+        Masking(rate_at(probability, rows.progress), budgeted, replace, largest_rate(probability)),
     )
     arrays = {
         "input_ids": masked.input_ids,
@@ -127,7 +120,7 @@ def mask(
     maskable: np.ndarray,
     keys: np.ndarray,
     vocabulary: Vocabulary,
-    rule: MaskingRule,
+    how: Masking,
 ) -> MaskedRows:
     """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
 
@@ -135,23 +128,23 @@ def mask(
     where the left neighbour is not maskable; without `word_starts` every token is a word.
 
     K is B x the smallest number that is at least round(probability x T), and at least 1, and holds all chosen tokens.
+    What becomes of a chosen token is decided for each token.
 
     Raises:
         UserError: the vocabulary has no [MASK] or, with random replacements, no ordinary token.
     """
     if vocabulary.mask is None:
         raise UserError("masking: expected a vocabulary with a mask token, got none; use a tokenizer that has [MASK]")
-    probability, replace = rule.probability, rule.replace
-    if replace[1] > 0 and not len(vocabulary.ordinary):
+    if how.replace[1] > 0 and not len(vocabulary.ordinary):
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
     stream = streams(keys, "mask")
     drawn = numbers(stream[:, None], np.arange(width)).reshape(-1)  # a word has the number of its first token
     edges = _edges(word_starts, maskable)
-    if rule.budgeted:
-        chosen = _within_budget(drawn, edges, maskable, keys, probability)
+    if how.budgeted:
+        chosen = _within_budget(drawn, edges, maskable, keys, how.probability)
     else:
-        chosen = _words(bernoulli(drawn, probability), edges, maskable)
+        chosen = _words(bernoulli(drawn, how.probability), edges, maskable)
     starts = edges.take(chosen)
     lengths = edges.take(chosen + 1) - starts
     positions = np.repeat(starts - (lengths.cumsum() - lengths), lengths)
@@ -159,17 +152,16 @@ def mask(
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
-    expected = int((rule.largest_probability or probability) * width + 0.5)
+    expected = int((how.largest_probability or how.probability) * width + 0.5)
     slots = batch * max(1, expected, -(-len(positions) // batch))
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat.take(positions)
     second = drawn.take(positions) << np.uint64(32)  # the lower half: the choice of words has used the upper one
-    decision = np.repeat(drawn.take(starts) << np.uint64(32), lengths) if rule.per_word else second
-    masked = bernoulli(decision, replace[0])
+    masked = bernoulli(second, how.replace[0])
     flat[positions.compress(masked)] = vocabulary.mask
-    if replace[1] > 0:
-        random = np.flatnonzero(bernoulli(decision, sum(replace)) & ~masked)
+    if how.replace[1] > 0:
+        random = np.flatnonzero(bernoulli(second, sum(how.replace)) & ~masked)
         fresh = integers_below(second.take(random) * _SPREAD, len(vocabulary.ordinary))
         flat[positions.take(random)] = vocabulary.ordinary.take(fresh)
     return MaskedRows(input_ids, padded, labels, len(positions))

@@ -15,17 +15,10 @@ from hypothesis import strategies as st
 from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
 from terakoya.errors import UserError
-from terakoya.toolkit import masking
-from terakoya.toolkit.masking import IGNORED, MaskedRows, MaskingRule, mask_rows
+from terakoya.toolkit.masking import IGNORED, MaskedRows, Masking, mask, mask_rows
 from terakoya.toolkit.random_keys import draws, row_keys, streams
 
 VOCABULARY = vocabulary(5000)
-
-
-def mask(
-    tokens: np.ndarray, starts: np.ndarray | None, maskable: np.ndarray, keys: np.ndarray, vocabulary: Any, **rule: Any
-) -> MaskedRows:
-    return masking.mask(tokens, starts, maskable, keys, vocabulary, MaskingRule(**rule))
 
 
 def batch_of(seed: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -88,7 +81,7 @@ def places_of(masked: MaskedRows, batch: int, width: int) -> list[list[int]]:
 def test_budget_rule(seed: int, batch: int, width: int, whole_words: bool, probability: float) -> None:
     tokens, words, maskable, keys = batch_of(seed, batch, width)
     starts = words if whole_words else None
-    masked = mask(tokens, starts, maskable, keys, probability=probability, vocabulary=VOCABULARY)
+    masked = mask(tokens, starts, maskable, keys, VOCABULARY, Masking(probability))
     expected = [
         slow_budget(words[row] if whole_words else None, maskable[row], int(keys[row]), probability)
         for row in range(batch)
@@ -128,6 +121,7 @@ def test_the_budget_rule_masks_every_word_with_exactly_the_probability(
     assert {word: Fraction(number, cases) for word, number in taken.items()} == dict.fromkeys(taken, probability)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "budgeted"),
     [(16, True), (16, False), (48, True), *(pytest.param(each, True, marks=pytest.mark.nightly) for each in (24, 128))],
@@ -141,8 +135,8 @@ def test_words_of_any_length_are_masked_alike(width: int, budgeted: bool) -> Non
     tokens[np.arange(width) >= random.integers(width // 2, width + 1, rows)[:, None]] = PAD
     words = random.random((rows, width)) < np.where(random.random((rows, width)) < 0.5, 0.9, 0.2)
     maskable = ~VOCABULARY.is_special[tokens]
-    options = {"probability": 0.15, "vocabulary": VOCABULARY, "budgeted": budgeted}
-    masked = mask(tokens, words, maskable, row_keys(1, 0, 0, np.arange(rows)), **options)  # type: ignore[arg-type]
+    how = Masking(0.15, budgeted)
+    masked = mask(tokens, words, maskable, row_keys(1, 0, 0, np.arange(rows)), VOCABULARY, how)
     is_masked = np.zeros(tokens.shape, bool)
     is_masked.reshape(-1)[masked.positions[: masked.count]] = True
     seen: dict[int, list[int]] = {}
@@ -163,7 +157,7 @@ def test_a_budget_keeps_the_number_of_masked_tokens_near_the_same() -> None:
     tokens, words, maskable, keys = batch_of(7, 300, 64)
     budgets = 0.15 * np.count_nonzero(maskable, axis=1)
     for starts in (words, None):
-        masked = mask(tokens, starts, maskable, keys, probability=0.15, vocabulary=VOCABULARY)
+        masked = mask(tokens, starts, maskable, keys, VOCABULARY, Masking(0.15))
         for row, places in enumerate(places_of(masked, 300, 64)):
             spans = spans_of(None if starts is None else words[row], maskable[row])
             assert abs(len(places) - budgets[row]) <= max(map(len, spans), default=0)
@@ -174,8 +168,8 @@ def test_a_budget_keeps_the_number_of_masked_tokens_near_the_same() -> None:
 @pytest.mark.parametrize("budgeted", [True, False])
 def test_a_row_is_masked_in_the_same_way_in_any_batch(budgeted: bool) -> None:
     tokens, words, maskable, keys = batch_of(3, 9, 64)
-    options = {"probability": 0.15, "vocabulary": VOCABULARY, "budgeted": budgeted}
-    whole = mask(tokens, words, maskable, keys, **options)  # type: ignore[arg-type]
+    how = Masking(0.15, budgeted)
+    whole = mask(tokens, words, maskable, keys, VOCABULARY, how)
     for row in range(9):
         one = slice(row, row + 1)
         for width in (64, 80):
@@ -185,10 +179,11 @@ def test_a_row_is_masked_in_the_same_way_in_any_batch(budgeted: bool) -> None:
                 np.pad(words[one], pad),
                 np.pad(maskable[one], pad),
                 keys[one],
-                **options,  # type: ignore[arg-type]
+                VOCABULARY,
+                how,
             )
             assert np.array_equal(alone.input_ids[:, :64], whole.input_ids[one])
-    other = mask(tokens, words, maskable, keys + np.uint64(1), **options)  # type: ignore[arg-type]
+    other = mask(tokens, words, maskable, keys + np.uint64(1), VOCABULARY, how)
     assert not np.array_equal(other.input_ids, whole.input_ids)
 
 
@@ -205,10 +200,8 @@ def test_rates(budgeted: bool, whole_words: bool, replace: tuple[float, float]) 
         words if whole_words else None,
         np.ones(tokens.shape, bool),
         keys,
-        probability=0.15,
-        vocabulary=VOCABULARY,
-        budgeted=budgeted,
-        replace=replace,
+        VOCABULARY,
+        Masking(0.15, budgeted, replace),
     )
     if budgeted:
         assert abs(masked.count / tokens.size - 0.15) < 0.0006
@@ -229,13 +222,10 @@ def test_rates(budgeted: bool, whole_words: bool, replace: tuple[float, float]) 
     assert by_place.min() > 8 and by_place.max() < 60, "every place alike (30 expected)"
 
 
-@pytest.mark.parametrize("per_word", [False, True])
-def test_random_tokens_are_uniform(per_word: bool) -> None:
+def test_random_tokens_are_uniform() -> None:
     tokens = np.full((400, 512), FIRST, np.int32)
     keys = row_keys(5, 0, 0, np.arange(400))
-    masked = mask(
-        tokens, None, tokens > 0, keys, probability=0.9, vocabulary=VOCABULARY, replace=(0.1, 0.8), per_word=per_word
-    )
+    masked = mask(tokens, None, tokens > 0, keys, VOCABULARY, Masking(0.9, replace=(0.1, 0.8)))
     became = masked.input_ids.reshape(-1)[masked.positions[: masked.count]]
     seen = np.bincount(became, minlength=VOCABULARY.size)[VOCABULARY.ordinary[1:]]  # the first is what stood there
     expected = seen.sum() / len(seen)
@@ -247,26 +237,23 @@ def test_random_tokens_are_uniform(per_word: bool) -> None:
 def test_batches_of_very_many_rows() -> None:
     """They are sorted by another method, with the same result."""
     tokens, words, maskable, keys = batch_of(11, 5000, 12)
-    whole = mask(tokens, words, maskable, keys, probability=0.3, vocabulary=VOCABULARY)
+    whole = mask(tokens, words, maskable, keys, VOCABULARY, Masking(0.3))
     parts = [
-        mask(tokens[part], words[part], maskable[part], keys[part], probability=0.3, vocabulary=VOCABULARY)
+        mask(tokens[part], words[part], maskable[part], keys[part], VOCABULARY, Masking(0.3))
         for part in (slice(0, 2500), slice(2500, 5000))
     ]
     assert np.array_equal(whole.input_ids, np.concatenate([part.input_ids for part in parts]))
 
 
-def test_replacement_by_token_or_by_word() -> None:
+def test_tokens_of_a_word_are_replaced_one_by_one() -> None:
     tokens = np.full((100, 100), FIRST, np.int32)
     words = np.zeros(tokens.shape, bool)
     words[:, ::5] = True
     keys = row_keys(5, 0, 0, np.arange(100))
-    options = {"probability": 0.15, "vocabulary": VOCABULARY}
-    for per_word in (False, True):
-        masked = mask(tokens, words, tokens > 0, keys, per_word=per_word, **options)  # type: ignore[arg-type]
-        by_word = masked.input_ids.reshape(-1)[masked.positions[: masked.count]].reshape(-1, 5) == MASK
-        mixed = np.mean(by_word.any(axis=1) & ~by_word.all(axis=1))
-        assert mixed == 0 if per_word else mixed > 0.5
-        assert masked.count == 1500
+    masked = mask(tokens, words, tokens > 0, keys, VOCABULARY, Masking(0.15))
+    by_word = masked.input_ids.reshape(-1)[masked.positions[: masked.count]].reshape(-1, 5) == MASK
+    assert np.mean(by_word.any(axis=1) & ~by_word.all(axis=1)) > 0.5
+    assert masked.count == 1500
     fresh = masked.input_ids.reshape(-1)[masked.positions[: masked.count]].reshape(-1, 5)
     assert np.any(np.ptp(fresh, axis=1)[fresh[:, 0] > FIRST] > 0), "tokens of a word are replaced by different ones"
 
@@ -276,7 +263,7 @@ def test_short_rows() -> None:
     tokens = np.array([[CLS, 20, 21, 22, SEP], [CLS, 20, 21, 22, SEP], [CLS, SEP, PAD, PAD, PAD]] * 1000, np.int32)
     words = np.array([[0, 1, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]] * 1000, bool)
     maskable = ~VOCABULARY.is_special[tokens]
-    masked = mask(tokens, words, maskable, row_keys(0, 0, 0, np.arange(3000)), probability=0.15, vocabulary=VOCABULARY)
+    masked = mask(tokens, words, maskable, row_keys(0, 0, 0, np.arange(3000)), VOCABULARY, Masking(0.15))
     numbers = np.array([len(places) for places in places_of(masked, 3000, 5)]).reshape(1000, 3)
     assert set(numbers[:, 0]) == {0, 1} and set(numbers[:, 1]) == {0, 3} and not numbers[:, 2].any()
     assert np.all(np.abs(numbers[:, :2].mean(axis=0) / 3 - 0.15) < 0.05)
@@ -286,17 +273,18 @@ def test_short_rows() -> None:
         words,
         np.zeros_like(maskable),
         row_keys(0, 0, 0, np.arange(3000)),
-        probability=0.15,
-        vocabulary=VOCABULARY,
+        VOCABULARY,
+        Masking(0.15),
     )
     assert empty.count == 0 and np.array_equal(empty.input_ids, tokens)
 
 
+@pytest.mark.slow
 def test_the_budget_rule_in_large_batches() -> None:
     """Of these, most words are not even sorted."""
     tokens, words, maskable, keys = batch_of(13, 50, 200)
     for starts in (words, None):
-        masked = mask(tokens, starts, maskable, keys, probability=0.15, vocabulary=VOCABULARY)
+        masked = mask(tokens, starts, maskable, keys, VOCABULARY, Masking(0.15))
         assert places_of(masked, 50, 200) == [
             slow_budget(None if starts is None else words[row], maskable[row], int(keys[row]), 0.15)
             for row in range(50)
@@ -308,7 +296,7 @@ def test_vocabularies_that_cannot_mask_are_refused() -> None:
     for bad in ({"mask": None}, {"special": tuple(range(VOCABULARY.size))}):
         broken = type(VOCABULARY)(**{**VOCABULARY.model_dump(), **bad})
         with pytest.raises(UserError, match="masking"):
-            mask(tokens, words, maskable, keys, probability=0.15, vocabulary=broken)
+            mask(tokens, words, maskable, keys, broken, Masking(0.15))
 
 
 def test_a_store_without_word_starts_is_named_with_what_gives_them() -> None:
