@@ -33,7 +33,7 @@ from transformers import DataCollatorForLanguageModeling
 from terakoya import plugins
 from terakoya.components.rows import Layout, Rows
 from terakoya.rows.row_source import RowSource
-from terakoya.toolkit.masking import MaskedRows, MaskingRule, mask
+from terakoya.toolkit.masking import MaskedRows, Masking, mask
 from terakoya.training.distributed import cpu_allocator
 
 GOAL = 100.0
@@ -66,7 +66,7 @@ def main() -> int:
 
         def masked(rows: Rows, *, budgeted: bool = True) -> MaskedRows:
             maskable = ~vocabulary.is_special.take(rows.tokens)
-            rule = MaskingRule(PROBABILITY, budgeted=budgeted)
+            rule = Masking(PROBABILITY, budgeted)
             return mask(rows.tokens, rows.word_starts, maskable, rows.keys, vocabulary, rule)
 
         ways: dict[str, Callable[[int], Any]] = {
