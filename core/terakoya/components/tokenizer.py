@@ -136,6 +136,11 @@ class EncodedDocuments:
     learned: np.ndarray | None = None
     rejected: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def flags(self) -> dict[str, np.ndarray | None]:
+        """The flags of tokens, by the names of their files in a store."""
+        return {"words": self.word_starts, "answers": self.learned}
+
 
 class Encoder(Protocol):
     """The fast path from text to ids. An encoder has caches and belongs to one process.

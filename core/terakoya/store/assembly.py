@@ -115,20 +115,12 @@ def assemble_store(folder: Path, content: StoreContent, head: StoreHead) -> Stor
         files["rejects.jsonl"] = write_rejects(folder, content)
     if head.tokenizer_folder is not None:
         files |= _copy_tokenizer(head.tokenizer_folder, folder, head.tokenizer_files)
-    facts = StoreFacts(
+    facts = StoreFacts.of(
+        totals,
         unit=head.unit,
         eos=head.eos,
-        documents=totals.documents,
-        sequences=totals.sequences,
-        tokens=totals.tokens,
-        rejected=sum(totals.rejected.values()),
-        rejected_by_reason=dict(sorted(totals.rejected.items())),
-        literals=dict(sorted(totals.literals.items())),
-        notes=dict(sorted(totals.notes.items())),
         dtype="uint16" if vocabulary.dtype() == np.uint16 else "int32",
         vocabulary=vocabulary,
-        word_starts=WORDS in totals.known,
-        answers=LEARNED in totals.known,
         fingerprint=fingerprint,
         inputs=dict(head.inputs),
         options=dict(head.options),

@@ -138,7 +138,7 @@ class PartBuilder:
         kept = np.diff(token_ends) > 0
         if not kept.any():
             return kept
-        flags = {WORDS: encoded.word_starts, LEARNED: encoded.learned}
+        flags = encoded.flags
         assert flags[LEARNED] is None or self._eos is None, "learned tokens have their own ends"
         known = frozenset(name for name, each in {**flags, SIZES_KNOWN: sizes}.items() if each is not None)
         assert self._known in (None, known), "known in some batches only"

@@ -103,9 +103,8 @@ class SplitContent:
 
     def flags(self, name: str) -> Iterator[Bits]:
         """Yields which tokens start a word or are learned."""
-        read = {WORDS: self.store.word_starts, LEARNED: self.store.read_learned}[name]
         for start, stop in self._tokens():
-            yield np.packbits(read(start, stop), bitorder="little"), stop - start
+            yield np.packbits(self.store.read_flags(name, start, stop), bitorder="little"), stop - start
 
     def sizes(self) -> Iterator[np.ndarray]:
         """Yields the characters and bytes of each document."""

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import orjson
@@ -118,6 +118,22 @@ class StoreFacts(BaseModel):
     inputs: dict[str, str] = {}
     options: dict[str, str | int | bool | None] = {}
     files: dict[str, FileFacts]
+
+    @classmethod
+    def of(cls, counts: Counts, **others: Any) -> Self:
+        """Returns the facts of a store with these `counts` and its `others`."""
+        return cls(
+            documents=counts.documents,
+            sequences=counts.sequences,
+            tokens=counts.tokens,
+            rejected=sum(counts.rejected.values()),
+            rejected_by_reason=dict(sorted(counts.rejected.items())),
+            literals=dict(sorted(counts.literals.items())),
+            notes=dict(sorted(counts.notes.items())),
+            word_starts=WORDS in counts.known,
+            answers=LEARNED in counts.known,
+            **others,
+        )
 
     @property
     def learned(self) -> bool:
@@ -401,9 +417,7 @@ class TokenStore:
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
                 "words; set whole_word_mask to false, or prepare with --words or with a tokenizer that does"
             )
-        with self.reading():
-            self.touch(np.array([start]), stop - start)
-            return _unpack(self.word_bits, start, stop)
+        return self.read_flags(WORDS, start, stop)
 
     def read_learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
@@ -412,9 +426,13 @@ class TokenStore:
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
             )
+        return self.read_flags(LEARNED, start, stop)
+
+    def read_flags(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Returns (stop - start,) bool, the flags of tokens in the file `tokens.NAME`, which must be there."""
         with self.reading():
             self.touch(np.array([start]), stop - start)
-            return _unpack(self.learned_bits, start, stop)
+            return _unpack(self.word_bits if name == WORDS else self.learned_bits, start, stop)
 
     @property
     def learned_tokens(self) -> int:
