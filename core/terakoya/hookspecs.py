@@ -244,7 +244,7 @@ def read_cleaning(clean: Any, source: str) -> AddCleaning | None:
 @hookspec
 def check_parts(parts: Path) -> None:
     """Called before `terakoya prepare` changes what a store's folder holds, in every process that does. `parts` is the
-    folder of its unfinished parts, which need not be there. Returns nothing; raises a UserError, which is shown as it
+    folder of its unfinished parts. Returns nothing; raises a UserError, which is shown as it
     is, while something that the plugin started works on it."""
 
 

@@ -34,10 +34,9 @@ def register_options() -> Mapping[str, Callable[..., None]]:
 @hookimpl
 def check_parts(parts: Path) -> None:
     """Refuses a folder while Slurm's jobs of datatrove are at work on it."""
-    if parts.is_dir():
-        from terakoya_clusters.preparation.submitted_jobs import check_no_jobs
+    from terakoya_clusters.preparation.submitted_jobs import check_no_jobs
 
-        check_no_jobs(parts)
+    check_no_jobs(parts)
 
 
 @hookimpl

@@ -216,6 +216,7 @@ def test_a_plugin_keeps_prepare_from_a_folder_that_it_uses(load: Load, tmp_path:
     (tmp_path / "a.txt").write_text("one", encoding="utf-8")
     make_folder(tmp_path / "tokenizer")
     options = PrepareOptions(sources=[tmp_path / "a.txt"], tokenizer=tmp_path / "tokenizer", out=tmp_path / "store")
+    (tmp_path / "store" / ".parts").mkdir(parents=True)
     with pytest.raises(UserError, match=r"^store: others are at work"):
         PrepareJob.create(options, Corpus([tmp_path / "a.txt"]), WordTokenizer()).find_finished()
 

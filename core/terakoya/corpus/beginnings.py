@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Literal
 
 from terakoya.corpus.corpus import Block, Corpus, Document, Reject
-from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import Source, format_of
 from terakoya.corpus.rejects import Rejects
 from terakoya.corpus.text_formats import BLANK
+from terakoya.corpus.utf8_reader import open_text
 
 logger = logging.getLogger("terakoya")
 

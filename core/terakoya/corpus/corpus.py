@@ -21,8 +21,9 @@ from typing import Any, Literal, TypedDict
 from terakoya.corpus import parquet, text_formats
 from terakoya.corpus.cleaning import Cleaning
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, RecordReader, Reject
-from terakoya.corpus.encodings import find_codec, tell_totals
+from terakoya.corpus.encodings import find_codec
 from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
+from terakoya.corpus.utf8_reader import tell_totals
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from terakoya.atomic_files import write_atomically
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import Source, compression_of, format_of
+from terakoya.corpus.utf8_reader import open_text
 from terakoya.errors import UserError
 
 

@@ -23,8 +23,8 @@ from terakoya.corpus.documents import (
     reject_bytes,
     text_document,
 )
-from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of
+from terakoya.corpus.utf8_reader import open_text
 from terakoya.errors import UserError, nearest
 
 Record = tuple[int, bytes, bool]

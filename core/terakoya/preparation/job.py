@@ -147,7 +147,7 @@ class PrepareJob:
         Raises UserError if `out` holds anything else, if jobs of a plugin are at work on it, and for
         `force` with a tokenizer that is in `out`.
         """
-        for _, listener in registry().called["check_parts"]:
+        for _, listener in registry().called["check_parts"] if self.task.parts.exists() else ():
             listener(parts=self.task.parts)
         if self.options.force:
             tokenizer = self.options.tokenizer

@@ -16,9 +16,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Never
 
-from terakoya.corpus.encodings import open_text
 from terakoya.corpus.files import COMPRESSIONS, import_pyarrow
 from terakoya.corpus.known_keys import RefusedKeyError
+from terakoya.corpus.utf8_reader import open_text
 from terakoya.errors import UserError, nearest
 from terakoya.folder_kinds import missing_file
 from terakoya.json_settings import short_json

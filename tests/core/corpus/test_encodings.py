@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.encodings import Utf8Reader, find_codec, recognise
+from terakoya.corpus.encodings import find_codec, recognise
+from terakoya.corpus.utf8_reader import Utf8Reader
 from terakoya.errors import UserError
 from terakoya.preparation.prepare import prepare
 from terakoya_contract.toy import make_tokenizer

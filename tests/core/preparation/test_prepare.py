@@ -23,7 +23,7 @@ from small_store import damage
 from word_tokenizer import WordEncoder, WordTokenizer, line_ids, make_folder
 
 from terakoya.components import EncodedDocuments
-from terakoya.corpus import encodings
+from terakoya.corpus import utf8_reader
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation import disk_space
@@ -158,6 +158,8 @@ def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
     prepare_corpus(large_blocks, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
     # For every k (every third one by day), a child dies at its k-th flush to disk, and another child continues.
     code = """
+from terakoya.plugins import load
+load()  # once, not in each child
 logging.getLogger("terakoya").setLevel(logging.ERROR)
 count = 0
 fsync = os.fsync
@@ -496,7 +498,7 @@ def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_space, "_BLOCK_BYTES", 10_000)
-    monkeypatch.setattr(encodings, "_SAMPLE_BYTES", 10_000)
+    monkeypatch.setattr(utf8_reader, "SAMPLE_BYTES", 10_000)
     peaks = []
     for factor in (1, 10):
         file = tmp_path / f"{factor}.jsonl.gz"
