@@ -236,6 +236,21 @@ def remembered_steps() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def trained(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The runs of every engine that this session has trained."""
+    import engine_runs
+
+    return engine_runs.Runs(store, validation_store, tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def runs(trained: Any) -> Iterator[Any]:
+    """These runs, and processes that train others until the file ends."""
+    yield trained
+    trained.close()
+
+
 @pytest.fixture
 def fresh_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a test load plugins as a new process does."""

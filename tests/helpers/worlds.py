@@ -1,4 +1,5 @@
-"""Worlds of forked processes that run several jobs one after another, so that nothing is imported twice.
+"""Worlds of forked processes that run several jobs one after another, so that nothing is imported twice: jobs that are
+given at the start, or those for which a `World` is asked.
 
 A job is an object:
 
@@ -11,10 +12,13 @@ and what else the function that runs it looks for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE
 from terakoya.training import setup
+from terakoya.training.distributed import deepspeed_setup
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.resuming.resume import newest_checkpoint, resume
@@ -66,6 +71,66 @@ def _process(
     torch.set_num_threads(1)
     context = connect(LaunchInfo.from_environment(), replica_size=replica_size, timeout_seconds=60)
     work(context)
+    context.close(waits=True)
+
+
+class World:
+    """Processes, `nodes[i]` of them on pretended node i, that wait for jobs until they are closed."""
+
+    def __init__(self, nodes: Sequence[int], folder: Path, *, deepspeed: bool = False) -> None:
+        pipes = [toy.FORKSERVER.Pipe() for _ in range(sum(nodes))]
+        self.pipes = [mine for mine, _ in pipes]
+        self.processes = []
+        for (_, theirs), variables in zip(pipes, toy.launched(nodes), strict=True):
+            output = folder / f"world.{os.urandom(4).hex()}.txt"
+            self.processes.append(toy.Process(toy.fork(_serve, theirs, variables, deepspeed, output), output))
+            theirs.close()
+
+    def run(self, work: Callable[[Job, DistributedContext], None], job: Job) -> None:
+        """Lets each process do its part of `job`. Fails, and ends them all, where one of them fails."""
+        for pipe in self.pipes:
+            pipe.send((work, job))
+        waiting = set(self.pipes)
+        try:
+            while waiting:
+                ready = connection.wait(waiting, timeout=240)
+                assert ready, "the processes wait for something"
+                for pipe in ready:
+                    assert isinstance(pipe, connection.Connection)
+                    pipe.recv()
+                    waiting.remove(pipe)
+        except (EOFError, ConnectionError, AssertionError) as error:
+            for each in self.processes:
+                each.process.kill()
+            said = "\n---\n".join(each.output.read_text() for each in self.processes)
+            raise AssertionError(f"{job['out']}: {error!r}\n{said}") from None
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for each in self.processes:
+            each.process.join(60)
+            each.process.kill()
+
+
+def _serve(pipe: connection.Connection, variables: Mapping[str, str], deepspeed: bool, output: Path) -> None:
+    """One process of a `World`."""
+    toy.become(variables, output)
+    torch.set_num_threads(1)
+    deepspeed_setup.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
+    before = dict(os.environ)
+    context = connect(LaunchInfo.from_environment(), deepspeed=deepspeed, timeout_seconds=60)
+    while (given := pipe.recv()) is not None:
+        work, job = given
+        work(job, in_replicas(job, context))
+        if deepspeed:
+            context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
+            left = os.environ.items() ^ before.items()
+            assert not left, f"variables were left behind: {left}"
+            assert "torch._inductor.compile_fx" not in sys.modules, "torch's compiler takes seconds to import"
+        pipe.send(None)
     context.close(waits=True)
 
 

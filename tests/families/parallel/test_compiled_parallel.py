@@ -4,18 +4,25 @@ trains uncompiled."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import compiled_worker
 import pytest
-import torch
 import toy
-import worlds
-from engine_runs import UNVALIDATED, assert_close, assert_same_losses, here
-from test_tensor_parallel import NODES, settings
+from engine_runs import (
+    FOUR,
+    Case,
+    Runs,
+    assert_close,
+    assert_same_bits,
+    assert_same_losses,
+    checkpoint,
+    contents,
+    settings,
+)
+from selection import at_night
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -26,104 +33,42 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]
 
-LAST, MIDDLE = 2, 1
-CLOSE = 1e-5
-Case = tuple[str, dict[str, Any], dict[str, Any]]
-"""An architecture, how processes work together, and other settings."""
 PAIRS: dict[str, Case] = {
-    "pp": ("gpt2", {"pp_size": 2}, {}),
-    "pp_full": ("llama", {"pp_size": 2}, {"activation_checkpointing": "full"}),
-    "pp_rounds": ("llama", {"pp_size": 2, "pp_stages_per_process": 2}, {}),
-    "tp": ("llama", {"tp_size": 2}, {}),
-    "tp_full": ("llama", {"tp_size": 2}, {"activation_checkpointing": "full"}),
-    "tp_positions": ("qwen3", {"tp_size": 2, "sequence_parallel": True}, {}),
-    "tp_positions_full": (
-        "gpt2", {"tp_size": 2, "sequence_parallel": True}, {"activation_checkpointing": "full"}
+    "pp": Case("gpt2", {"pp_size": 2}),
+    "pp_full": Case("llama", {"pp_size": 2}, own={"activation_checkpointing": "full"}),
+    "pp_rounds": Case("llama", {"pp_size": 2, "pp_stages_per_process": 2}, {"architecture": {"num_hidden_layers": 4}}),
+    "tp": Case("llama", {"tp_size": 2}),
+    "tp_full": Case("llama", {"tp_size": 2}, own={"activation_checkpointing": "full"}),
+    "tp_positions": Case("qwen3", {"tp_size": 2, "sequence_parallel": True}),
+    "tp_positions_full": Case(
+        "gpt2", {"tp_size": 2, "sequence_parallel": True}, own={"activation_checkpointing": "full"}
     ),
-    "sp": ("gpt2", {"sp_size": 2}, {}),
-    "cp": ("qwen3", {"cp_size": 2}, {"attention": "sdpa"}),
+    "sp": Case("gpt2", {"sp_size": 2}),
+    "cp": Case("qwen3", {"cp_size": 2}, own={"attention": "sdpa"}),
+    "tp_fsdp_full": Case(
+        "llama", {"tp_size": 2, "engine": "fsdp"}, own={"activation_checkpointing": "full"}, nodes=FOUR
+    ),
 }  # fmt: skip
-FOURS: dict[str, Case] = {
-    "tp_fsdp_full": ("llama", {"tp_size": 2, "engine": "fsdp"}, {"activation_checkpointing": "full"}),
-}
-
-
-def made(store: Path, validation: Path, case: Case, **changes: Any) -> dict[str, Any]:
-    """The parameter JSON of a case."""
-    family, parallel, others = case
-    raw = settings(store, validation, family, parallel=parallel, compile="blocks", **changes)
-    layers = 2 * parallel.get("pp_stages_per_process", 1)
-    return {**raw, **others, "architecture": {**raw["architecture"], "num_hidden_layers": layers}}
-
-
-def run(
-    cases: dict[str, Case], store: Path, validation: Path, base: Path, nodes: Sequence[int], **changes: Any
-) -> None:
-    """Runs each of `cases` compiled, uncompiled, and compiled from its first step on."""
-    jobs: list[dict[str, Any]] = []
-    for name, case in cases.items():
-        raw = made(store, validation, case, **changes)
-        begin = str(base / name / f"checkpoints/step-{MIDDLE:08d}")
-        jobs.append({"out": str(base / name), "settings": raw})
-        jobs.append({"out": str(base / f"{name}.uncompiled"), "settings": raw, "uncompiled": True})
-        jobs.append({"out": str(base / f"{name}.resumed"), "settings": raw, "start_from": begin})
-    toy.finish(worlds.start(partial(compiled_worker.work, jobs), nodes, base / "said"))
-
-
-def assert_same_bits(one: Path, other: Path) -> None:
-    for kind in ("model", "optimizer"):
-        assert_close(state(one, kind), state(other, kind), 0.0)
-
-
-def check(base: Path, cases: Iterable[str]) -> None:
-    """Compiled runs have the bits of uncompiled ones and of resumed ones, and no graph has a break."""
-    for name in cases:
-        assert_same_bits(base / name, base / f"{name}.uncompiled")
-        assert set(toy.losses(base / f"{name}.resumed")) == {LAST}
-        assert_same_bits(base / name, base / f"{name}.resumed")
-        found = [json.loads(file.read_text()) for file in (base / name).glob("graphs-*.json")]
-        assert all(each["graphs"] > 0 and not each["breaks"] for each in found), found
-        uncompiled = [json.loads(file.read_text()) for file in (base / f"{name}.uncompiled").glob("graphs-*.json")]
-        assert all(each["graphs"] == 0 for each in uncompiled)
-
-
-def check_against_one(base: Path, name: str, raw: dict[str, Any]) -> None:
-    """The compiled run `name` trains what one process trains uncompiled, with its settings `raw`."""
-    plain = base / f"{name}.plain"
-    here(plain, {**raw, "parallel": {}, "compile": "off", "batch_size": {"-1": 7}})
-    assert_close(state(plain, "model"), state(base / name, "model"), CLOSE)
-    assert_same_losses(plain, base / name, 1e-6)
-
-
-def state(out: Path, kind: str, step: int = LAST) -> dict[str, torch.Tensor]:
-    return toy.saved(out / f"checkpoints/step-{step:08d}", kind)
 
 
 @pytest.mark.slow
-def test_two_processes_with_compiled_blocks(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    cases = {name: PAIRS[name] for name in ("tp",)}
-    run(cases, store, validation_store, tmp_path, (2,), **UNVALIDATED)
-    check(tmp_path, cases)
-    # of a block in training, and in validation of two sizes: blocks share them
-    assert json.loads((tmp_path / "tp" / "graphs-0.json").read_text())["graphs"] == 3
-    for name, case in cases.items():
-        check_against_one(tmp_path, name, made(store, validation_store, case, **UNVALIDATED))
-
-
-@pytest.mark.nightly
-def test_every_way_of_two_processes_to_share_a_replica(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    run(PAIRS, store, validation_store, tmp_path, (2,))
-    check(tmp_path, PAIRS)
-    for name, case in PAIRS.items():
-        check_against_one(tmp_path, name, made(store, validation_store, case))
-
-
-@pytest.mark.nightly
-def test_kinds_of_parallelism_together(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    run(FOURS, store, validation_store, tmp_path, (2, 2), **NODES)
-    check(tmp_path, FOURS)
-    for name, case in FOURS.items():
-        check_against_one(tmp_path, name, made(store, validation_store, case, **NODES))
+@pytest.mark.parametrize("name", at_night(PAIRS, always=("tp",)))
+def test_compiled_blocks_have_the_bits_of_uncompiled_ones(runs: Runs, name: str) -> None:
+    """Also after a resume, and no graph has a break."""
+    case = replace(PAIRS[name], own={**PAIRS[name].own, "compile": "blocks"})
+    mine, plain = runs.of(case, work=compiled_worker.compiled), runs.of(case, work=compiled_worker.uncompiled)
+    assert_same_bits(mine, plain)
+    resumed = runs.of(case, checkpoint(mine, 1), compiled_worker.compiled)
+    assert set(toy.losses(resumed)) == {2}
+    assert_same_bits(mine, resumed)
+    found, without = ([json.loads(file.read_text()) for file in out.glob("graphs-*.json")] for out in (mine, plain))
+    assert all(each["graphs"] > 0 and not each["breaks"] for each in found), found
+    assert all(each["graphs"] == 0 for each in without)
+    if name == "tp":  # of a block in training, and in validation of two sizes: blocks share them
+        assert found[0]["graphs"] == 3
+    one = runs.one(case)
+    assert_close(contents(one), contents(mine), 1e-5)
+    assert_same_losses(one, mine, 5e-6)
 
 
 # --------------------------------------------------------------------------------------------------- settings

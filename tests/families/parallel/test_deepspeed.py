@@ -1,250 +1,209 @@
-"""DeepSpeed's stages train what one process trains, and any engine reads their checkpoints.
+"""DeepSpeed's stages train what one process trains, resume bit for bit, and any engine reads their checkpoints: with
+every family of settings that changes what a stage holds, and where it holds it."""
 
-One pair of processes runs every job: rank 0 has 5 rows of each step, rank 1 has 2, in micro-steps of 2, so that rank 1
-runs two empty ones. The model's sizes are odd, so that none is divisible by two.
-"""
-
-import importlib.util
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import engine_work
 import pytest
 import torch
-import toy
 from engine_runs import (
-    HALF,
-    LAST,
-    LION,
-    MIDDLE,
     STAGES,
-    UNVALIDATED,
-    assert_close,
-    assert_same_losses,
+    Case,
+    Runs,
+    adapted,
+    assert_exported_alike,
+    assert_goes_on,
+    assert_lion_alike,
+    assert_overflows_alike,
+    assert_resumed_alike,
+    assert_same_bits,
+    assert_trained_alike,
     checkpoint,
-    here,
-    run_in_a_new_process,
+    needs_deepspeed,
     settings,
-    start,
     state,
 )
-from selection import at_night, wanted
+from frozen_weights import is_low
+from safetensors.torch import load_file
+from selection import at_night
+from torch import Tensor, nn
 
 from terakoya.errors import UserError
+from terakoya_parallel.deepspeed import DeepSpeedEngine, Fragment
+from terakoya_parallel.whole_tensors import WholeTensors
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+pytestmark = [needs_deepspeed, pytest.mark.timeout(600)]
 
-RECOMPUTED = {"selective": 2, "full": 3}
-EACH = at_night(STAGES, always=(2, 3))
-LAST_ONE = at_night(STAGES, always=(3,))
+ELECTRA = {"type": "replaced_token", "mlm_probability": 0.2, "generator_size": "1/2", "sharing": "disentangled"}
+UNCORRECTED = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
+MUON = {"type": "muon", "learning_rate": 0.01, "eps": 1.0}
+EMA = {"events": {"ema": {"decay": 0.6, "from_step": 1}}, "max_steps": 3}
+CONFIG = {
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 50, "overlap_comm": True},
+}
+OFFLOAD = {"offload_optimizer_device": "cpu"}
 
 
-UNCORRECTED: dict[str, Any] = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
+def zero(stage: int, **further: Any) -> dict[str, Any]:
+    return {"engine": "deepspeed", "zero_stage": stage, **further}
 
 
-@pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest, store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
-    """The folder of all runs, and the output of the processes."""
-    stages = wanted(request, "stage")
-    base = tmp_path_factory.mktemp("deepspeed")
-    one, two = {"-1": 7}, {"0": 5, "1": 2}
-
-    def job(name: str, stage: int, rows: dict[str, int] = two, **changes: Any) -> dict[str, Any]:
-        extra = {key: changes.pop(key) for key in ("start_from", "poison") if key in changes}
-        out = str(base / name)
-        return {"out": out, "settings": settings(store, validation_store, stage, rows, **changes), **extra}
-
-    def from_step(name: str) -> str:
-        return str(checkpoint(base / name, MIDDLE))
-
-    plain = settings(store, validation_store, None, one)
-    here(base / "plain", plain)
-    here(base / "plain_bf16", {**plain, **UNVALIDATED, "precision": "bf16", "autocast": True})
-    here(base / "plain_uncorrected", {**plain, **UNVALIDATED, "optimizer": UNCORRECTED})
-    here(base / "plain_fp16", {**plain, **HALF})
-    here(base / "plain_lion", {**plain, **LION})
-    jobs = []
-    for stage in stages:
-        jobs.append(job(f"stage{stage}", stage))
-        jobs.append(job(f"resumed{stage}", stage, start_from=from_step(f"stage{stage}")))
-        jobs.append(job(f"poison{stage}", stage, start_from=from_step(f"stage{stage}"), poison=True))
-        jobs.append(job(f"from_plain{stage}", stage, start_from=from_step("plain"), **UNVALIDATED))
-    for stage in wanted(request, "stage", "test_bf16_is_autocast_over_fp32_weights"):
-        jobs.append(job(f"bf16_{stage}", stage, precision="bf16", max_steps=MIDDLE, evaluation=None))
-    for stage in wanted(request, "stage", "test_fp16_scales_losses_as_without_deepspeed"):
-        jobs.append(job(f"fp16_{stage}", stage, **HALF))
-    for stage in {3, *wanted(request, "stage", "test_lion_takes_the_same_steps_when_sharded")}:
-        jobs.append(job(f"lion{stage}", stage, **LION))
-    for kind in wanted(request, "kind"):
-        stage = RECOMPUTED[kind]
-        jobs.append(job(f"{kind}{stage}", stage, activation_checkpointing=kind, evaluation=None))
-    jobs.append(job("lion_resumed3", 3, start_from=from_step("lion3"), **LION))
-    for stage in wanted(request, "stage", "test_without_bias_correction_the_step_count_is_kept"):
-        jobs.append(job(f"uncorrected{stage}", stage, optimizer=UNCORRECTED, **UNVALIDATED))
-        jobs.append(
-            job(
-                f"uncorrected_resumed{stage}", stage,
-                optimizer=UNCORRECTED, start_from=from_step(f"uncorrected{stage}"), **UNVALIDATED,
-            )
-        )  # fmt: skip
-    alone = [job("alone3", 3, one, start_from=from_step("plain"), **UNVALIDATED)]
-    pair = start(jobs, base / "pair", 2)
-    said = run_in_a_new_process(alone, base / "alone.json")
-    toy.finish(pair)
-    said += "".join(process.output.read_text() for process in pair)
-    for stage in stages:
-        here(base / f"to_plain{stage}", {**plain, **UNVALIDATED}, checkpoint(base / f"stage{stage}", MIDDLE))
-    return base, said
+CASES: dict[str, Case] = {
+    **{f"zero {stage}": Case("odd", zero(stage)) for stage in STAGES},
+    "optimizer 1": Case("odd", zero(1, **OFFLOAD)),
+    "optimizer 2": Case("odd", zero(2, **OFFLOAD)),
+    "both 3": Case("odd", zero(3, **OFFLOAD, offload_param_device="cpu")),
+    "buckets 2": Case("odd", zero(2, deepspeed_config=CONFIG)),
+    **{f"electra {stage}": Case("electra", zero(stage)) for stage in (2, 3)},
+    **{f"disentangled {stage}": Case("electra", zero(stage), {"objective": ELECTRA}) for stage in (2, 3)},
+    **{f"frozen {stage}": Case("odd", zero(stage), {"frozen_layers": 1}, started=True) for stage in STAGES},
+    **{f"lora {stage}": adapted("odd", zero(stage)) for stage in (2, 3)},
+    "bf16 0": Case("odd", zero(0), {"precision": "bf16", "autocast": True}, exact=1e-2, close=1e-2),
+    "bf16 3": Case("odd", zero(3), {"precision": "bf16", "autocast": True}, exact=1e-2, close=1e-2),
+    **{f"uncorrected {stage}": Case("odd", zero(stage), {"optimizer": UNCORRECTED}) for stage in (1, 3)},
+    **{f"ema {stage}": Case("llama", zero(stage), EMA) for stage in STAGES},
+    **{f"mup {stage}": Case("gpt2", zero(stage), {"mup": {"base_width": 10}}) for stage in STAGES},
+}
+ALWAYS = (
+    "zero 2", "zero 3", "optimizer 1", "both 3", "buckets 2", "disentangled 3", "frozen 3", "lora 3", "bf16 3",
+    "uncorrected 3", "ema 3",
+)  # fmt: skip
+GO_ON: dict[str, tuple[Case, Case | None]] = {
+    **{f"{stage} from one": (CASES[f"zero {stage}"], None) for stage in STAGES},
+    **{f"one from {stage}": (Case("odd", {}, nodes=(1,)), CASES[f"zero {stage}"]) for stage in STAGES},
+    "alone 3": (Case("odd", zero(3), nodes=(1,)), None),
+    "zero from fsdp": (CASES["zero 2"], Case("odd", {"engine": "fsdp"})),
+    "fsdp from zero": (Case("odd", {"engine": "fsdp"}), CASES["zero 2"]),
+    **{
+        f"ema, {(stage + 1) % 4} from {stage}": (CASES[f"ema {(stage + 1) % 4}"], CASES[f"ema {stage}"])
+        for stage in STAGES
+    },
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", EACH)
-def test_a_stage_trains_what_one_process_trains(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    assert_same_losses(base / "plain", base / f"stage{stage}", 1e-6)
-    assert_close(state(base / "plain", "model", MIDDLE), state(base / f"stage{stage}", "model", MIDDLE), 1e-6)
-    assert_close(state(base / "plain", "model"), state(base / f"stage{stage}", "model"), 1e-6)
-    # moments are averages of gradients; the largest of them say how exact gradients are
-    assert_close(state(base / "plain", "optimizer"), state(base / f"stage{stage}", "optimizer"), 1e-5)
+@pytest.mark.parametrize("name", at_night(CASES, always=ALWAYS))
+def test_a_stage_trains_what_one_process_trains(runs: Runs, name: str) -> None:
+    assert_trained_alike(runs, CASES[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", EACH)
-def test_validation_is_the_same(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    plain, mine = (toy.records(base / name, "validation") for name in ("plain", f"stage{stage}"))
-    assert plain.keys() == mine.keys() == {0, MIDDLE, LAST}
-    for step in plain:
-        for value in ("loss", "masked_accuracy"):
-            assert mine[step][value] == pytest.approx(plain[step][value], rel=1e-5)
+@pytest.mark.parametrize(
+    "name", at_night(CASES, always=("zero 2", "zero 3", "both 3", "frozen 3", "lora 3", "uncorrected 3", "ema 3"))
+)
+def test_resumed_in_the_same_world_is_bit_identical(runs: Runs, name: str) -> None:
+    assert_resumed_alike(runs, CASES[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", EACH)
-def test_resumed_in_the_same_world_is_bit_identical(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    straight, resumed = base / f"stage{stage}", base / f"resumed{stage}"
-    assert set(toy.losses(resumed)) == set(range(MIDDLE + 1, LAST + 1))
-    assert_same_losses(straight, resumed, 0.0)
-    for kind in ("model", "optimizer"):
-        assert_close(state(straight, kind), state(resumed, kind), 0.0)
+@pytest.mark.parametrize("name", at_night(GO_ON, always=("3 from one", "one from 2", "one from 3", "alone 3")))
+def test_checkpoints_move_between_engines(runs: Runs, name: str) -> None:
+    assert_goes_on(runs, *GO_ON[name])
+
+
+EXPORTED = [name for name in CASES if name.startswith(("electra", "disentangled", "lora"))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", at_night((1, 3), always=(3,)))
-def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    resumed = base / f"uncorrected_resumed{stage}"
-    assert_same_losses(base / "plain_uncorrected", base / f"uncorrected{stage}", 1e-5)
-    assert_same_losses(base / f"uncorrected{stage}", resumed, 0.0)
-    assert_close(state(base / f"uncorrected{stage}", "model"), state(resumed, "model"), 0.0)
-    steps = {float(value) for name, value in state(resumed, "optimizer").items() if name.endswith("/step")}
-    assert steps == {1e8}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", EACH)
-def test_checkpoints_move_between_engines(runs: tuple[Path, str], stage: int) -> None:
-    """From one process without DeepSpeed to a stage on two, and back."""
-    base, _ = runs
-    for name in (f"from_plain{stage}", f"to_plain{stage}"):
-        assert set(toy.losses(base / name)) == set(range(MIDDLE + 1, LAST + 1))
-        assert_same_losses(base / "plain", base / name, 1e-5)
-        assert_close(state(base / "plain", "model"), state(base / name, "model"), 1e-5)
-
-
-@pytest.mark.slow
-def test_one_process_without_a_launcher(runs: tuple[Path, str]) -> None:
-    base, _ = runs
-    assert_same_losses(base / "plain", base / "alone3", 1e-5)
-    assert_close(state(base / "plain", "model"), state(base / "alone3", "model"), 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", LAST_ONE)
-def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    mine = toy.losses(base / f"bf16_{stage}")
-    for step, values in mine.items():
-        assert values == pytest.approx(toy.losses(base / "plain_bf16")[step], rel=1e-2)
-    weights = state(base / f"bf16_{stage}", "model", MIDDLE)
-    assert {value.dtype for value in weights.values()} == {torch.float32}
-    assert_close(state(base / "plain_bf16", "model", MIDDLE), weights, 1e-2)
-    fp32 = toy.losses(base / f"stage{stage}")
-    assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "the run computed in fp32"
+@pytest.mark.parametrize("name", at_night(EXPORTED, always=("disentangled 3", "lora 3")))
+def test_exports_are_those_of_one_process(runs: Runs, name: str, tmp_path: Path) -> None:
+    assert_exported_alike(runs, CASES[name], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", at_night(STAGES, always=(2,)))
-def test_fp16_scales_losses_as_without_deepspeed(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    plain, mine = (toy.records(base / name) for name in ("plain_fp16", f"fp16_{stage}"))
-    course = [(2.0**16, 1)] * LAST
-    for records in (plain, mine):
-        assert [(each["loss_scale"], each["skipped_steps"]) for each in records.values()] == course
-        assert records[1]["grad_norm"] is None
-    for step in range(1, LAST + 1):
-        assert mine[step]["loss"] == pytest.approx(plain[step]["loss"], rel=1e-2)
-        assert step == 1 or mine[step]["grad_norm"] == pytest.approx(plain[step]["grad_norm"], rel=1e-2)
-    weights = state(base / f"fp16_{stage}", "model")
-    assert {value.dtype for value in weights.values()} == {torch.float32}
-    assert_close(state(base / "plain_fp16", "model"), weights, 1e-2)
-    written = json.loads((checkpoint(base / f"fp16_{stage}", LAST) / "manifest.json").read_text())
-    assert written["loss_scaling"]["scale"] == 2.0**16
+def test_fp16_scales_losses_as_without_deepspeed(runs: Runs, stage: int) -> None:
+    mine = assert_overflows_alike(runs, CASES[f"zero {stage}"])
+    assert json.loads((checkpoint(mine, 3) / "manifest.json").read_text())["loss_scaling"]["scale"] == 2.0**16
+    lines = [line for line in runs.said[mine].splitlines() if "[WARNING]" in line or "[INFO]" in line]
+    assert lines and all("OVERFLOW! Skipping step" in line for line in lines), "DeepSpeed prints nothing else"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", RECOMPUTED)
-def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], kind: str) -> None:
-    base, _ = runs
-    stage = RECOMPUTED[kind]
-    assert_same_losses(base / f"stage{stage}", base / f"{kind}{stage}", 0.0)
-    for part in ("model", "optimizer"):
-        assert_close(state(base / f"stage{stage}", part), state(base / f"{kind}{stage}", part), 0.0)
+@pytest.mark.parametrize(("stage", "kind"), at_night([(2, "selective"), (3, "full")], always=[(3, "full")]))
+def test_activation_checkpointing_changes_no_bit(runs: Runs, stage: int, kind: str) -> None:
+    case = CASES[f"zero {stage}"]
+    assert_same_bits(runs.of(case), runs.of(case, activation_checkpointing=kind, evaluation=None))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", LAST_ONE)
-def test_lion_takes_the_same_steps_when_sharded(runs: tuple[Path, str], stage: int) -> None:
-    """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
-    base, _ = runs
-    assert_same_losses(base / "plain_lion", base / f"lion{stage}", 1e-4)
-    plain, mine = state(base / "plain_lion", "model"), state(base / f"lion{stage}", "model")
-    learnt = [name for name in plain if not name.endswith("key.bias")]  # whose gradient is 0, so its sign is rounding
-    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in learnt)
-    assert apart <= sum(plain[name].numel() for name in learnt) / 1000
-    assert state(base / f"lion{stage}", "optimizer").keys() == state(base / "plain_lion", "optimizer").keys()
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(3,)))
+def test_lion_takes_the_same_steps_when_sharded(runs: Runs, stage: int) -> None:
+    assert_lion_alike(runs, CASES[f"zero {stage}"])
 
 
 @pytest.mark.slow
-def test_lion_resumed_is_bit_identical(runs: tuple[Path, str]) -> None:
-    base, _ = runs
-    assert_same_losses(base / "lion3", base / "lion_resumed3", 0.0)
-    for part in ("model", "optimizer"):
-        assert_close(state(base / "lion3", part), state(base / "lion_resumed3", part), 0.0)
+@pytest.mark.parametrize("stage", at_night(STAGES, always=(2, 3)))
+def test_a_step_that_is_not_finite_changes_nothing(runs: Runs, stage: int) -> None:
+    case = CASES[f"zero {stage}"]
+    out = runs.of(case, checkpoint(runs.of(case), 1), engine_work.poison)
+    assert json.loads((out / "poison.json").read_text()) == [[[False, True], [False, True], [True, False]]] * 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", EACH)
-def test_a_step_that_is_not_finite_changes_nothing(runs: tuple[Path, str], stage: int) -> None:
-    base, _ = runs
-    bad = {"finite": False, "stayed": True}
-    assert json.loads((base / f"poison{stage}/poison.json").read_text()) == [
-        bad,
-        bad,
-        {"finite": True, "stayed": False},
-    ]
+def test_deepspeed_received_the_settings(runs: Runs) -> None:
+    told = {
+        name: json.loads((runs.of(CASES[name]) / "zero.json").read_text())
+        for name in ("optimizer 2", "both 3", "buckets 2")
+    }
+    for name, sections in (("optimizer 2", 1), ("both 3", 2), ("buckets 2", 0)):
+        offloads = [told[name][key] for key in ("offload_optimizer", "offload_param")]
+        assert [each["device"] for each in offloads if each] == ["cpu"] * sections
+    assert (told["buckets 2"]["reduce_bucket_size"], told["buckets 2"]["overlap_comm"]) == (50, True)
+    assert told["optimizer 2"]["reduce_bucket_size"] != 50
 
 
 @pytest.mark.slow
-def test_deepspeed_prints_only_skipped_steps(runs: tuple[Path, str]) -> None:
-    _, said = runs
-    lines = [line for line in said.splitlines() if "[WARNING]" in line or "[INFO]" in line or "Warning:" in line]
-    assert all("OVERFLOW! Skipping step" in line for line in lines), said
+def test_frozen_weights_keep_their_bits_and_the_step_count_without_bias_correction_stays(runs: Runs) -> None:
+    after = state(runs.of(CASES["frozen 3"]), "model")
+    for name, value in load_file(runs.model("odd") / "model.safetensors").items():
+        same = value.numpy().tobytes() == after[f"model.{name}"].numpy().tobytes()
+        idle = name.endswith("key.bias")  # its gradient is 0: it does not change the softmax
+        assert same == is_low(name) or idle, name
+    assert not any(is_low(name) for name in state(runs.of(CASES["frozen 3"]), "optimizer"))
+    adapters = state(runs.of(CASES["lora 3"]), "model")
+    assert {name.rpartition("/")[0] for name in state(runs.of(CASES["lora 3"]), "optimizer")} == adapters.keys()
+    assert all(".lora_" in name for name in adapters)
+    kept = state(runs.of(CASES["uncorrected 3"]), "optimizer")
+    assert {float(value) for name, value in kept.items() if name.endswith("/step")} == {1e8}
+
+
+@pytest.mark.slow
+def test_saving_gathers_no_weights_and_files_hold_the_ranges_of_their_process(runs: Runs) -> None:
+    """Of sharded weights no process writes, or sees, more than its half; saves are in the background."""
+    for stage in (3, 1):
+        saving = {"checkpoint": {"save_steps": 1, "async_save": True}, "evaluation": None}
+        out = runs.of(CASES[f"zero {stage}"], work=engine_work.watch, **saving)
+        whole = {name: value.numel() for name, value in state(out, "model").items()}
+        watched = json.loads((out / "watched.json").read_text())
+        assert [each["gathered"] for each in watched] == [0, 0]
+        written, largest = [sum(each["sizes"].values()) for each in watched], max(whole, key=lambda name: whole[name])
+        assert sum(written) == sum(whole.values()) and max(written) < 0.51 * sum(whole.values())
+        if stage == 3:  # which splits every weight in two, stage 1 the concatenation of all
+            assert all(each["sizes"][largest] <= -(-whole[largest] // 2) for each in watched)
+        assert_same_bits(runs.of(CASES[f"zero {stage}"]), out)
+        sizes = [path.stat().st_size for path in (checkpoint(out, 2) / "state").glob("optimizer-*")]
+        tensors = state(out, "optimizer")
+        elements = sum(value.numel() for value in tensors.values())
+        assert len(sizes) == 2 and abs(sizes[0] - sizes[1]) < 0.1 * sizes[0]
+        assert 4 * elements < sum(sizes) < 4 * elements + 200 * len(tensors) * 2
+
+
+@pytest.mark.nightly
+def test_a_process_that_is_not_forked_prints_nothing_of_deepspeeds(runs: Runs, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(settings(runs.store, runs.validation, "odd", parallel=zero(3))))
+    command = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout + done.stderr
+    assert not any(word in said for word in ("[WARNING]", "[INFO]", "Warning:")), said
 
 
 def test_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,3 +214,30 @@ def test_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with launcher_variables(0, 1, 0), pytest.raises(UserError, match=r"pip install .terakoya\[deepspeed\]"):
         import_deepspeed()
     assert dict(os.environ) == before
+
+
+class Saved(dict[str, Tensor]):
+    """The tensors of a checkpoint."""
+
+    __call__ = dict.__getitem__
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self[name].shape)
+
+    def part(self, name: str, start: int, size: int) -> Tensor:
+        return self[name][start : start + size]
+
+
+def test_weights_that_were_frozen_do_not_get_the_step_count_of_others() -> None:
+    """Their moments of 0 would be those of many steps. A count that stays, without bias correction, is no such one."""
+    flat, saved = nn.Parameter(torch.zeros(4)), Saved({"high/exp_avg": torch.ones(2), "high/step": torch.tensor(7.0)})
+    engine: Any = object.__new__(DeepSpeedEngine)
+    engine.optimizer, engine.fused = torch.optim.AdamW([flat]), False
+    engine.whole = WholeTensors(engine.optimizer, {}, None, device=flat.device)
+    engine.trainable = {name: nn.Parameter(torch.zeros(2)) for name in ("low", "high")}
+    engine.fragments = {"low": Fragment(flat, 0, 0, 2), "high": Fragment(flat, 2, 0, 2)}
+    with pytest.raises(UserError, match=r'low: its optimizer state step is 0 but others have 7; .* engine "ddp"'):
+        engine.load_optimizer_state(saved, frozenset(saved))
+    saved["high/step"] = torch.tensor(1e8)
+    engine.load_optimizer_state(saved, frozenset(saved))
+    assert engine.optimizer.state[flat]["exp_avg"].tolist() == [0.0, 0.0, 1.0, 1.0]

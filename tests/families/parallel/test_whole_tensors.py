@@ -7,23 +7,30 @@ add up the same two gradients of each weight, in the same precision.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import engine_runs
-import fsdp_worker
+import engine_work
 import pytest
 import torch
 import torch.distributed as dist
 import toy
 import worlds
-from engine_runs import LAST, MIDDLE, assert_close, checkpoint, here, settings, state
+from engine_runs import (
+    FOUR,
+    TWO,
+    Case,
+    Runs,
+    assert_close,
+    assert_resumed_alike,
+    checkpoint,
+    contents,
+    needs_deepspeed,
+)
+from selection import at_night
 from torch import Tensor, nn
-from worlds import Job
 
 from terakoya.components import Optimizer
 from terakoya.plugins import registry
@@ -31,15 +38,11 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.tensor_shards import TensorPart, TensorShard, assign_owners, whole_names, whole_shard
 from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
-ROWS = {"0": 2, "1": 2}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "muon": {"type": "muon", "learning_rate": 0.01, "eps": 1.0},
     "stable_adamw": {"type": "stable_adamw", "learning_rate": 0.01, "betas": [0.9, 0.95]},
     "adafactor": {"type": "adafactor", "learning_rate": 0.3},
 }
-FSDP, TENSOR = {"parallel": {"engine": "fsdp"}}, {"parallel": {"tp_size": 2}}
-HYBRID = {"parallel": {"engine": "fsdp", "dp_shard_size": 2}}
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 
 def test_owners_have_nearly_equal_shares_of_the_elements() -> None:
@@ -150,133 +153,54 @@ def test_a_step_on_shards_has_the_bits_of_one_on_whole_tensors(tmp_path: Path) -
 # ---------------------------------------------------------------------------------------------------------- engines
 
 
-def work(jobs: Sequence[Job], context: DistributedContext) -> None:
-    """Runs `jobs`, each under its own engine."""
-    for job in jobs:
-        fsdp_worker.train(job, worlds.in_replicas(job, context))
+FSDP = {"engine": "fsdp"}
 
 
-def raw(
-    store: Path,
-    validation: Path,
-    optimizer: str,
-    rows: Mapping[str, int] = ROWS,
-    *,
-    stage: int | None = None,
-    **changes: Any,
-) -> dict[str, Any]:
-    """The parameter JSON of a run with `optimizer`."""
-    fixed = {"optimizer": OPTIMIZERS[optimizer], "max_grad_norm": 0.0, "evaluation": None, "max_steps": LAST}
-    made = settings(store, validation, stage, dict(rows), **fixed, **changes)
-    made["architecture"] |= {"hidden_size": 18, "intermediate_size": 34, "num_attention_heads": 2}
-    return made
+def case(name: str, parallel: dict[str, Any], nodes: Sequence[int] = TWO) -> Case:
+    """A run with two rows on each of two nodes, in one micro-step."""
+    own = {"batch_size": {"0": 2, "1": 2}, "optimizer": OPTIMIZERS[name], "max_grad_norm": 0.0, "evaluation": None}
+    return Case("bert", parallel, {}, own, nodes)
 
 
-@pytest.fixture(scope="module")
-def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs."""
-    base = tmp_path_factory.mktemp("whole")
-
-    def job(name: str, optimizer: str, source: str | None = None, **changes: Any) -> dict[str, Any]:
-        begin = {"start_from": str(checkpoint(base / source, MIDDLE))} if source else {}
-        extra = {"poison": changes.pop("poison")} if "poison" in changes else {}
-        return {
-            "out": str(base / name),
-            "settings": raw(store, validation_store, optimizer, **changes),
-            **begin,
-            **extra,
-        }
-
-    jobs = [job("poison", "muon", poison=True, **FSDP), job("to_ddp", "muon", "muon_fsdp")]
-    one = {"rows": {"-1": 2}}
-    for name in OPTIMIZERS:
-        here(base / f"{name}_one", raw(store, validation_store, name, **one))
-        jobs[:0] = [
-            job(f"{name}_ddp", name),
-            job(f"{name}_fsdp", name, **FSDP),
-            job(f"{name}_fsdp_resumed", name, f"{name}_fsdp", **FSDP),
-            job(f"{name}_tensor", name, rows={"0": 1, "1": 1}, **TENSOR),
-            job(f"{name}_tensor_resumed", name, f"{name}_tensor", rows={"0": 1, "1": 1}, **TENSOR),
-        ]
-    toy.finish(worlds.start(partial(work, jobs), (1, 1), base / "said"))
-    return base
-
-
-def learnt(out: Path, kind: str) -> dict[str, Tensor]:
-    """The `state` of `out`, without biases of keys, whose gradient is 0 but for rounding."""
-    return {name: value for name, value in state(out, kind).items() if "key.bias" not in name}  # type: ignore[arg-type]
+def learnt(out: Path) -> dict[str, Tensor]:
+    """All tensors but biases of keys, whose gradient is 0 but for rounding."""
+    return {name: value for name, value in contents(out).items() if "key.bias" not in name}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fsdp_takes_the_steps_of_ddp(runs: Path, name: str) -> None:
+@pytest.mark.parametrize("name", at_night(OPTIMIZERS, always=("adafactor", "muon")))
+def test_fsdp_takes_the_steps_of_ddp(runs: Runs, name: str) -> None:
     """Muon's own AdamW rounds rows and whole vectors differently, as `adamw` does."""
-    for kind in ("model", "optimizer"):
-        mine, theirs = learnt(runs / f"{name}_ddp", kind), learnt(runs / f"{name}_fsdp", kind)
-        assert_close(mine, theirs, 1e-6 if name == "muon" else 0.0)
+    mine = runs.of(case(name, FSDP))
+    assert_close(learnt(runs.of(case(name, {}))), learnt(mine), 1e-6 if name == "muon" else 0.0)
+    assert_resumed_alike(runs, case(name, FSDP))
 
 
 @pytest.mark.slow
-def test_ddp_goes_on_from_fsdp(runs: Path) -> None:
-    for kind in ("model", "optimizer"):
-        assert_close(learnt(runs / "muon_ddp", kind), learnt(runs / "to_ddp", kind), 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["stable_adamw", "adafactor"])
-def test_tensor_parallelism_takes_the_steps_of_one_process(runs: Path, name: str) -> None:
-    """Muon's updates are computed in bf16, where the other rounding of these gradients shows."""
-    for kind in ("model", "optimizer"):
-        assert_close(learnt(runs / f"{name}_one", kind), learnt(runs / f"{name}_tensor", kind), 2e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["fsdp", "tensor"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_resumed_is_bit_identical(runs: Path, name: str, engine: str) -> None:
-    assert set(toy.losses(runs / f"{name}_{engine}_resumed")) == set(range(MIDDLE + 1, LAST + 1))
-    for kind in ("model", "optimizer"):
-        assert_close(state(runs / f"{name}_{engine}", kind), state(runs / f"{name}_{engine}_resumed", kind), 0.0)
-
-
-@pytest.mark.slow
-def test_a_step_that_is_not_finite_changes_nothing(runs: Path) -> None:
-    bad = {"finite": False, "stayed": True}
-    found = json.loads((runs / "poison/poison.json").read_text())
-    assert found == [bad, bad, {"finite": True, "stayed": False}]
+def test_a_step_that_is_not_finite_changes_nothing(runs: Runs) -> None:
+    muon = case("muon", FSDP)
+    out = runs.of(muon, checkpoint(runs.of(muon), 1), engine_work.poison)
+    assert json.loads((out / "poison.json").read_text()) == [[[False, True], [False, True], [True, False]]] * 2
 
 
 @pytest.mark.nightly
 @needs_deepspeed
-def test_zero_takes_the_steps_of_stage_0(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    jobs = []
-    for name in OPTIMIZERS:
-        for stage in engine_runs.STAGES:
-            out, values = tmp_path / f"{name}{stage}", raw(store, validation_store, name, stage=stage)
-            jobs.append({"out": str(out), "settings": values})
-            begin = str(checkpoint(out, MIDDLE))
-            jobs.append({"out": f"{out}_resumed", "settings": values, "start_from": begin})
-    toy.finish(engine_runs.start(jobs, tmp_path / "jobs", 2))
-    for name in OPTIMIZERS:
-        for stage in (1, 2, 3):
-            for kind in ("model", "optimizer"):
-                mine = learnt(tmp_path / f"{name}{stage}", kind)
-                assert_close(learnt(tmp_path / f"{name}0", kind), mine, 1e-6)
-                assert_close(mine, learnt(tmp_path / f"{name}{stage}_resumed", kind), 0.0)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_zero_takes_the_steps_of_stage_0(runs: Runs, name: str) -> None:
+    plain = runs.of(case(name, {"engine": "deepspeed", "zero_stage": 0}))
+    for stage in (1, 2, 3):
+        sharded = case(name, {"engine": "deepspeed", "zero_stage": stage})
+        assert_close(learnt(plain), learnt(runs.of(sharded)), 1e-6)
+        assert_resumed_alike(runs, sharded)
 
 
 @pytest.mark.nightly
-def test_hybrid_sharding_takes_the_steps_of_one_process(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    jobs = []
-    for name in OPTIMIZERS:
-        here(tmp_path / f"{name}_one", raw(store, validation_store, name, {"-1": 4}))
-        values = raw(store, validation_store, name, **HYBRID)
-        jobs.append({"out": str(tmp_path / name), "settings": values})
-        begin = str(checkpoint(tmp_path / name, MIDDLE))
-        jobs.append({"out": str(tmp_path / f"{name}_resumed"), "settings": values, "start_from": begin})
-    toy.finish(worlds.start(partial(work, jobs), (2, 2), tmp_path / "said"))
-    for name in OPTIMIZERS:
-        for kind in ("model", "optimizer"):
-            assert_close(state(tmp_path / name, kind), state(tmp_path / f"{name}_resumed", kind), 0.0)
-            if name != "muon":
-                assert_close(learnt(tmp_path / f"{name}_one", kind), learnt(tmp_path / name, kind), 2e-6)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("parallel", [{"tp_size": 2}, {"engine": "fsdp", "dp_shard_size": 2}], ids=str)
+def test_other_divisions_take_the_steps_of_one_process(runs: Runs, name: str, parallel: dict[str, Any]) -> None:
+    """Muon's updates are computed in bf16, where the other rounding of these gradients shows."""
+    divided = case(name, parallel, TWO if "tp_size" in parallel else FOUR)
+    if name != "muon":
+        one = runs.run("bert", **{**divided.own, "batch_size": {"-1": 4}})
+        assert_close(learnt(one), learnt(runs.of(divided)), 2e-6)
+    assert_resumed_alike(runs, divided)
