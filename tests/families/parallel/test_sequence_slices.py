@@ -1,4 +1,4 @@
-"""Sequence and context parallelism: each process's part of a batch, and settings that are refused."""
+"""Sequence and context parallelism: each process's part of a batch, and of attention."""
 
 from typing import Any
 
@@ -8,82 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, BertConfig, BertModel
 
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya_parallel.sequence_parallel import UlyssesExchange, slice_positions
-
-LLAMA = {
-    "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-BERT = {"type": "bert", "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
-ELECTRA = {**BERT, "type": "electra", "embedding_size": 16}
-GPTJ = {
-    "type": "gptj", "hidden_size": 16, "num_attention_heads": 2, "rotary_dim": 4, "max_position_embeddings": 64,
-}  # fmt: skip
-T5 = {"type": "t5", "d_model": 16, "num_heads": 2}
-PAIRS = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
-LINES = {"type": "masked_lm", "layout": "lines"}
-
-
-def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
-    """The parameters of a run whose replicas have `processes` processes that divide positions."""
-    base = {
-        "data": {"train": ["store"], "sequence_length": length}, "architecture": LLAMA,
-        "objective": {"type": "causal_lm"}, "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
-        "batch_size": {"-1": 8}, "max_steps": 2, "parallel": {"sp_size": processes},
-    }  # fmt: skip
-    return Parameters.from_dict({**base, **changes}, source="test")
-
-
-@pytest.mark.parametrize(
-    ("processes", "changes", "message"),
-    [
-        (2, {"length": 47}, "data.sequence_length: parallel.sp_size 2 splits positions evenly: expected a multiple "
-         "of 2, got 47; the nearest: 46 and 48"),
-        (3, {"length": 64}, "expected a multiple of 3, got 64; the nearest: 63"),
-        (4, {}, "parallel.sp_size 4: the 6 attention heads of Llama cannot be shared evenly; with rows of 48 tokens "
-         "use one of 2, 3, 6"),
-        (4, {"length": 47}, "with rows of 47 tokens use 1"),
-        (2, {"architecture": GPTJ}, "parallel.sp_size 2: is for models that use Transformers' "
-         "AttentionInterface, which GPTJ does not; set it to 1"),
-        (2, {"architecture": T5, "objective": {"type": "span_corruption"}}, "which T5 does not"),
-        (2, {"architecture": ELECTRA, "objective": {"type": "replaced_token"}},
-         "parallel.sp_size 2: ReplacedToken with these settings needs whole rows; set it to 1"),
-        (2, {"architecture": BERT, "objective": PAIRS}, "MaskedLM with these settings needs whole rows"),
-        (2, {"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately'),
-        (2, {"parallel": {"sp_size": 2, "engine": "deepspeed", "zero_stage": 2}},
-         'sp_size 2 needs engine "ddp" or "fsdp", got "deepspeed"'),
-        (2, {"parallel": {"sp_size": 2, "cp_size": 2}}, "sp_size 2 and cp_size 2 both divide the positions of rows"),
-        (2, {"parallel": {"cp_size": 2}, "length": 47}, "parallel.cp_size 2 splits positions evenly: expected a "
-         "multiple of 2, got 47; the nearest: 46 and 48"),
-        (2, {"parallel": {"cp_size": 2}, "architecture": GPTJ}, "parallel.cp_size 2: is for models that use"),
-        (2, {"parallel": {"cp_size": 2}, "precision": "fp8"}, "parallel.cp_size 2 splits them"),
-        (3, {"architecture": {**BERT, "num_attention_heads": 3, "hidden_size": 24}, "objective": LINES},
-         'parallel.sp_size 3: in the layout "lines" rows are as wide as the longest of their batch, in multiples of 8, '
-         "which 3 processes cannot split evenly; use a divisor of 8, or another objective.layout"),
-    ],
-)  # fmt: skip
-def test_incompatible_settings_are_refused_with_compatible_ones(
-    processes: int, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError) as raised:
-        read(processes, **changes)
-    assert message in str(raised.value)
-
-
-def test_rows_of_lines_are_split_by_divisors_of_their_width() -> None:
-    assert read(2, architecture=BERT, objective=LINES).parallel.replica_size == 2
-
-
-@pytest.mark.parametrize("processes", [2, 3, 6])
-def test_suggested_values_are_accepted(processes: int) -> None:
-    assert read(processes).parallel.replica_size == processes
-
-
-def test_context_parallelism_takes_more_processes_than_heads() -> None:
-    assert read(8, parallel={"cp_size": 8}).parallel.replica_size == 8
 
 
 def test_slices_together_are_the_batch() -> None:
