@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +13,18 @@ import faults
 import pytest
 import torch
 import toy
+from killed_here import Killed, train
 from saved_weights import FAULTS, same_weights, weights
+from selection import at_night
 from start_folders import save_bert
 
-from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
 from terakoya.training import setup
 from terakoya.training.step_health import PendingStep, StepHealth
 from terakoya.training.trainer import Trainer
 from terakoya_watch.spike_judge import note
 from terakoya_watch.spikes import Spike
+from terakoya.training.spikes import Spike
 
 NAN, INF = float("nan"), float("inf")
 EVENTS = ("skipped", "spike")
@@ -33,41 +35,6 @@ ELECTRA = {
     },
     "objective": {"type": "replaced_token", "generator_size": "1/2"},
 }  # fmt: skip
-
-
-class Killed(Exception):
-    """Ends a run in this process where a signal would kill it."""
-
-
-def run(
-    monkeypatch: pytest.MonkeyPatch,
-    settings: Mapping[str, Any],
-    out: Path,
-    spoil: Callable[[Any], None] = lambda run: None,
-    *,
-    kill_in_step: int | None = None,
-) -> None:
-    """Trains in this process; `spoil` sees the run first. Dies within step `kill_in_step`."""
-    built: list[Trainer] = []
-
-    def build(*arguments: Any, **options: Any) -> Trainer:
-        trainer = build_trainer(*arguments, **options)
-        spoil(trainer.run)
-        take = trainer.engine.step
-
-        def take_or_die(*arguments: Any, **options: Any) -> torch.Tensor:
-            if trainer.run.step + 1 == kill_in_step:
-                raise Killed
-            return take(*arguments, **options)
-
-        monkeypatch.setattr(trainer.engine, "step", take_or_die)
-        built.append(trainer)
-        return trainer
-
-    build_trainer = setup.build_trainer
-    with monkeypatch.context() as patched:
-        patched.setattr(setup, "build_trainer", build)
-        setup.train_in_this_process(Parameters.from_dict(settings, source="test"), out)
 
 
 def events(out: Path) -> list[tuple[Any, ...]]:
@@ -89,13 +56,15 @@ def bad(*steps: int, factor: float = NAN, added: float = 0.0) -> Callable[[Any],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("factor", "added"), [(NAN, 0.0), (INF, 0.0), (1.0, INF)])
+@pytest.mark.parametrize(
+    ("factor", "added"), at_night([(NAN, 0.0), (INF, 0.0), (1.0, INF)], always=[(NAN, 0.0), (1.0, INF)])
+)
 def test_a_bad_step_changes_no_weight_and_its_rows_stay_consumed(
-    factor: float, added: float, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factor: float, added: float, store: Path, tmp_path: Path
 ) -> None:
     """A loss that is infinite while its gradients are finite is skipped, too."""
     settings = toy.parameters(store, max_steps=5, logging_steps=5, checkpoint={"save_steps": 1, "keep": 9})
-    run(monkeypatch, settings, tmp_path / "run", bad(3, factor=factor, added=added))
+    train(settings, tmp_path / "run", bad(3, factor=factor, added=added))
     assert skipped(tmp_path / "run") == [3]
     record = toy.records(tmp_path / "run", "skipped")[3]
     assert record["rows"] == [32, 48] and record["reason"] == "not finite"
@@ -109,27 +78,23 @@ def test_a_bad_step_changes_no_weight_and_its_rows_stay_consumed(
 
 
 @pytest.mark.slow
-def test_the_logged_loss_is_the_mean_of_the_steps_that_count(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_logged_loss_is_the_mean_of_the_steps_that_count(store: Path, tmp_path: Path) -> None:
     """Every step of a frozen model has its own loss: the mean of three of them is that without the second."""
     settings = toy.parameters(store, max_steps=3, checkpoint={"save_steps": 9})
     settings["architecture"] = toy.without_dropout(settings["architecture"])
     settings["optimizer"] = {"type": "adamw", "learning_rate": 1e-12, "weight_decay": 0.0}
-    run(monkeypatch, settings, tmp_path / "each", bad(2))
+    train(settings, tmp_path / "each", bad(2))
     each = toy.records(tmp_path / "each")
     assert each[2]["loss"] is None and each[2]["grad_norm"] is None, "a step that was skipped has no loss"
-    run(monkeypatch, {**settings, "logging_steps": 3}, tmp_path / "all", bad(2))
+    train({**settings, "logging_steps": 3}, tmp_path / "all", bad(2))
     mean = toy.records(tmp_path / "all")[3]["loss"]
     low, high = sorted((each[1]["loss"], each[3]["loss"]))
     assert low <= mean <= high and each[1]["loss"] != each[3]["loss"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allowed", [0, 2])
-def test_too_many_in_a_row_end_the_run_a_step_later_and_say_where(
-    allowed: int, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("allowed", at_night((0, 2), always=(2,)))
+def test_too_many_in_a_row_end_the_run_a_step_later_and_say_where(allowed: int, store: Path, tmp_path: Path) -> None:
     """However rarely the run logs. A good step between bad ones starts the count anew."""
     settings = toy.parameters(
         store, logging_steps=100, max_consecutive_skipped_steps=allowed, max_steps=100, checkpoint={"save_steps": 100}
@@ -144,7 +109,7 @@ def test_too_many_in_a_row_end_the_run_a_step_later_and_say_where(
         run.module.forward = lambda batch: (taken.append(run.step + 1), forward(batch))[1]
 
     with pytest.raises(Diverged) as error:
-        run(monkeypatch, settings, tmp_path / "run", spoil)
+        train(settings, tmp_path / "run", spoil)
     last = 5 + allowed
     assert max(taken) == last + 1, "one step is under way when the numbers of the step before it are read"
     assert error.value.exit_code == 3
@@ -155,7 +120,7 @@ def test_too_many_in_a_row_end_the_run_a_step_later_and_say_where(
     assert f'{{"skip_steps": [[5, {last}]]}}' in message
     assert skipped(tmp_path / "run") == [3] * bool(allowed) + list(range(5, last + 1))
     passed = {**settings, "data": {**settings["data"], "skip_steps": [[5, 100]]}}
-    run(monkeypatch, passed, tmp_path / "run", spoil)  # what the message suggests
+    train(passed, tmp_path / "run", spoil)  # what the message suggests
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -172,7 +137,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "name", ["bert", *(pytest.param(name, marks=pytest.mark.nightly) for name in VARIANTS if name != "bert")]
 )
 def test_killed_and_resumed_around_bad_steps_and_a_spike_is_bit_identical(
-    name: str, store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
     """A checkpoint just after the first bad step, before its numbers were read, another in the middle of two."""
     settings = toy.parameters(store, max_steps=30, logging_steps=4, checkpoint={"save_steps": 6}, **VARIANTS[name])
@@ -191,8 +156,8 @@ def test_killed_and_resumed_around_bad_steps_and_a_spike_is_bit_identical(
     for out in ("straight", "cut"):
         for kill in (8, 13, 26) if out == "cut" else ():
             with pytest.raises(Killed):
-                run(monkeypatch, settings, tmp_path / out, spoil, kill_in_step=kill)
-        run(monkeypatch, settings, tmp_path / out, spoil)
+                train(settings, tmp_path / out, spoil, kill_in_step=kill)
+        train(settings, tmp_path / out, spoil)
     assert len(toy.records(tmp_path / "cut", "resume")) == 3
     assert skipped(tmp_path / "straight") == [6, 12, 13]
     spikes = [event for event in events(tmp_path / "straight") if event[1] == "spike"]
@@ -208,11 +173,11 @@ def test_killed_and_resumed_around_bad_steps_and_a_spike_is_bit_identical(
 
 
 @pytest.mark.slow
-def test_a_spike_may_be_left_out(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spike_may_be_left_out(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(
         store, max_steps=26, logging_steps=13, checkpoint={"save_steps": 1, "keep": 30}, spikes={"action": "skip"}
     )
-    run(monkeypatch, settings, tmp_path / "run", bad(20, factor=300.0))
+    train(settings, tmp_path / "run", bad(20, factor=300.0))
     record = toy.records(tmp_path / "run", "spike")[20]
     assert record["signal"] in ("loss", "grad_norm") and record["skipped"]
     before, after, next_one = (weights(tmp_path / "run", step) for step in (19, 20, 21))
@@ -222,10 +187,10 @@ def test_a_spike_may_be_left_out(store: Path, tmp_path: Path, monkeypatch: pytes
     assert math.isfinite(toy.records(tmp_path / "run")[26]["loss"])
 
 
-def test_a_rate_of_30_is_found_within_two_steps(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_of_30_is_found_within_two_steps(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=4, schedule={"type": "constant"})
     settings["optimizer"] = {"type": "adamw", "learning_rate": 30.0}
-    run(monkeypatch, settings, tmp_path / "run")
+    train(settings, tmp_path / "run")
     assert min(toy.records(tmp_path / "run", "spike")) == 2
 
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import faults
 import pytest
 import toy
+from killed_here import Killed, train
 from saved_weights import FAULTS, same_weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
 from terakoya.runs import status
 from terakoya.runs.checkpoints import list_checkpoints, read_manifest
-from terakoya.training import rollback, setup
-from terakoya.training.trainer import Trainer
+from terakoya.training import rollback
 
 LAST, ROLLBACK = 13, {"action": "rollback"}
 SPIKE, SKIPPED = (6, 8), [5, 8]
-
-
-class Killed(Exception):
-    """Ends a run in this process where a signal would kill it."""
 
 
 def spoil(run: Any) -> None:
@@ -37,38 +32,6 @@ def settings(store: Path, **changes: Any) -> dict[str, Any]:
     return toy.parameters(store, **{**keys, **changes})
 
 
-def train(
-    monkeypatch: pytest.MonkeyPatch,
-    parameters: Mapping[str, Any],
-    out: Path,
-    *,
-    spoil: Callable[[Any], None] = spoil,
-    kill: int | None = None,
-) -> int:
-    """Trains in this process and returns the number of updates; dies within update `kill`."""
-    taken = [0]
-
-    def build(*arguments: Any, **options: Any) -> Trainer:
-        trainer = build_trainer(*arguments, **options)
-        spoil(trainer.run)
-        take = trainer.engine.step
-
-        def take_or_die(*arguments: Any, **options: Any) -> Any:
-            taken[0] += 1
-            if taken[0] == kill:
-                raise Killed
-            return take(*arguments, **options)
-
-        monkeypatch.setattr(trainer.engine, "step", take_or_die)
-        return trainer
-
-    build_trainer = setup.build_trainer
-    with monkeypatch.context() as patched:
-        patched.setattr(setup, "build_trainer", build)
-        setup.train_in_this_process(Parameters.from_dict(parameters, source="test"), out)
-    return taken[0]
-
-
 def end(out: Path) -> tuple[Any, ...]:
     """What a run has come to: the logged steps after the spike, and what the last manifest says of its steps."""
     manifest = json.loads((out / f"checkpoints/step-{LAST:08d}/manifest.json").read_text())
@@ -76,34 +39,39 @@ def end(out: Path) -> tuple[Any, ...]:
     return kept, manifest["step_health"], manifest["rollbacks"], manifest["consumed_tokens"], manifest["meters"]
 
 
+@pytest.fixture(scope="module")
+def back(store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A run that goes back, and the number of its updates."""
+    out = tmp_path_factory.mktemp("back") / "run"
+    return out, train(settings(store, trackers=[{"type": "tensorboard"}]), out, spoil)
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_back_is_the_run_that_passes_over_these_steps(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    back: tuple[Path, int], store: Path, tmp_path: Path
 ) -> None:
-    train(monkeypatch, settings(store, trackers=[{"type": "tensorboard"}]), tmp_path / "run")
-    shown = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload().Scalars("train/loss")
+    run, _ = back
+    shown = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("train/loss")
     assert [each.step for each in shown] == [1, 2, 4, 10, 12, 13], "nothing of what was undone"
     by_hand = settings(store, spikes=None)
     by_hand["data"]["skip_steps"] = [SKIPPED]
-    train(monkeypatch, by_hand, tmp_path / "by_hand")
-    assert same_weights(tmp_path / "run", tmp_path / "by_hand", LAST)
-    assert end(tmp_path / "run")[0] == end(tmp_path / "by_hand")[0]
-    ((step, record),) = toy.records(tmp_path / "run", "rollback").items()
+    train(by_hand, tmp_path / "by_hand", spoil)
+    assert same_weights(run, tmp_path / "by_hand", LAST)
+    assert end(run)[0] == end(tmp_path / "by_hand")[0]
+    ((step, record),) = toy.records(run, "rollback").items()
     assert (step, record["back_to"], record["first_skipped"], record["spike"]) == (8, 3, 5, 6)
     assert record["rows"] == [4 * 16, 8 * 16] and str(store) in record["text"] and record["number"] == 1
-    (kept,) = end(tmp_path / "run")[2]
+    (kept,) = end(run)[2]
     assert [kept["first"], kept["last"]] == SKIPPED
-    seen = status.read(tmp_path / "run")
+    seen = status.read(run)
     assert seen.rollbacks == 1 and "went back to step 3" in (seen.last_rollback or "")
 
 
 @pytest.mark.slow
-def test_nothing_of_what_was_undone_is_kept_for_ever(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_what_was_undone_is_kept_for_ever(store: Path, tmp_path: Path) -> None:
     often = {"save_steps": 1, "keep": 20}
     chosen = settings(store, checkpoint=often, events={"permanent_checkpoints": {"every": 1}})
-    train(monkeypatch, chosen, tmp_path / "run")
+    train(chosen, tmp_path / "run", spoil)
     kept = [step for step, _ in list_checkpoints(tmp_path / "run" / "permanent")]
     assert kept == [step for step in range(LAST + 1) if not SKIPPED[0] <= step <= SKIPPED[1]]
 
@@ -113,16 +81,16 @@ def test_nothing_of_what_was_undone_is_kept_for_ever(
     "kill", [10, *(pytest.param(step, marks=pytest.mark.nightly) for step in (7, 8, 9, 11, 12, 14))]
 )
 def test_a_kill_at_any_moment_leads_to_the_same_run(
-    kill: int, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kill: int, back: tuple[Path, int], store: Path, tmp_path: Path
 ) -> None:
     """Within an update in the spike, the last one before going back, the first after it, and later ones."""
-    updates = train(monkeypatch, settings(store), tmp_path / "run")
+    run, updates = back
     assert updates == 9 + 1 + 5, "steps up to 9; then step 4 again, and from 9 on"
     with pytest.raises(Killed):
-        train(monkeypatch, settings(store), tmp_path / "killed", kill=kill)
-    train(monkeypatch, settings(store), tmp_path / "killed")
-    assert end(tmp_path / "killed") == end(tmp_path / "run")
-    assert same_weights(tmp_path / "killed", tmp_path / "run", LAST)
+        train(settings(store), tmp_path / "killed", spoil, kill=kill)
+    train(settings(store), tmp_path / "killed", spoil)
+    assert end(tmp_path / "killed") == end(run)
+    assert same_weights(tmp_path / "killed", run, LAST)
 
 
 @pytest.mark.nightly
@@ -131,7 +99,7 @@ def test_a_kill_while_checkpoints_are_removed_leads_to_the_same_run(
     removed: int, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     often = settings(store, checkpoint={"save_steps": 1, "keep": 2})
-    train(monkeypatch, often, tmp_path / "run")
+    train(often, tmp_path / "run", spoil)
     remove, left = rollback.remove_checkpoint, [removed]
 
     def die_after_some(folder: Path) -> None:
@@ -142,30 +110,26 @@ def test_a_kill_while_checkpoints_are_removed_leads_to_the_same_run(
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(rollback, "remove_checkpoint", die_after_some)
-        train(monkeypatch, often, tmp_path / "killed")
-    train(monkeypatch, often, tmp_path / "killed")
+        train(often, tmp_path / "killed", spoil)
+    train(often, tmp_path / "killed", spoil)
     assert end(tmp_path / "killed") == end(tmp_path / "run")
     assert same_weights(tmp_path / "killed", tmp_path / "run", LAST)
 
 
 @pytest.mark.slow
-def test_a_spike_in_the_first_steps_goes_back_to_the_beginning(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spike_in_the_first_steps_goes_back_to_the_beginning(store: Path, tmp_path: Path) -> None:
     def spoil_first(run: Any) -> None:
         faults.spoil(run, range(2, 5), factor=20.0)
 
     first = settings(store, max_steps=8, checkpoint={"save_steps": 100})
-    train(monkeypatch, first, tmp_path / "run", spoil=spoil_first)
+    train(first, tmp_path / "run", spoil_first)
     by_hand = {**first, "spikes": None, "data": {**first["data"], "skip_steps": [[1, 4]]}}
-    train(monkeypatch, by_hand, tmp_path / "by_hand", spoil=spoil_first)
+    train(by_hand, tmp_path / "by_hand", spoil_first)
     assert same_weights(tmp_path / "run", tmp_path / "by_hand", 8)
 
 
 @pytest.mark.slow
-def test_a_run_goes_back_so_often_and_ends_then_with_exit_code_3(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_back_so_often_and_ends_then_with_exit_code_3(store: Path, tmp_path: Path) -> None:
     """Whatever it passes over, the loss is high again; the same command ends in the same way, and keeps checkpoints."""
 
     def never_ends(run: Any) -> None:
@@ -174,32 +138,28 @@ def test_a_run_goes_back_so_often_and_ends_then_with_exit_code_3(
     bounded = settings(store, spikes={**ROLLBACK, "max_rollbacks": 2, "lasting_steps": 2})
     for _ in range(2):
         with pytest.raises(Diverged, match=r"gone back 2 times, and spikes.max_rollbacks is 2") as error:
-            train(monkeypatch, bounded, tmp_path / "run", spoil=never_ends)
+            train(bounded, tmp_path / "run", never_ends)
         assert error.value.exit_code == 3 and str(store) in str(error.value)
     assert {record["number"] for record in toy.records(tmp_path / "run", "rollback").values()} == {1, 2}
 
 
 @pytest.mark.slow
-def test_a_checkpoint_knows_how_far_its_run_may_go_back(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_knows_how_far_its_run_may_go_back(store: Path, tmp_path: Path) -> None:
     """In a spike to before it, else to before the steps whose losses are not judged yet."""
     with pytest.raises(Killed):
-        train(monkeypatch, settings(store, checkpoint={"save_steps": 1, "keep": 9}), tmp_path / "run", kill=8)
+        train(settings(store, checkpoint={"save_steps": 1, "keep": 9}), tmp_path / "run", spoil, kill=8)
     found = list_checkpoints(tmp_path / "run/checkpoints")
     back_to = {step: read_manifest(folder)["keep_before"] for step, folder in found}
     assert max(back_to) == 7 and back_to[7] == SKIPPED[0] - 1 and all(back_to[step] < step for step in back_to)
 
 
 @pytest.mark.slow
-def test_without_an_older_checkpoint_nothing_is_removed(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_older_checkpoint_nothing_is_removed(store: Path, tmp_path: Path) -> None:
     """As after a run whose `spikes` are changed when it is resumed at the spike."""
     with pytest.raises(Killed):
-        train(monkeypatch, settings(store, spikes={}, checkpoint={"save_steps": 6}), tmp_path / "run", kill=7)
+        train(settings(store, spikes={}, checkpoint={"save_steps": 6}), tmp_path / "run", spoil, kill=7)
     with pytest.raises(Diverged, match="no checkpoint from before step 5 is whole"):
-        train(monkeypatch, settings(store), tmp_path / "run")
+        train(settings(store), tmp_path / "run", spoil)
     assert (tmp_path / "run/checkpoints/step-00000006").is_dir()
 
 
