@@ -207,9 +207,11 @@ def presets() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def some_presets(store: Path) -> dict[str, Any]:
-    """Of presets in bf16 with DDP whose steps consist of the same the first, with `BLOCKS` blocks."""
-    first = {parts: name for name, parts in reversed(presets().items()) if parts[-2:] == ("bf16", "ddp")}
+def some_presets(store: Path, *, architectures: bool = False) -> dict[str, Any]:
+    """Of presets in bf16 with DDP that have the same objective and optimizer, and with `architectures` the same of
+    these, too, the first, with `BLOCKS` blocks."""
+    taken = {name: parts for name, parts in reversed(presets().items()) if parts[-2:] == ("bf16", "ddp")}
+    first = {parts[0 if architectures else 1 :]: name for name, parts in taken.items()}
     return {f"{name}, {BLOCKS} blocks": preset(store, name, blocks=BLOCKS) for name in sorted(first.values())}
 
 
@@ -220,7 +222,7 @@ def all_presets(store: Path) -> dict[str, Any]:
 
 def every_case(store: Path) -> dict[str, Any]:
     """All that the table has."""
-    return {**all_cases(store), **some_presets(store), **all_presets(store)}
+    return {**all_cases(store), **some_presets(store, architectures=True), **all_presets(store)}
 
 
 def make_stores(folder: Path) -> Path:

@@ -46,7 +46,11 @@ def assert_same(waited: Path, background: Path, *folders: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "lora"), [("gpt2", {"lora_dropout": 0.2}), ("llama", {"modules_to_save": ["lm_head", "norm"]})]
+    ("kind", "lora"),
+    [
+        pytest.param("gpt2", {"lora_dropout": 0.2}, marks=pytest.mark.nightly),
+        ("llama", {"modules_to_save": ["lm_head", "norm"]}),
+    ],
 )
 def test_adapters_and_merged_models(
     kind: str, lora: dict[str, Any], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,7 @@ def test_another_number_of_processes_draws_the_same_samples(store: Path, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
+@pytest.mark.parametrize("layout", at_night(("lines", "stream", "packed"), always=("lines",)))
 def test_every_layout_trains(layout: str, store: Path, line_store: Path, tmp_path: Path) -> None:
     settings = parameters(
         line_store if layout == "lines" else store, max_steps=40, logging_steps=10, micro_batch_size=16,

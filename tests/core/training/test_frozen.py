@@ -104,7 +104,7 @@ def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", at_night((1, 2), always=(1,)))
 def test_frozen_weights_keep_their_bits(processes: int, store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}

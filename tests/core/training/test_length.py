@@ -10,6 +10,7 @@ import pytest
 import toy
 from killed_runs import kill_and_resume
 from saved_weights import FAULTS
+from selection import at_night
 from small_preparation import prepare_corpus
 from small_vocabularies import train_tokenizers
 
@@ -183,7 +184,7 @@ def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "rows"), [(128, 32), (512, 16)])
+@pytest.mark.parametrize(("length", "rows"), at_night([(128, 32), (512, 16)], always=[(128, 32)]))
 def test_so_have_those_of_the_bundled_corpus(length: int, rows: int, bundled_store: Path) -> None:
     assert 1 <= len(flash_shapes(bundled_store, length=length, rows=rows)) <= 3
 

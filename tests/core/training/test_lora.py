@@ -124,7 +124,7 @@ KINDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", at_night(KINDS, always=("llama",)))
 def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path) -> None:
     """Merged without peft, as an adapter for peft, and as it was trained: the same logits. The base is unchanged."""
     auto, chosen = KINDS[kind]
@@ -155,7 +155,7 @@ def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["tied", "disentangled"])
+@pytest.mark.parametrize("sharing", at_night(("tied", "disentangled"), always=("disentangled",)))
 def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path: Path) -> None:
     save_electra(tmp_path / "base")
     raw = {**electra(store, str(tmp_path / "base"), sharing=sharing), "lora": ADAPTERS}
@@ -231,7 +231,7 @@ def documents(batch: Mapping[str, Tensor], name: str) -> list[tuple[Tensor, Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("kind", at_night(("gpt2", "bert"), always=("gpt2",)))
 def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Path) -> None:
     """The same batch in peft's own model over plain Transformers, document by document."""
     raw = make(kind, store, tmp_path / "base", lora={"target_modules": "all-linear"})

@@ -14,6 +14,7 @@ import pytest
 import torch
 import toy
 from saved_weights import FAULTS, relative_error, same_weights, weights
+from selection import at_night
 from transformers import ModernBertForMaskedLM
 
 from terakoya.config.parameters import Parameters
@@ -103,7 +104,7 @@ def straight(store: Path, validation_store: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, 5, 6, 9, 11])
+@pytest.mark.parametrize("step", at_night((4, 5, 6, 9, 11), always=(5, 11)))
 def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
     step: int, straight: Path, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
@@ -336,7 +337,9 @@ def small(preset: str, store: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["modernbert_base_phases", "mmbert_base", "tiny_phases"])
+@pytest.mark.parametrize(
+    "preset", at_night(("modernbert_base_phases", "mmbert_base", "tiny_phases"), always=("mmbert_base",))
+)
 def test_a_preset_with_phases_trains_at_toy_size(preset: str, store: Path, tmp_path: Path) -> None:
     settings = small(preset, store)
     run = trained(settings, tmp_path / preset)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import toy
 from dropouts import DROPOUTS
+from selection import at_night
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
@@ -37,7 +38,7 @@ CELLS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
 SAMPLE = (("deberta", "bf16", "fsdp, full"), ("deberta", "bf16", "zero3, None"))
 REFUSED = ("ddp, None", "zero3, selective")
 """The comparison itself, and what is refused by name."""
-ALL = [each for each in product(OBJECTIVES, ("bf16", "fp16"), CELLS) if each not in SAMPLE and each[2] not in REFUSED]
+ALL = [each for each in product(OBJECTIVES, ("bf16", "fp16"), CELLS) if each[2] not in REFUSED]
 
 
 def settings(store: Path, family: str, precision: str) -> dict[str, Any]:
@@ -58,27 +59,15 @@ def settings(store: Path, family: str, precision: str) -> dict[str, Any]:
     )
 
 
-def compare(store: Path, folder: Path, family: str, precision: str, cell: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "precision", "cell"), at_night(ALL, always=SAMPLE))
+def test_it_trains_as_one_process_does(family: str, precision: str, cell: str, store: Path, tmp_path: Path) -> None:
     processes, further = CELLS[cell]
     alone = settings(store, family, precision)
-    train_in_this_process(Parameters.from_dict(alone, source="test"), folder / "alone")
-    toy.train({**alone, **further}, folder / "cell", nodes=(processes,))
-    expected, got = toy.losses(folder / "alone"), toy.losses(folder / "cell")
+    train_in_this_process(Parameters.from_dict(alone, source="test"), tmp_path / "alone")
+    toy.train({**alone, **further}, tmp_path / "cell", nodes=(processes,))
+    expected, got = toy.losses(tmp_path / "alone"), toy.losses(tmp_path / "cell")
     assert len(got) == 3
     for step, (loss, norm) in expected.items():
         assert got[step][0] == pytest.approx(loss, rel=1e-3), step
         assert got[step][1] == pytest.approx(norm, rel=2e-2), step
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "precision", "cell"), SAMPLE)
-def test_a_sample_trains_as_one_process_does(
-    family: str, precision: str, cell: str, store: Path, tmp_path: Path
-) -> None:
-    compare(store, tmp_path, family, precision, cell)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("family", "precision", "cell"), ALL)
-def test_all_train_as_one_process_does(family: str, precision: str, cell: str, store: Path, tmp_path: Path) -> None:
-    compare(store, tmp_path, family, precision, cell)

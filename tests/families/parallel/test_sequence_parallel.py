@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import toy
 import worlds
 from safetensors.torch import load_file
+from selection import at_night, wanted
 
 from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
@@ -85,11 +86,12 @@ def start(jobs: Mapping[str, Any], folder: Path, processes: int) -> list[toy.Pro
 
 
 @pytest.fixture(scope="module")
-def runs(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(request: pytest.FixtureRequest, documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of three worlds: `one` process, `two` of one replica, `four` of two."""
     base = tmp_path_factory.mktemp("sequence")
     alone = {"bf16": settings(documents, 1, **JOBS["bf16"])}
-    two = {name: settings(documents, 2, **changes) for name, changes in JOBS.items()}
+    named = {"llama", "selective", *wanted(request, "name"), *wanted(request, "job")}
+    two = {name: settings(documents, 2, **changes) for name, changes in JOBS.items() if name in named}
     four = {name: settings(documents, 2, **JOBS[name]) for name in PAIRS}
     worlds = [start(alone, base / "one", 1), start(two, base / "two", 2), start(four, base / "four", 4)]
     for world in worlds:
@@ -163,13 +165,16 @@ def numbers(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
     return found
 
 
+WORLDS = [*(("two", name) for name in JOBS if "bf16" not in name), *(("four", name) for name in PAIRS)]
+ALWAYS = [
+    *(("two", name) for name in ("qwen3", "bert", "one_key_head", "gathered_qwen3", "gathered_three_heads")),
+    ("four", "llama"),
+]
 LOSSES = dict.fromkeys(("bert", "gathered_bert"), ("mlm_loss", "masked_accuracy"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world", "name"), [*(("two", name) for name in JOBS if "bf16" not in name), *(("four", name) for name in PAIRS)]
-)
+@pytest.mark.parametrize(("world", "name"), at_night(WORLDS, always=ALWAYS))
 def test_it_trains_as_plain_transformers_does(runs: Path, world: str, name: str, documents: Path) -> None:
     given = settings(documents, 1, **JOBS[name])
     said, loss = numbers(runs / world, name), LOSSES.get(name, ("lm_loss", "token_accuracy"))
@@ -189,7 +194,7 @@ def test_it_trains_as_plain_transformers_does(runs: Path, world: str, name: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["bf16", "gathered_bf16"])
+@pytest.mark.parametrize("job", at_night(("bf16", "gathered_bf16"), always=("bf16",)))
 def test_bf16_is_near_one_process(runs: Path, job: str) -> None:
     one, two = gradients(runs / "one", "bf16"), gradients(runs / "two", job)
     assert 0.0 < relative_error(two, one) <= 1e-2

@@ -52,8 +52,8 @@ def check_kernel(name: str, seen: Mapping[str, Any]) -> None:
 def test_the_kernels_are_right_in_triton_s_interpreter() -> None:
     seen = interpreted_kernels.take(
         {
-            "rows": [1, 7], "widths": [64, 100], "dtypes": ["bfloat16", "float32"], "models": ["bert"],
-            "blocks": ["again", "selective"], "check": True,
+            "rows": [7], "widths": [64, 100], "dtypes": ["bfloat16", "float32"], "models": ["bert"],
+            "blocks": ["selective"], "check": True,
         }
     )  # fmt: skip
     check_all(seen)
