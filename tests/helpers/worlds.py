@@ -28,13 +28,13 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE
 from terakoya.training import setup
-from terakoya.training.distributed import deepspeed_setup
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
+from terakoya_parallel import deepspeed_setup
 
 Job = Mapping[str, Any]
 

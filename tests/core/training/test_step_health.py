@@ -19,12 +19,9 @@ from selection import at_night
 from start_folders import save_bert
 
 from terakoya.errors import Diverged
-from terakoya.training import setup
 from terakoya.training.step_health import PendingStep, StepHealth
-from terakoya.training.trainer import Trainer
 from terakoya_watch.spike_judge import note
 from terakoya_watch.spikes import Spike
-from terakoya.training.spikes import Spike
 
 NAN, INF = float("nan"), float("inf")
 EVENTS = ("skipped", "spike")
