@@ -11,6 +11,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from terakoya import places
 from terakoya.version import __version__ as __version__
 
 # read once, at a program's first product on a GPU, which may come before a run asks for deterministic algorithms
@@ -46,6 +47,9 @@ _FUNCTIONS = {
     "fill_mask": "terakoya.inference.predictions",
     "find_replaced": "terakoya.inference.predictions",
 }
+
+
+places.registered = lambda: import_module("terakoya.plugins.verbs").find_places()
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import refuse_address
+from terakoya.places import check_local
 from terakoya.process_pool import is_alive
 
 
@@ -162,7 +162,7 @@ def commit_folder(draft: Path, final: Path, *, flushed: Collection[Path] = ()) -
 
 def check_new_folder(out: Path) -> None:
     """Raises UserError unless `out` is a new or empty folder in a place that can be written to."""
-    refuse_address(out, "a new folder")
+    check_local(out, "a new folder")
     if not out.name:
         raise UserError(f"{out}: expected a new folder, got one without a name of its own; name it")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -1,24 +1,20 @@
 """Says what is at a path that was given in the place of something else, and what to do with it.
 
 Every folder that terakoya makes or reads has files by which it is known: a run, a checkpoint, a token store, a
-Transformers model, a tokenizer. Where an address cannot be used, it is refused.
+Transformers model, a tokenizer.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from terakoya.errors import UserError
+from terakoya.places import advise_local, is_local
 
 Kind = Literal["run", "checkpoint", "token store", "Transformers model", "tokenizer", "corpus"]
-
-ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
-"""The beginning of an address such as `s3://bucket`, of which `Path` keeps one slash alone."""
 
 CORPUS_ENDINGS = (".jsonl", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".xz", ".bz2")
 
@@ -101,8 +97,8 @@ def list_models(folder: Path) -> list[str]:
 def describe_found(path: Path, expected: str) -> str:
     """Returns what is at `path`, where `expected` (a kind) was to be, and what to do: the end of a message, such as
     `a run; export a model from it: terakoya export work/run --out MODEL`."""
-    if is_address(path):
-        return f"an address; {_on_this_machine(path)}"
+    if not is_local(path):
+        return f"an address; {advise_local(path)}"
     if not path.exists():
         return f"no such folder{_near(path)}"
     kind = kind_of(path)
@@ -127,34 +123,9 @@ def missing_file(path: Path) -> str:
         return (f"expected a file, got {_ONE[kind] if kind else 'a folder'}") + (
             f"; did you mean {inside}?" if inside.is_file() else ""
         )
-    if is_address(path):
-        return f"expected a file, got an address; {_on_this_machine(path)}"
+    if not is_local(path):
+        return f"expected a file, got an address; {advise_local(path)}"
     return f"no such file{_near(path)}"
-
-
-def is_address(path: Path | str) -> bool:
-    """Returns whether `path` is an address, such as `s3://bucket/run`."""
-    return bool(ADDRESS.match(str(path)))
-
-
-def refuse_address(path: Path | str, what: str) -> None:
-    """Raises UserError if `path`, which is for `what` (such as "the run's folder"), is an address."""
-    if is_address(path):
-        raise UserError(f"{address_of(path)}: expected {what}, got an address; {_on_this_machine(path)}")
-
-
-def address_of(path: Path | str) -> str:
-    """Returns the address `path` with the slashes that `Path` has folded."""
-    slashes = "///" if str(path).startswith(("file:", "local:")) else "//"
-    return ADDRESS.sub(rf"\1:{slashes}", str(path), count=1)
-
-
-def _on_this_machine(path: Path | str) -> str:
-    scheme = str(path).partition(":")[0]
-    return (
-        f"at {scheme}:// can be corpora, the stores of a run, and the run that `terakoya train --out` makes. Give a "
-        "folder of this machine, and copy it there or back with the object store's own tool, or mount it"
-    )
 
 
 def _near(path: Path) -> str:
@@ -169,7 +140,7 @@ def nearest_paths(path: Path) -> list[str]:
     """Returns at most two paths next to the missing `path` that are nearly its own, the nearest first; none for what
     can be no path, and next to what cannot be read."""
     try:
-        names = [] if is_address(path) or path.exists() else [each.name for each in path.parent.iterdir()]
+        names = [each.name for each in path.parent.iterdir()] if is_local(path) and not path.exists() else []
     except (OSError, ValueError):
         return []
     return [str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=2, cutoff=0.7)]

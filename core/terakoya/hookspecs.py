@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from terakoya.components.record_format import RecordFormat
     from terakoya.components.run import Run, StepReport
     from terakoya.corpus.cleaning import AddCleaning
+    from terakoya.places import Place
 
 PROJECT = "terakoya"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -120,6 +121,13 @@ def register_options() -> Mapping[str, Callable[..., None]]:  # type: ignore[emp
 def register_languages() -> Mapping[str, Callable[[], Language]]:  # type: ignore[empty-body]
     """Called when the command line starts, in every process that reads one, of the same modules. Returns functions that
     load a language, by its name for `TERAKOYA_LANG`."""
+
+
+@hookspec
+def register_places() -> Mapping[str, Callable[[str], Place]]:  # type: ignore[empty-body]
+    """Called when a user first names a run, a store or a corpus by a scheme such as `s3://bucket/run`, in every process
+    that reads it, of the same modules. Returns classes of places by their scheme, "s3"; "*" is the one of all schemes
+    that no plugin names. See `terakoya.places.Place`, also for what is not there."""
 
 
 @hookspec
@@ -308,6 +316,6 @@ def run_finished(run: Run, error: BaseException | None) -> None:
 
 @hookspec
 def run_files(folder: Path) -> Mapping[str, str]:  # type: ignore[empty-body]
-    """Called on rank 0 when a run that is mirrored to an address has ended, before the last of `folder` is sent there.
+    """Called on rank 0 when a run that is kept in another place has ended, before the last of `folder` is copied there.
     Returns the texts of files that the run's folder should hold besides, by name, such as a page about the run. A
     plugin that fails is warned of, and the run ends as it would without it."""

@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from terakoya.atomic_files import FileFacts
 from terakoya.errors import FileError, TemporaryFailure, UserError
-from terakoya.folder_kinds import address_of
 from terakoya.log import hide_secrets
 
 if TYPE_CHECKING:
@@ -89,9 +88,9 @@ class ObjectFolder:
     missing, and TemporaryFailure where the store does not answer.
     """
 
-    def __init__(self, address: str | Path) -> None:
+    def __init__(self, address: str) -> None:
         """Opens `address`, for example `s3://bucket/run`. Raises UserError where its library is missing."""
-        self.address = address_of(address).rstrip("/")
+        self.address = address.rstrip("/")
         scheme = self.address.partition(":")[0]
         extra = EXTRAS.get(scheme, "data")
         self._open = partial(open_file_system, self.address, extra=extra, use_listings_cache=False)

@@ -19,14 +19,12 @@ from typing import Any
 
 from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, describe_found, is_address, kind_of
-from terakoya.object_store import ObjectFolder
+from terakoya.folder_kinds import describe_found, kind_of
+from terakoya.places import as_written, is_local, open_views, place_of
 from terakoya.process_pool import is_alive
-from terakoya.runs import files, metrics, mirrored
-from terakoya.runs.checkpoints import DamagedError, find_newest_whole
-from terakoya.runs.mirrored import work_folder_of
-from terakoya.runs.remote_view import open_views
-from terakoya.training.checkpoint.mirroring import send_run
+from terakoya.runs import files, metrics
+from terakoya.runs.checkpoints import find_newest_whole
+from terakoya.runs.files import MACHINE_FILES
 from terakoya.training.run_folder import HOLDER
 from terakoya_launch.jobs import find_job, find_plan_folder, poll_states
 from terakoya_launch.options import LaunchOptions
@@ -67,9 +65,9 @@ def move(
             was not stopped; or a step failed.
     """
     out = run if out is None else out
-    if is_address(run) and is_address(out) and address_of(run) != address_of(out):
+    if not is_local(run) and not is_local(out) and as_written(run) != as_written(out):
         raise UserError(
-            f"--out {address_of(out)}: expected a folder or {address_of(run)} itself; move the run to a folder first"
+            f"--out {as_written(out)}: expected a folder or {as_written(run)} itself; move the run to a folder first"
         )
     folder = options.folder or find_plan_folder(out)
     options = replace(options, folder=folder)
@@ -83,7 +81,7 @@ def move(
     with saying_where(run, say):
         carry(run, out, say)
     with saying_where(out, say), _parameters_of(out) as parameters:
-        if is_address(out):
+        if not is_local(out):
             folder.mkdir(parents=True, exist_ok=True)
             parameters = Path(shutil.copyfile(parameters, folder / PARAMETERS))
         return plan_launch(launcher, parameters, out, options, settings=settings)
@@ -95,7 +93,7 @@ def saying_where(place: Path, say: Say) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError):
-        say(f"the run is stopped, and whole in {address_of(place)}; the same command goes on from there")
+        say(f"the run is stopped, and whole in {as_written(place)}; the same command goes on from there")
         raise
 
 
@@ -104,8 +102,8 @@ def _parameters_of(run: Path) -> Iterator[Path]:
     """Yields the parameter file of a run; of one at an address, a copy."""
     with open_views([run]) as (folder,):
         if not (folder / PARAMETERS).is_file():
-            found = "none there" if is_address(run) else describe_found(run, "run")
-            raise UserError(f"{address_of(run)}: expected a run with its {PARAMETERS}, got {found}")
+            found = "none there" if not is_local(run) else describe_found(run, "run")
+            raise UserError(f"{as_written(run)}: expected a run with its {PARAMETERS}, got {found}")
         yield folder / PARAMETERS
 
 
@@ -126,10 +124,10 @@ def stop(run: Path, say: Say) -> None:
             for state in poll_states(job, every=POLL_SECONDS):
                 if state.done:
                     say(f"job {record.job}: {state.status}  {state.detail}".rstrip())
-    folder = work_folder_of(run) if is_address(run) else run
+    folder = place_of(run).work_folder(None)
     if (lock := files.read_lock(folder)).held:
         _stop_process(run, folder, lock.holder, say)
-    elif is_address(run):
+    elif not is_local(run):
         with open_views([run]) as (view,):
             if (lock := files.read_lock(view)).held:
                 _stop_process(run, view, lock.holder, say)
@@ -140,13 +138,13 @@ def _stop_process(run: Path, folder: Path, holder: str, say: Say) -> None:
     if match is None or match[2] != socket.gethostname():
         how = f"`ssh {match[2]} kill {match[1]}` makes it save and end" if match else "make it save and end"
         raise UserError(
-            f"{address_of(run)}: trains in {holder or 'another process'}, which this machine cannot stop: {how}; then "
+            f"{as_written(run)}: trains in {holder or 'another process'}, which this machine cannot stop: {how}; then "
             "give the same command again, with --lost where that machine is gone"
         )
     say(f"sent a stop request to process {match[1]}: it saves and ends")
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(match[1]), signal.SIGTERM)
-    if is_address(run) and folder != work_folder_of(run):  # a copy of what is there, whose lock nobody else holds
+    if folder != place_of(run).work_folder(None):  # a copy of what is there, whose lock nobody else holds
         while is_alive(int(match[1])):
             time.sleep(0.1)
     else:
@@ -164,17 +162,13 @@ def check_target(run: Path, out: Path) -> None:
     """Raises UserError where `run` cannot be carried to `out`: another run or something else is there."""
     if _is_same(run, out):
         return
-    if is_address(out):
-        sizes = ObjectFolder(out).sizes()
-        has_run = metrics.FILE in sizes or bool(mirrored.checkpoint_steps(mirrored.find_committed(sizes)))
-    else:
-        has_run = kind_of(out) == "run"
+    has_run = _has_run(out)
     if has_run and _first_record(run) != _first_record(out):
         raise UserError(
-            f"--out {address_of(out)}: expected a new place, or one to which {address_of(run)} was carried before, got "
+            f"--out {as_written(out)}: expected a new place, or one to which {as_written(run)} was carried before, got "
             "another run; choose another --out"
         )
-    if not is_address(out) and not (has_run and _listed_step(out) >= _listed_step(run)):
+    if is_local(out) and not (has_run and _listed_step(out) >= _listed_step(run)):
         check_new_folder(out)
 
 
@@ -187,8 +181,8 @@ def check_no_job(out: Path, folder: Path) -> None:
     job, _ = find_job(record.launcher, str(folder))
     if not (state := job.state()).done:
         raise UserError(
-            f"--out {address_of(out)}: job {record.job} was submitted for it before, and is there still "
-            f"({state.status}); `terakoya launch {record.launcher} status {address_of(out)}` shows it; give --lost "
+            f"--out {as_written(out)}: job {record.job} was submitted for it before, and is there still "
+            f"({state.status}); `terakoya launch {record.launcher} status {as_written(out)}` shows it; give --lost "
             "if it is gone"
         )
 
@@ -203,52 +197,35 @@ def carry(run: Path, out: Path, say: Say) -> None:
     if _is_same(run, out):
         return
     step, there = _newest_step(run), _newest_step(out)
-    if there > step or (there == step > 0 and not is_address(out)):  # an address may have a part of that step's files
-        say(f"{address_of(out)}: has step {there:,} already")
+    if there > step or (there == step > 0 and is_local(out)):  # an address may have a part of that step's files
+        say(f"{as_written(out)}: has step {there:,} already")
         return
-    if is_address(out):
+    if not is_local(out):
         keep = files.read_parameters(run).get("checkpoint", {}).get("keep", 1)
-        send_run(run, address_of(out), keep=keep)
-    elif is_address(run):
-        store = ObjectFolder(run)
-        sizes = store.sizes()
+        place_of(out).copy_in(run, keep=keep)
+    elif not is_local(run):
         with new_folder(out) as draft:
-            fetched, damaged = mirrored.fetch_newest(store, draft, sizes)
-            if fetched is None:
-                raise UserError(
-                    f"{store}: expected a whole checkpoint, found none:\n  "
-                    + "\n  ".join([*damaged.values()] or ["none there"])
-                )
-            committed = mirrored.find_committed(sizes)
-            for name in sorted(set(committed) - set(mirrored.checkpoint_steps(committed).values())):
-                try:
-                    mirrored.fetch_checkpoint(store, name, draft / name)  # permanent ones, and the best
-                except (DamagedError, FileNotFoundError) as error:
-                    say(f"warning: {store}/{name} is left out, as it is not whole: {error}")
+            place_of(run).copy_out(draft, say)
     else:
         with new_folder(out) as draft:
             copy_folder(run, draft)
-            for name in mirrored.OWN_FILES:
+            for name in MACHINE_FILES:
                 (draft / name).unlink(missing_ok=True)
             if _newest_step(draft) != step:
                 raise UserError(f"{out}: another content arrived than was copied; check the disk and try again")
-    say(f"{address_of(out)}: has all of the run; {address_of(run)} stays as it is, and can be removed once that trains")
+    say(f"{as_written(out)}: has all of the run; {as_written(run)} stays as it is, and can be removed once that trains")
 
 
 def _is_same(run: Path, out: Path) -> bool:
     """Returns whether both are one folder or one address."""
-    return address_of(run) == address_of(out) or (not is_address(out) and out.absolute() == run.absolute())
+    return as_written(run) == as_written(out) or (is_local(out) and out.absolute() == run.absolute())
 
 
 def _first_record(run: Path) -> bytes:
     """Returns the first line of the run's log, which tells it from other runs, as a log is only appended to; empty
     where there is none."""
-    if is_address(run):
-        store = ObjectFolder(run)
-        size = min(RECORD_BYTES, store.sizes().get(metrics.FILE, 0))
-        return store.read_range(metrics.FILE, 0, size).partition(b"\n")[0] if size else b""
     try:
-        with (run / metrics.FILE).open("rb") as stream:
+        with open_views([run]) as (folder,), (folder / metrics.FILE).open("rb") as stream:
             return stream.read(RECORD_BYTES).partition(b"\n")[0]
     except FileNotFoundError:
         return b""
@@ -256,17 +233,20 @@ def _first_record(run: Path) -> bytes:
 
 def _listed_step(run: Path) -> int:
     """Returns the step of the newest checkpoint in the folder or at the address, by its name; 0 if it has none."""
-    if is_address(run):
-        return max(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(run).sizes())), default=0)
-    return max((each.step for each in files.find_checkpoints(run)), default=0)
+    with open_views([run] if _has_run(run) else []) as folders:
+        return max((each.step for folder in folders for each in files.find_checkpoints(folder)), default=0)
+
+
+def _has_run(run: Path) -> bool:
+    return kind_of(run) == "run" if is_local(run) else place_of(run).has_run()
 
 
 def _newest_step(run: Path) -> int:
     """Returns the step of the newest whole checkpoint in the folder, or of the newest one at the address; 0 if it has
     none."""
-    if is_address(run):
+    if not is_local(run):
         return _listed_step(run)
     if kind_of(run) != "run":
         return 0
-    newest, _ = find_newest_whole(run / mirrored.CHECKPOINTS)
+    newest, _ = find_newest_whole(run / "checkpoints")
     return 0 if newest is None else int(newest.name.rpartition("-")[2])

@@ -38,7 +38,7 @@ def check_in_job(launcher: Launcher, job: Job, folder: Path) -> None:
     proof = here / f".seen-{secrets.token_hex(4)}"
     nodes = len(job.batch_size)
     seen = next(each for each in (job.run, *job.run.parents) if each.exists())
-    paths = [str(path) for path in (proof, *job.data_folders, *([] if job.address else [seen]))]
+    paths = [str(path) for path in (proof, *job.data_folders, *([] if job.kept_in else [seen]))]
     request = {"nodes": nodes, "paths": paths, "interface": getattr(launcher, "interface", None)}
     checking = replace(
         job, name=f"check-{job.name}"[:63].rstrip("-"), module=MODULE, arguments=("--in-job", json.dumps(request))

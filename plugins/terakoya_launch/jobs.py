@@ -9,20 +9,19 @@ from pathlib import Path
 from terakoya.atomic_files import new_folder
 from terakoya.components import JobState, Launcher, SubmittedJob
 from terakoya.errors import UserError
-from terakoya.folder_kinds import is_address
+from terakoya.places import is_local, place_of
 from terakoya.plugins import registry
-from terakoya.runs.mirrored import work_folder_of
 from terakoya_launch.submitted import SubmittedJobRecord, plan_folder
 
 
 def find_plan_folder(run: Path) -> Path:
-    """Returns the default folder for the plan of `run`: beside its folder, or for an address beside the work folder
-    that it has by default."""
-    return plan_folder(work_folder_of(run) if is_address(run) else run)
+    """Returns the default folder for the plan of `run`: beside its folder, or for another place beside the work
+    folder that it has by default."""
+    return plan_folder(place_of(run).work_folder(None))
 
 
 def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord]:
-    """Returns the submitted job `name`: a job's identifier, the run's folder or address, or the
+    """Returns the submitted job `name`: a job's identifier, the run's folder or place, or the
     folder of its plan.
 
     Raises:
@@ -36,7 +35,7 @@ def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord
         if record is not None:
             return component.find_job(record.job, folder.absolute()), record
     planned = find_plan_folder(Path(name))
-    if is_address(name) or Path(name).exists() or planned.exists():
+    if not is_local(name) or Path(name).exists() or planned.exists():
         raise UserError(f"launch {launcher}: {name}: nothing was submitted from {planned}")
     return component.find_job(name), SubmittedJobRecord(launcher, name, "")
 

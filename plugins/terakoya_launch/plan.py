@@ -13,9 +13,8 @@ from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
-from terakoya.folder_kinds import is_address, refuse_address
 from terakoya.json_settings import refuse_secrets
-from terakoya.launch.here import resolve_out
+from terakoya.places import check_local, is_local, place_of
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.training.run_folder import check_place
@@ -52,8 +51,8 @@ def plan_launch(
     settings: Mapping[str, Any] | None = None,
     write: bool = True,
 ) -> PlannedLaunch:
-    """Plans how `launcher` with these `settings` starts the run of `parameters` into `out`, a folder or an address such
-    as s3://bucket/run, and writes the plan's files; with `write` false it only looks for errors.
+    """Plans how `launcher` with these `settings` starts the run of `parameters` into `out`, a folder or a place such as
+    s3://bucket/run, and writes the plan's files; with `write` false it only looks for errors.
 
     Raises:
         UserError: an unknown launcher, wrong settings, a secret in them, wrong parameters: every error that can be
@@ -65,7 +64,7 @@ def plan_launch(
         raise UserError(f"launch {launcher}: --work-folder: its settings say where the run trains; leave it out")
     job = make_job(parameters, out, options, settings_nodes=component.nodes())
     folder = options.folder or find_plan_folder(out)
-    refuse_address(folder, "the folder for the plan's files")
+    check_local(folder, "the folder for the plan's files")
     folder = folder.absolute()
     plan = component.plan(job, folder)
     if write:
@@ -85,7 +84,8 @@ def make_job(
         UserError: the parameters or the name are wrong.
     """
     overrides, name = options.overrides or (), options.name
-    run, address = resolve_out(out, options.work_folder)
+    place = place_of(out)
+    run = place.work_folder(options.work_folder)
     check_place(run)
     short = Parameters.load(parameters, overrides, nodes="any").batch_size.keys() == {batch_table.EACH_NODE}
     nodes = options.nodes or (settings_nodes if short else None)
@@ -93,7 +93,10 @@ def make_job(
     check_allowed_changes(options.allow_change, loaded, registry())
     run = run.absolute()
     if name is None:
-        name = re.sub(r"[^A-Za-z0-9]+", "-", Path(address or run).name).strip("-")[:63] or "terakoya"
+        name = (
+            re.sub(r"[^A-Za-z0-9]+", "-", Path(run if place.is_local else place.name).name).strip("-")[:63]
+            or "terakoya"
+        )
     elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
@@ -103,8 +106,7 @@ def make_job(
         "train",
         str(find_parameters(parameters).absolute()),
         "--out",
-        address or str(run),
-        *(() if address is None else ("--work-folder", str(run))),
+        *((str(run),) if place.is_local else (place.name, "--work-folder", str(run))),
         *sets,
         *allowed,
         *(() if nodes is None else ("--nodes", str(nodes))),
@@ -115,7 +117,7 @@ def make_job(
     return Job(
         name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
         data_folders=tuple(
-            dict.fromkeys(path.absolute() for path in (*stores, *data.validation) if not is_address(path))
+            dict.fromkeys(path.absolute() for path in (*stores, *data.validation) if is_local(path))
         ),
-        address=address,
+        kept_in=None if place.is_local else place.name,
     )  # fmt: skip

@@ -32,11 +32,11 @@ def script_head(job: Job, setup: Sequence[str]) -> str:
 
 def define_newest(job: Job) -> str:
     """Returns a line that defines `newest`, which prints the newest checkpoint in the run's folder that was trained
-    there. One that was fetched from the run's address was not, and `mirror.json` names it."""
+    there. One that was fetched from the run's place was not, and `place.json` names it."""
     run = quote(str(job.run))
     steps = f"ls {run}/checkpoints 2> /dev/null | grep '^step-'"
-    if job.address is not None:
-        steps += f""" | grep -vFx "$(sed -n 's/.*"fetched": "\\([^"]*\\)".*/\\1/p' {run}/mirror.json 2> /dev/null)\""""
+    if job.kept_in is not None:
+        steps += f""" | grep -vFx "$(sed -n 's/.*"fetched": "\\([^"]*\\)".*/\\1/p' {run}/place.json 2> /dev/null)\""""
     return f"newest() {{ {steps} | tail -n 1 || true; }}"
 
 

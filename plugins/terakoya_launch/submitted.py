@@ -20,7 +20,7 @@ class SubmittedJobRecord:
     Attributes:
         launcher: the name of the launcher that submitted it.
         job: the identifier that the scheduler or service gave it: a job number, an ARN.
-        run: the run's folder, as this machine names it, or its address.
+        run: the run's folder, as this machine names it, or its place.
     """
 
     launcher: str

@@ -19,7 +19,7 @@ from terakoya.atomic_files import HashedFile, write_atomically
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.files import Source, content_hash, find_files, open_decompressed
 from terakoya.errors import UserError
-from terakoya.folder_kinds import refuse_address
+from terakoya.places import check_local
 from terakoya.store.file_hashes import check_hashes
 from terakoya.store.spans import Spans
 from terakoya.store.token_store import StoreFacts, TokenStore
@@ -57,7 +57,7 @@ def export_blocks(
     """
     if block_size < 1:
         raise UserError(f"--block-size: expected at least 1, got {block_size}")
-    refuse_address(out, "a new file")
+    check_local(out, "a new file")
     if (out := Path(out)).exists():
         raise UserError(f"{out}: expected a new file, got one that exists; choose another --out")
     store = TokenStore.open(Path(folder))

@@ -10,7 +10,8 @@ import pytest
 from terakoya.atomic_files import check_new_folder
 from terakoya.config.file_kinds import PIPELINE, refuse_other_kind
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, is_address, kind_of, missing_file, nearest_paths, refuse_address
+from terakoya.folder_kinds import describe_found, kind_of, missing_file, nearest_paths
+from terakoya.places import check_local, is_local
 
 
 def make(folder: Path, *files: str) -> Path:
@@ -71,9 +72,9 @@ def test_a_missing_path_is_answered_with_the_nearest_name(folders: dict[str, Pat
 @pytest.mark.parametrize("address", ["s3://b/run", "gs://b/x.html", "hf://datasets/x", "https://host/x", "file:///x"])
 def test_an_address_is_refused_as_an_output(address: str) -> None:
     for path in (address, Path(address)):
-        assert is_address(path)
+        assert not is_local(path)
         with pytest.raises(UserError, match=f"{address.partition(':')[0]}://.*: expected a new folder, got an address"):
-            refuse_address(path, "a new folder")
+            check_local(path, "a new folder")
     with pytest.raises(UserError, match="got an address"):
         check_new_folder(Path(address))
 
@@ -87,7 +88,7 @@ def test_a_new_folder_needs_a_name(path: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("path", ["work/run", "C:/work/run", "/work:1/run", "run", "./s3/b", "a:b"])
 def test_a_path_is_no_address(path: str) -> None:
-    assert not is_address(path) and not is_address(Path(path))
+    assert is_local(path) and is_local(Path(path))
 
 
 def refusal(function: Any, *arguments: Any) -> str:

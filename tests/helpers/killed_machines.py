@@ -11,6 +11,7 @@ from typing import Any
 import toy
 
 from terakoya.object_store import ObjectFolder
+from terakoya.places import as_written
 from terakoya.runs import mirrored
 
 
@@ -24,7 +25,7 @@ def kill_and_replace(
 ) -> None:
     """Trains to `address` in processes that get SIGKILL once a checkpoint is there, and then on another machine, with
     nothing but the address. Fails unless weights, optimizer and losses are those of a run that nobody disturbs."""
-    bucket = ObjectFolder(address)
+    bucket = ObjectFolder(as_written(address))
     started = toy.start(
         settings, address, "--work-folder", str(folder / "spot"), folder=folder, nodes=nodes, environment=environment
     )

@@ -39,7 +39,7 @@ from terakoya.launch.here import train
 from terakoya.rows.loader import Loader, Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.store import remote_store
-from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.writer import write_store
 
 VOCABULARY = Vocabulary(size=30_000, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
@@ -152,7 +152,7 @@ def main() -> None:
             os.environ["XDG_CACHE_HOME"], os.environ[remote_store.LIMIT_VARIABLE] = str(folder / "cache"), str(limit)
             for step_seconds in (0.4, 0.2, 0.1):
                 FarFileSystem.requests = FarFileSystem.moved = 0
-                opened = remote_store.open_store(Path(address))
+                opened = open_store(Path(address))
                 share, first = waits(opened, steps=60, step_seconds=step_seconds)
                 del opened
                 print(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.folder_kinds import refuse_address
+from terakoya.places import check_local
 
 
 def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: bool = False) -> Path:
@@ -22,7 +22,7 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
     from terakoya.pipeline.demo import MAX_STEPS, Demo, summary_lines
     from terakoya.pipeline.run import run_pipeline
 
-    refuse_address(out, "the demo's folder")
+    check_local(out, "the demo's folder")
     files = Demo(out)
     start = time.perf_counter()
     results = list(run_pipeline(files.write(max_steps=max_steps or MAX_STEPS, fresh=fresh)))

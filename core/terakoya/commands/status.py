@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.folder_kinds import address_of, is_address
+from terakoya.places import as_written, is_local, open_views
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -54,7 +54,7 @@ def command(
         return
     if not watch:
         console().print(render(read_all(runs)))
-        if len(runs) == 1 and not is_address(runs[0]):
+        if len(runs) == 1 and is_local(runs[0]):
             next_command.after_run(runs[0])
         else:
             next_command.show("report", *runs, "--out", "report.html")
@@ -75,9 +75,8 @@ def command(
 
 
 def read_all(runs: Sequence[Path]) -> list[RunStatus]:
-    """Returns the states of `runs`, which are folders or addresses."""
+    """Returns the states of `runs`, which are folders or other places."""
     from terakoya.runs import status
-    from terakoya.runs.remote_view import open_views
 
     with open_views(runs) as folders:
         read = [status.read(folder) for folder in folders]
@@ -93,9 +92,9 @@ def render(statuses: Sequence[RunStatus]) -> Table | Group:
     if len(statuses) == 1:
         return details(statuses[0])
     notes = [
-        f"{address_of(status.folder)}: {status.told}" for status in statuses if status.state in ("failed", "killed")
+        f"{as_written(status.folder)}: {status.told}" for status in statuses if status.state in ("failed", "killed")
     ]
-    notes += [f"{address_of(status.folder)}: {problem}" for status in statuses for problem in status.problems]
+    notes += [f"{as_written(status.folder)}: {problem}" for status in statuses for problem in status.problems]
     shown = table(statuses, width=console().width)
     return Group(shown, *(_plain(note) for note in notes)) if notes else shown
 
@@ -116,7 +115,7 @@ def details(status: RunStatus) -> Table:
         if text:
             grid.add_row(translated(name), _plain(translated(text), style))
 
-    grid.add_row(translated("run"), _plain(address_of(status.folder)))
+    grid.add_row(translated("run"), _plain(as_written(status.folder)))
     add("state", status.told, COLOURS.get(status.state, "bold red"))
     add("forked from", status.forked_from)
     add("step", _progress(status))
@@ -177,7 +176,7 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
     from terakoya.runs.status import format_duration
     from terakoya.training.screen import bits_per_character
 
-    cells: dict[str, list[str]] = {"run": [address_of(status.folder) for status in statuses]}
+    cells: dict[str, list[str]] = {"run": [as_written(status.folder) for status in statuses]}
     cells["state"] = [translated(status.state) for status in statuses]
     cells["step"] = [_progress(status) or "" for status in statuses]
     cells["loss"] = [_number(status.loss, "{:.4f}") or "" for status in statuses]

@@ -15,7 +15,8 @@ from terakoya.commands.guidance import next_command
 from terakoya.commands.guidance.run_plugins import naming_missing
 from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import Stopped
-from terakoya.launch.here import imports, resolve_out
+from terakoya.launch.here import imports
+from terakoya.places import place_of
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
@@ -96,7 +97,8 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         from terakoya.training.resuming.before_torch import check_start
         from terakoya.training.stores import check_places
 
-        folder, address = resolve_out(options.out, options.work_folder)
+        place = place_of(options.out)
+        folder = place.work_folder(options.work_folder)
         if not options.dry_run:
             check_writable(folder)
         chosen = ChosenEntry(
@@ -107,7 +109,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         with naming_missing(folder):
             loaded = read_parameters(options.parameters, options.set_ or (), nodes=options.nodes, chosen=chosen)
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
-                if address is None:
+                if place.is_local:
                     check_start(folder, loaded, frozenset(options.allow_change))
                 check_places(loaded)
         if launched.launcher is None:
@@ -121,7 +123,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         start = StartOptions(
             node_rank=options.node_rank, expected_processes=options.processes,
             allow_change=frozenset(options.allow_change), start_over=options.start_over, advice=explain_model_errors,
-            stop=stop, mirror_to=address,
+            stop=stop, place=place,
         )  # fmt: skip
         if options.dry_run:
             from terakoya.estimation.dry_run import dry_run as check
@@ -133,7 +135,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
             return
         result = train_in_this_process(loaded, folder, start)
         if launched.rank == 0 and not result.stopped_by:
-            next_command.after_training(folder, address)
+            next_command.after_training(folder, place)
         elif launched.launcher is None and result.stopped_by:
             next_command.show(*context.meta["arguments"])
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:

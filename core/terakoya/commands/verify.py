@@ -27,8 +27,9 @@ def command(
     """
     from terakoya.conversion.verify import verify
     from terakoya.errors import UserError
-    from terakoya.folder_kinds import is_address, kind_of
+    from terakoya.folder_kinds import kind_of
     from terakoya.log import console, plural
+    from terakoya.places import is_local
     from terakoya.store.token_store import read_facts
 
     findings = verify(folder)
@@ -39,9 +40,9 @@ def command(
         text = f"{folder}: {number} problem{plural(number)}, listed above"
         # of a run whose own checkpoints are whole, the copy of one that is damaged
         where = findings.damaged[0] if kind_of(folder) == "run" and findings.has_copies_alone() else folder
-        raise UserError(text if is_address(folder) else f"{text}\n{next_command.after_damage(where)}")
+        raise UserError(text if not is_local(folder) else f"{text}\n{next_command.after_damage(where)}")
     kind = kind_of(folder)
-    if is_address(folder):
+    if not is_local(folder):
         return
     if kind == "run":
         next_command.after_run(folder)

@@ -26,17 +26,17 @@ class Job:
 
     Attributes:
         name: the job's name at its destination: letters, digits and hyphens.
-        arguments: the arguments of `terakoya`: `train`, the parameter file, `--out`, the run's folder or address. Paths
+        arguments: the arguments of `terakoya`: `train`, the parameter file, `--out`, the run's folder or place. Paths
             are absolute.
         folder: the working directory of the command; relative paths in the parameters are relative to it.
-        run: the run's folder, which all nodes see; of a run at an address, the work folder on the nodes.
+        run: the run's folder, which all nodes see; of a run that is kept elsewhere, the work folder on the nodes.
         batch_size: the parameters' table of rows: one entry for each node, by its rank or its host's name.
         timeout_seconds: how long a process waits for another that does not answer.
         on_lost_node: what happens when a node is lost: the job stops, or the other nodes continue with the same global
             batch.
         data_folders: the data folders that the run reads, so that a launcher can check that they exist, or mount them.
         module: the module that takes the arguments: `terakoya`, or the one that checks the nodes instead.
-        address: where the run is mirrored to, such as s3://bucket/run; None where it stays in its folder.
+        kept_in: where the run is kept, such as s3://bucket/run; None where it stays in its folder.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Job:
     on_lost_node: Literal["stop", "redistribute"] = "stop"
     data_folders: tuple[Path, ...] = ()
     module: str = "terakoya"
-    address: str | None = None
+    kept_in: str | None = None
 
     @property
     def out(self) -> str:
-        """The run's address or folder: what names it in `terakoya status` and other commands."""
-        return self.address or str(self.run)
+        """The run's place or folder: what names it in `terakoya status` and other commands."""
+        return self.kept_in or str(self.run)
 
     @property
     def place(self) -> str:
         """Where the run trains on the nodes, in words."""
-        return str(self.run) if self.address is None else f"{self.run} (mirrored to {self.address})"
+        return str(self.run) if self.kept_in is None else f"{self.run} (kept in {self.kept_in})"
 
 
 @dataclass(frozen=True)

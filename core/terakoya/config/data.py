@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeFloat, PlainSerializer, PositiveFloat, PositiveInt, model_validator
 
 from terakoya.config.settings import Settings
-from terakoya.folder_kinds import address_of
+from terakoya.places import as_written
 
-StorePath = Annotated[Path, Field(strict=False), PlainSerializer(address_of, return_type=str)]
-"""The folder of a token store, or an address such as s3://bucket/store, of which `Path` keeps one slash alone."""
+StorePath = Annotated[Path, Field(strict=False), PlainSerializer(as_written, return_type=str)]
+"""The folder of a token store, or a place such as s3://bucket/store, of which `Path` keeps one slash alone."""
 StepRange = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, is_address, kind_of
+from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.json_settings import read_value
+from terakoya.places import is_local
 
 LANGUAGE_PRETRAINING = "parameter"
 """The file next to the presets with the entries of language-pretraining's own parameter.json, for `--model-type`."""
@@ -67,7 +68,7 @@ def find_parameters(given: Path | str) -> Path:
         UserError: `given` is a plain name, and no file and no preset has it; or a text, a store or a model is there.
     """
     path = Path(given)
-    if path.exists() or is_address(path):
+    if path.exists() or not is_local(path):
         of_run = path.is_file() and path.with_name("parameters.json").is_file()  # such as its metrics.jsonl
         if not of_run and kind_of(path) in ("corpus", "token store", "tokenizer", "Transformers model"):
             raise UserError(f"{path}: expected a parameter file, got {describe_found(path, 'parameter file')}")

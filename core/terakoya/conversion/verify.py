@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import load_model
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, describe_found, is_address, kind_of
+from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.json_settings import read_json
+from terakoya.places import as_written, place_of
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import (
     MANIFEST,
@@ -41,7 +42,7 @@ class Findings:
 
     def add(self, folder: Path, description: str, problems: Iterable[str]) -> None:
         """Adds the `problems` of `folder`, or its `description` if there are none."""
-        shown = address_of(folder)
+        shown = as_written(folder)
         lines = [f"{shown}: {problem}" for problem in problems]
         self.problems += lines
         self.damaged += [folder] if lines else []
@@ -56,14 +57,15 @@ class Findings:
 
 def verify(folder: Path) -> Findings:
     """Reads all of `folder`: a run, one of its checkpoints, a token store or a model folder. Changes nothing. Of a run
-    or a store at an address, it compares the hashes of all files.
+    or a store in another place, it compares the hashes of all files.
 
     Raises:
         UserError: `folder` is none of these, or a file cannot be read now.
     """
     findings = Findings()
-    if is_address(folder):
-        _verify_address(folder, findings)
+    if not (place := place_of(folder)).is_local:
+        for name, description, problems in place.verify():
+            findings.add(Path(name), description, problems)
         return findings
     if not folder.is_dir():
         raise _unknown(folder)
@@ -80,23 +82,6 @@ def verify(folder: Path) -> Findings:
         else:
             raise _unknown(folder)
     return findings
-
-
-def _verify_address(address: Path, findings: Findings) -> None:
-    from terakoya.object_store import ObjectFolder
-    from terakoya.runs import mirrored
-    from terakoya.store.remote_store import find_faults
-
-    store = ObjectFolder(address)
-    sizes = store.sizes()
-    if "store.json" in sizes:
-        findings.add(Path(address), "a token store; all files have their hashes", find_faults(store))
-        return
-    names = mirrored.find_committed(sizes)
-    if not names:
-        raise UserError(f"{store}: expected a run or a token store, found neither a checkpoint nor a store.json there")
-    for name in names:
-        findings.add(Path(f"{store}/{name}"), "whole; all files have their hashes", mirrored.find_problems(store, name))
 
 
 def _unknown(folder: Path) -> UserError:

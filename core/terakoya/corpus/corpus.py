@@ -45,7 +45,7 @@ class Reading(TypedDict, total=False):
 @dataclass(frozen=True)
 class Corpus:
     """Files of documents, in the given order. A source may be a folder (its corpus files, sorted by path), a pattern,
-    or an address such as `s3://bucket/wiki`.
+    or a place such as `s3://bucket/wiki`.
 
     `jsonl`: one object for each line, the text under `field`. `csv`, `tsv`, `parquet`: a row is a document, its text is
     in the column `field`. A `field` of several names, `text,body`, means the first of them that a line or a table has.
@@ -143,7 +143,7 @@ class Corpus:
         """Splits the files into blocks of about `block_bytes` (after decompression) at document boundaries.
 
         Reads every file once, in one pass and in bounded memory; only the footer of parquet. The blocks of compressed,
-        of remote and of recoded files contain their bytes, so that each file is read once for any number of processes.
+        of recoded and of placed files contain their bytes, so that each file is read once for any number of processes.
 
         Raises UserError for a damaged file, for a missing column, and for a file whose hash is not the one in
         `digests`.

@@ -63,7 +63,7 @@ class Block:
         start, stop: byte range in the file, after decompression and as UTF-8; in parquet a range of rows, from 0.
         line: the number of the first line or row, from 1.
         disk_bytes: the size of this block in the file on disk, for progress.
-        data: the bytes themselves for compressed and for remote files, and for text that is not in UTF-8 on disk (a
+        data: the bytes themselves for compressed and for placed files, and for text that is not in UTF-8 on disk (a
             document over the limit is cut short but stays over the limit); None for other files, which the process that
             gets the block reads itself.
         column, columns: in csv and tsv, which column (from 0) holds the text, and how many there are.

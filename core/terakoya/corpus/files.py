@@ -1,4 +1,4 @@
-"""The files of a corpus: found in folders, by patterns or at addresses such as s3://bucket/wiki, opened as bytes."""
+"""The files of a corpus: found in folders, by patterns or in places such as s3://bucket/wiki, opened as bytes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from pathlib import Path
+from typing import IO, Any, Literal, cast
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, kind_of, missing_file
-from terakoya.log import hide_secrets
-from terakoya.object_store import open_file_system, remote_errors
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+from terakoya.places import PlacedFile, is_local, place_of
 
 Format = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
@@ -33,45 +27,9 @@ _FORMATS_BY_ENDING = {f".{format}": format for format in FORMATS}
 _ENDINGS = (
     f"{', '.join(f'.{format}' for format in FORMATS)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
 )
-# pathlib folds the two slashes of an address into one.
-_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
-_HUB_REVISION = re.compile(r"hf://(?:datasets/|spaces/|models/)?[^/@]+/[^/@]+@(?!main(?:/|$))[^/]+")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file that fsspec reads.
-
-    Attributes:
-        address: for example `s3://bucket/wiki/a.jsonl`; a password in it is used, and not shown by `str` and `repr`.
-        version: the store's identifier of the content (an ETag, a hash); empty if it has none.
-    """
-
-    address: str = field(repr=False)
-    version: str
-
-    @property
-    def name(self) -> str:
-        """The last part of the address."""
-        return PurePosixPath(self.address).name
-
-    def stat(self) -> SimpleNamespace:
-        """Returns `st_size`, and as `st_mtime_ns` anything that distinguishes versions of the content."""
-        with _convert_errors(self.address):
-            info = _file_system(self.address).info(self.address)
-        version = _version(info) or str(info.get("mtime") or info.get("created") or "")
-        return SimpleNamespace(st_size=int(info["size"]), st_mtime_ns=version)
-
-    def open(self, mode: Literal["rb"] = "rb") -> io.BufferedIOBase:
-        """Opens the content as a seekable stream, which fetches ranges as they are read."""
-        with _convert_errors(self.address):
-            return _file_system(self.address).open(self.address, mode)
-
-    def __str__(self) -> str:
-        return hide_secrets(self.address)
-
-
-Source = Path | RemoteFile
+Source = Path | PlacedFile
 
 
 def format_of(file: Source) -> Format | None:
@@ -94,20 +52,19 @@ def _split_ending(name: str) -> tuple[str, str]:
     return name, dot + ending
 
 
-def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]:
+def find_files(sources: Sequence[Source | str]) -> tuple[Source, ...]:
     """Returns the corpus files of `sources`, in their order.
 
     A folder means the corpus files in it, a pattern the files that it matches, both sorted by path, and each file once.
     In a folder, links are followed, and what has a name that begins with a dot is left out. Raises UserError for a
-    missing file or folder, for an unknown file name ending, for a name that is not UTF-8, and for an address without a
-    pinned revision.
+    missing file or folder, for an unknown file name ending, for a name that is not UTF-8, and as `Place.find_files`.
     """
     files: list[Source] = []
     for source in sources:
-        if isinstance(source, RemoteFile):
+        if not isinstance(source, Path | str):
             files.append(source)
-        elif (match := _ADDRESS.match(str(source))) is not None and not Path(source).exists():
-            files += _remote_files(match[1], str(source)[match.end() :])
+        elif not is_local(source) and not Path(source).exists():
+            files += _placed_files(source)
         elif glob.has_magic(str(source)) and not Path(source).exists():
             matches = sorted(glob.glob(str(source), recursive=True))  # noqa: PTH207 - Path's takes no absolute pattern
             if not matches:
@@ -123,6 +80,17 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
             name = ascii(str(file))
             raise UserError(f"{name}: expected a name in UTF-8; rename the file or its folder")
     return tuple(files)
+
+
+def _placed_files(source: Path | str) -> Sequence[PlacedFile]:
+    place = place_of(source)
+    files = place.find_files()
+    if not files:
+        raise UserError(f"{place}: expected files ending in {_ENDINGS}, found none")
+    for file in files:
+        if format_of(file) is None:
+            raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
+    return files
 
 
 def _is_utf8(name: str) -> bool:
@@ -209,85 +177,17 @@ _HINTS = {
 """Ending of a file that is no corpus -> what to do."""
 
 
-# --------------------------------------------------------------------------------------------------------- remote
-
-
-def _remote_files(protocol: str, rest: str) -> list[RemoteFile]:
-    address = f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
-    if protocol == "hf" and not _HUB_REVISION.match(address):
-        raise UserError(
-            f"{hide_secrets(address)}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one, "
-            "or with main, the data can change between two runs of the same command; take the commit that the "
-            "dataset's page shows"
-        )
-    with _convert_errors(address):
-        system = _file_system(address)
-        given = set(rest.split("/"))
-        if glob.has_magic(rest):
-            names = [name for name in system.glob(address) if not _is_hidden(name, given) and not system.isdir(name)]
-        elif system.isdir(address):
-            found = (name for name in system.find(address) if not _is_hidden(name, given))
-            names = [name for name in found if format_of(Path(name)) is not None]
-        else:
-            names = [address]
-        files = []
-        for name in sorted(names):
-            full = name if name == address else str(system.unstrip_protocol(name))
-            assert protocol != "hf" or _HUB_REVISION.match(full), f"{full}: listed without its revision"
-            files.append(RemoteFile(full, _version(system.info(full))))
-    if not files:
-        raise UserError(f"{hide_secrets(address)}: expected files ending in {_ENDINGS}, found none")
-    for file in files:
-        if format_of(file) is None:
-            raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
-    return files
-
-
-def _is_hidden(name: str, given: set[str]) -> bool:
-    """Whether a part of `name` begins with a dot, other than those that are `given` in the address."""
-    return any(part.startswith(".") and part not in given for part in name.split("/"))
-
-
-def _file_system(address: str) -> AbstractFileSystem:
-    return open_file_system(address, extra="data")
-
-
-@contextmanager
-def _convert_errors(address: str) -> Iterator[None]:
-    """Raises UserError in place of the errors of missing files, of the network and of a store's library."""
-    shown = hide_secrets(address)
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{shown}: no such file") from None
-    except remote_errors() as error:
-        reason = hide_secrets(str(error)) or type(error).__name__
-        raise UserError(
-            f"{shown}: cannot be read ({reason}); check the address, your credentials and the network"
-        ) from error
-
-
-def _version(info: dict[str, Any]) -> str:
-    """Returns an object store's identifier of a file's content, "" if it has none."""
-    lfs = info.get("lfs")
-    sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
-    for value in (sha256, info.get("blob_id"), info.get("ETag"), info.get("md5Hash"), info.get("etag")):
-        if value:
-            return str(value)
-    return ""
-
-
 # -------------------------------------------------------------------------------------------------------- content
 
 
 def has_version(file: Source) -> bool:
-    """Whether the store of `file` keeps a hash of its content."""
-    return isinstance(file, RemoteFile) and bool(file.version)
+    """Whether the place of `file` keeps a hash of its content."""
+    return bool(getattr(file, "version", ""))
 
 
 def content_hash(file: Source) -> str:
-    """Returns a hash of the content of `file`: the one that an object store keeps, or of its bytes, read whole."""
-    if isinstance(file, RemoteFile) and file.version:
+    """Returns a hash of the content of `file`: the one that its place keeps, or of its bytes, read whole."""
+    if not isinstance(file, Path) and file.version:
         return file.version
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

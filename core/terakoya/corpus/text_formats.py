@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import orjson
 
@@ -23,7 +24,7 @@ from terakoya.corpus.documents import (
     reject_bytes,
     text_document,
 )
-from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of
+from terakoya.corpus.files import HashingReader, Source, compression_of, format_of
 from terakoya.corpus.utf8_reader import open_text
 from terakoya.errors import UserError, nearest
 
@@ -97,7 +98,7 @@ def split_into_blocks(
 ) -> Iterator[Block]:
     """Splits a text file into blocks in one pass; see `Corpus.blocks`, and `open_text` for `codec` and `hashing`."""
     column, columns = _find_column(file, field, codec) if format_of(file) in ("csv", "tsv") else (0, 0)
-    keep_data = compression_of(file) is not None or isinstance(file, RemoteFile)
+    keep_data = compression_of(file) is not None or not isinstance(file, Path)
     max_data_bytes = block_bytes + max_document_bytes + 8
     start, line, disk, last = 0, 1, 0, 1
     size = file.stat().st_size

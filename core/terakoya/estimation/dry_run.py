@@ -14,7 +14,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.step_rate import StepRate, time_steps
 from terakoya.log import new_console
-from terakoya.object_store import ObjectFolder
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
@@ -49,7 +48,7 @@ class DrySteps:
 
 def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS) -> DrySteps:
     """Opens the stores, checks the processes against the batch table and the disk space, and takes one step, and a few
-    more to time them. Where the run is mirrored to an address, looks whether that can be read.
+    more to time them. Where the run in `out` is kept in another place, looks whether that can be read.
 
     Returns:
         How fast the steps were.
@@ -58,14 +57,13 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
         UserError: anything that would stop the run, or keep one of its trackers from recording it.
     """
     stores, context = meet(parameters, out, options)
-    address = options.mirror_to
+    place = options.place
     console = new_console(stderr=True, quiet=not context.is_main)
     try:
         for tracker in parameters.trackers:
             context.decide_on_main(tracker.check)
-        if address is not None:
-            context.decide_on_main(lambda: ObjectFolder(address).sizes())
-            console.print(f"{address}: answers; the run is mirrored there", soft_wrap=True)
+        if answer := context.decide_on_main(place.check):
+            console.print(answer, soft_wrap=True)
         for store in [*stores.train, *stores.validation.values()]:
             facts = store.facts
             console.print(

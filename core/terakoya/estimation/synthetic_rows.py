@@ -15,9 +15,8 @@ from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.data import Data
 from terakoya.errors import UserError
-from terakoya.folder_kinds import is_address
-from terakoya.store.remote_store import open_store
-from terakoya.store.token_store import TokenStore
+from terakoya.places import is_local
+from terakoya.store.token_store import TokenStore, open_store
 from terakoya.toolkit.random_keys import row_keys
 
 SAMPLED_DOCUMENTS = 1_000_000
@@ -57,7 +56,7 @@ def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowSta
     """
     length = data.sequence_length
     folders = [source.store for source in data.train]
-    missing = [each for each in folders if not (is_address(each) or (each / "store.json").is_file())]
+    missing = [each for each in folders if is_local(each) and not (each / "store.json").is_file()]
     if missing:
         if vocab_size is None:
             raise UserError(
@@ -85,7 +84,7 @@ def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowSta
 
 def _rows_of_all(folders: Sequence[Path], layout: Layout, length: int) -> int | None:
     """Returns the rows of the stores in `folders`; None where one of them does not exist."""
-    if not all(is_address(each) or (each / "store.json").is_file() for each in folders):
+    if any(is_local(each) and not (each / "store.json").is_file() for each in folders):
         return None
     return int(sum(_store_statistics(open_store(each), layout, length)[2] for each in folders))
 

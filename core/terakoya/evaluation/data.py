@@ -14,8 +14,8 @@ import numpy as np
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.rejects import Rejects
 from terakoya.errors import UserError
-from terakoya.store import remote_store
 from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import open_store as open_any_store
 
 Unit = Literal["document", "line"]
 _TEXTS = 4096
@@ -111,7 +111,7 @@ def _split(text: str, unit: Unit) -> list[str]:
 
 def open_store(folder: Path, *, vocabulary_size: int) -> TokenStore:
     """Opens the store in `folder`. Raises UserError if it is damaged or has ids that the model does not have."""
-    store = remote_store.open_store(folder)
+    store = open_any_store(folder)
     if store.facts.vocabulary.size > vocabulary_size:
         raise UserError(
             f"{folder}: was prepared with a vocabulary of {store.facts.vocabulary.size:,}, the model has "

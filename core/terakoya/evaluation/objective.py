@@ -17,8 +17,7 @@ from terakoya.evaluation.result import Evaluation, Numbers
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, while_kept
-from terakoya.store.remote_store import open_store
-from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import precision_problems

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, is_address, refuse_address
+from terakoya.places import place_of
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
@@ -46,8 +45,8 @@ def train(
     `{"step_finished": f}` for `f(run, report)`; `terakoya.hookspecs` describes the events. A function that raises an
     exception ends the run.
 
-    Where `out` is an address such as "s3://bucket/run", the run trains in `work_folder`, by default a folder of the
-    user's cache, is mirrored to the address, and continues from there on another machine.
+    Where `out` is a place such as "s3://bucket/run", the run trains in `work_folder`, by default a folder of the user's
+    cache, is copied there while it trains, and continues from there on another machine.
 
     With `start_over` the run may begin at step 0 although it has had checkpoints, of which none is whole.
 
@@ -57,7 +56,8 @@ def train(
     Raises:
         UserError: an error that the user can fix.
     """
-    folder, address = resolve_out(out, work_folder)
+    place = place_of(out)
+    folder = place.work_folder(work_folder)
     with imports():
         from terakoya.config.parameters import Parameters
         from terakoya.estimation.model_errors import explain_model_errors
@@ -71,27 +71,6 @@ def train(
             raw = parameters.dump() if isinstance(parameters, Parameters) else parameters
             parameters = Parameters.from_dict(raw, source="parameters", overrides=overrides)
         options = StartOptions(
-            allow_change=frozenset(allow_change), start_over=start_over, advice=explain_model_errors, mirror_to=address
+            allow_change=frozenset(allow_change), start_over=start_over, advice=explain_model_errors, place=place
         )
         return train_in_this_process(parameters, folder, options)
-
-
-def resolve_out(out: Path | str, work_folder: Path | str | None) -> tuple[Path, str | None]:
-    """Returns the folder in which a run with this `--out` and `--work-folder` trains, and the address that it is
-    mirrored to; None where `out` is a folder.
-
-    Raises:
-        UserError: a work folder is given for a folder, or is an address.
-    """
-    if not is_address(out):
-        if work_folder is not None:
-            raise UserError(
-                f"--work-folder {work_folder}: expected an address such as s3://bucket/run in --out, got {out}, a "
-                "folder; leave out --work-folder"
-            )
-        return Path(out), None
-    if work_folder is not None:
-        refuse_address(work_folder, "a work folder of this machine")
-    from terakoya.runs.mirrored import work_folder_of
-
-    return Path(work_folder) if work_folder is not None else work_folder_of(out), address_of(out)

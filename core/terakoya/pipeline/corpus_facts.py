@@ -63,7 +63,7 @@ class CorpusFacts:
 def look_at(
     sources: Sequence[Path | str], *, encoding: str | None = None, max_rejects: int | float = 0.01
 ) -> CorpusFacts:
-    """Returns the facts of the corpus `sources`: files, folders, patterns and addresses. The others: see `Corpus`.
+    """Returns the facts of the corpus `sources`: files, folders, patterns and places. The others: see `Corpus`.
 
     Raises:
         UserError: a file is missing or damaged, no text is found, or more than `max_rejects` is none.

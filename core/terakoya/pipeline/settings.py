@@ -15,8 +15,8 @@ from terakoya.config import file_kinds
 from terakoya.config.fields import ParameterFields
 from terakoya.corpus.corpus import Reading
 from terakoya.errors import UserError
-from terakoya.folder_kinds import is_address
 from terakoya.json_settings import explain, read_settings, refuse_secrets
+from terakoya.places import is_local
 from terakoya.process_pool import available_cores
 from terakoya.rows.blending import PERIOD, integer_weights
 
@@ -178,7 +178,7 @@ class Pipeline(BaseModel):
             raise ValueError('tokenizer.type: expected a name such as "mecab_wordpiece"')
         outputs = [self.tokenizer_folder, self.store, self.validation_store, self.run, self.export]
         for path in filter(None, outputs):
-            if is_address(path):
+            if not is_local(path):
                 raise ValueError(f"{path}: expected a folder on this machine, got an address; only a corpus may be one")
         folders = [path.absolute() for path in outputs if path is not None]
         for index, folder in enumerate(folders):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.corpus.cleaning import AddCleaning
 from terakoya.errors import UserError
-from terakoya.folder_kinds import refuse_address
+from terakoya.places import check_local
 from terakoya.plugins.families import missing_family
 from terakoya.plugins.loading import registry
 
@@ -45,7 +45,7 @@ def clean_corpus(
         return corpus
     add = read_cleaning(clean)
     if folder is not None:
-        refuse_address(folder, "the folder of the cleaning plan")
+        check_local(folder, "the folder of the cleaning plan")
     corpus = add(corpus, folder or out.with_name(f"{out.name}.clean"), held_out)
     assert corpus.cleaning is not None, "it was added"
     corpus.cleaning.make_plan(corpus, processes=processes)

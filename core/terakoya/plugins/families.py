@@ -20,6 +20,7 @@ class Family:
         keys: key paths of settings files.
         languages: names for `TERAKOYA_LANG`.
         engines: names in `parallel.engine`; "ddp" where processes work on the same rows.
+        places: schemes of places; "*" for all that no other plugin has.
         transforms: values of `precision`.
         record_formats: words for documents that are no plain text.
         hooks: of those that the core calls for one answer.
@@ -32,6 +33,7 @@ class Family:
     keys: Sequence[str] = ()
     languages: Sequence[str] = ()
     engines: Sequence[str] = ()
+    places: Sequence[str] = ()
     transforms: Sequence[str] = ()
     record_formats: Sequence[str] = ()
     hooks: Sequence[str] = ()
@@ -72,6 +74,7 @@ FAMILIES: dict[str, Family] = {
     "japanese": Family(languages=("ja",)),
     "launch": Family(verbs=("launch",), components=("launchers hosts", "launchers local", "launchers slurm")),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
+    "places": Family(places=("*",)),
     "quality": Family(
         verbs=(
             "finetune",

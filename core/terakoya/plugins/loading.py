@@ -60,7 +60,8 @@ FURTHER = {
     "register_module_transforms": ("ModuleTransform", lambda value: isinstance(value, ModuleTransform)),
 }
 """The hooks that bring what is no component, when plugins load: what their mappings hold, in a word and as a test."""
-FURTHER_HOOKS = ("register_commands", "register_options", "register_languages", *FURTHER, *CALLED)
+PROGRAM = ("register_commands", "register_options", "register_languages", "register_places")
+FURTHER_HOOKS = (*PROGRAM, *FURTHER, *CALLED)
 """All that bring what is no component."""
 
 

@@ -1,7 +1,8 @@
-"""What plugins add to the command line, verbs and languages, found without loading what they do."""
+"""What plugins add to the program, verbs, languages and places, found without loading what they do."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +10,15 @@ from typing import Any
 
 from terakoya.errors import UserError, nearest
 from terakoya.hookspecs import Command, Group, Language
+from terakoya.places import Place
 from terakoya.plugins.discovery import (
+    PLUGINS_VARIABLE,
+    WITHOUT_VARIABLE,
     Broken,
     Finder,
     Plugin,
     PluginError,
+    add_inherited,
     describe,
     has_hooks,
     might_have,
@@ -99,6 +104,28 @@ def find_language(without: Sequence[str] = ()) -> Language | None:
         )
     language: Language = known[chosen]()
     return language
+
+
+def find_places() -> tuple[Mapping[str, Callable[[str], Place]], str]:
+    """Returns the places of the plugins of this process by their scheme, and the end of a sentence for who does not
+    find one. Raises UserError where two plugins have one scheme."""
+    return _find_places(add_inherited(PLUGINS_VARIABLE, ()), add_inherited(WITHOUT_VARIABLE, ()))
+
+
+@functools.cache
+def _find_places(plugins: Sequence[str], without: Sequence[str]) -> tuple[Mapping[str, Callable[[str], Place]], str]:
+    finder = Finder(without, submodules=False)
+    places: dict[str, Callable[[str], Place]] = {}
+    origins: dict[str, Plugin] = {}
+    for plugin, _, found in _results({"register_places": Callable}, finder, plugins):
+        for scheme, kind in found.items():
+            if (other := origins.setdefault(scheme, plugin)) is not plugin:
+                raise UserError(
+                    f'places "{scheme}" are registered twice: by {other.name} and by {plugin.name} ({plugin.source}); '
+                    f"exclude one with --without {plugin.name}"
+                )
+            places[scheme] = kind
+    return places, missing_family("places", "*") + might_have(finder.broken, finder.excluded)
 
 
 def _results(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import typer
 
     from terakoya.corpus.cleaning import StepsOrFile
-    from terakoya.corpus.files import RemoteFile
+    from terakoya.corpus.files import Source
 
 Documents = Literal["blank", "line"]
 Unit = Literal["document", "line"]
@@ -29,7 +29,7 @@ class PrepareOptions:
     """Which text becomes which token store, and how. What the help of an option says is not repeated here.
 
     Attributes:
-        sources: files, folders, patterns such as `text/*.parquet`, and addresses such as `s3://bucket/wiki`.
+        sources: files, folders, patterns such as `text/*.parquet`, and places such as `s3://bucket/wiki`.
         tokenizer: its folder, or its name on the Hugging Face Hub if it was downloaded before.
         max_rejects: a count (int) or a share of all documents (float); empty ones do not count.
         clean: cleaning steps, or a JSON file with a list of them.
@@ -40,7 +40,7 @@ class PrepareOptions:
     """
 
     sources: Annotated[
-        Sequence[Path | str | RemoteFile],
+        Sequence[Source | str],
         typer.Argument(
             metavar="CORPUS...",
             help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, refuse_address
+from terakoya.folder_kinds import describe_found
+from terakoya.places import check_local
 from terakoya.plugins import registry
 from terakoya.preparation.options import PrepareOptions
 from terakoya.process_pool import warm_up
@@ -18,15 +19,13 @@ from terakoya.tokenization.recognise import recognise_tokenizer
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
     from terakoya.components.record_format import RecordFormat
-    from terakoya.corpus.files import RemoteFile
+    from terakoya.corpus.files import Source
     from terakoya.preparation.job import PrepareJob
     from terakoya.preparation.local import Progress
     from terakoya.store.token_store import StoreFacts
 
 
-def prepare(
-    sources: Sequence[Path | str | RemoteFile], *, progress: Progress | None = None, **options: Any
-) -> StoreFacts:
+def prepare(sources: Sequence[Source | str], *, progress: Progress | None = None, **options: Any) -> StoreFacts:
     """Encodes `sources` into a token store and returns its facts. `options` are the other fields of `PrepareOptions`,
     of which `tokenizer` and `out` are required; `progress` is as for `prepare_locally`.
 
@@ -57,7 +56,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     from terakoya.preparation.job import PrepareJob
     from terakoya.preparation.word_borders import find_word_finder
 
-    refuse_address(options.out, "the new store's folder")
+    check_local(options.out, "the new store's folder")
     check_writable(options.out)
     options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
     if options.clean is not None:  # wrong steps are found before files are read

@@ -14,6 +14,8 @@ from typing import Any
 from terakoya.atomic_files import take_lock
 from terakoya.runs.checkpoints import MANIFEST, NAME
 
+MACHINE_FILES = ("run.lock", "save.request", "place.json")
+"""Files of a run's folder that say something about this machine alone: they are not copied elsewhere."""
 STAGING = re.compile(r"\.staging-step-(\d{8,})")
 
 

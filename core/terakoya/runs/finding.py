@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, is_address, kind_of
+from terakoya.folder_kinds import describe_found, kind_of
+from terakoya.places import is_local, place_of
 from terakoya.runs.checkpoints import (
     ALL_FILES,
     MANIFEST,
@@ -18,7 +19,6 @@ from terakoya.runs.checkpoints import (
     list_checkpoints,
     while_kept,
 )
-from terakoya.runs.remote_view import fetch_checkpoint
 
 log = logging.getLogger("terakoya")
 PERMANENT = "permanent"
@@ -27,7 +27,7 @@ PERMANENT = "permanent"
 
 def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
     """Returns `source` if it is a checkpoint, that of a step of a run if it is RUN@STEP, or the newest whole checkpoint
-    of the run `source`. Of a run at an address it is fetched into the user's cache first.
+    of the run `source`. Of a run in another place it is copied to this machine first.
 
     Warns about newer ones that are damaged.
 
@@ -38,8 +38,7 @@ def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
         UserError: there is no whole checkpoint, or it cannot be read now.
         TemporaryFailure: the run removed the checkpoint while it was read.
     """
-    if is_address(source):
-        source = fetch_checkpoint(source)
+    source = place_of(source).checkpoint()
     if not source.exists() and "@" in source.name:
         source = _at_step(source)
     if not (source / "checkpoints").is_dir() and (source / MANIFEST).is_file():
@@ -66,10 +65,10 @@ def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
 
 
 def names_checkpoint(source: Path) -> bool:
-    """Returns whether `source` is what `find_checkpoint` takes: a run, RUN@STEP, a checkpoint, or the address of a run.
+    """Returns whether `source` is what `find_checkpoint` takes: a run, RUN@STEP, a checkpoint, or a run elsewhere.
     All else is for those that read a Transformers folder."""
     is_step = not source.exists() and "@" in source.name
-    return is_address(source) or is_step or (source / "checkpoints").is_dir() or (source / MANIFEST).is_file()
+    return not is_local(source) or is_step or (source / "checkpoints").is_dir() or (source / MANIFEST).is_file()
 
 
 def _at_step(source: Path) -> Path:

@@ -19,16 +19,16 @@ from typing import Any
 
 from terakoya.atomic_files import commit_folder
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of
-from terakoya.object_store import ObjectFolder, cache_folder, cache_name
+from terakoya.object_store import ObjectFolder
+from terakoya.runs import metrics
 from terakoya.runs.checkpoints import KEEP_BEFORE, MANIFEST, NAME, DamagedError, file_facts, read_manifest
+from terakoya.runs.files import MACHINE_FILES
 
 WRITER = "writer.json"
 CHECKPOINTS = "checkpoints"
 THREADS = 4
 """How many files are sent or fetched at the same time."""
-OWN_FILES = ("run.lock", "save.request", "mirror.json", WRITER)
-"""Files of a run's folder that say something about this machine or the store alone."""
+OWN_FILES = (*MACHINE_FILES, WRITER)
 
 Sizes = Mapping[str, int]
 """The sizes of the objects of a run, by name."""
@@ -58,9 +58,9 @@ def is_own(path: PurePosixPath) -> bool:
     )
 
 
-def work_folder_of(address: Path | str) -> Path:
-    """Returns the folder of this machine, in the user's cache, in which the run at `address` trains by default."""
-    return cache_folder() / "runs" / cache_name(address_of(address))
+def has_run(sizes: Sizes) -> bool:
+    """Returns whether the objects are of a run."""
+    return metrics.FILE in sizes or bool(checkpoint_steps(find_committed(sizes)))
 
 
 # --------------------------------------------------------------------------------------------------------- to there
@@ -172,6 +172,24 @@ def fetch_newest(
         if (folder := fetch(step, fetch_rest)) is not None:
             return folder, damaged
     return None, damaged
+
+
+def fetch_run(store: ObjectFolder, folder: Path, say: Callable[[str], None]) -> None:
+    """Fetches the run into `folder`: its newest whole checkpoint, the permanent ones and the best; `say` receives which
+    of these are left out as they are damaged. Raises UserError where no checkpoint is whole."""
+    sizes = store.sizes()
+    fetched, damaged = fetch_newest(store, folder, sizes)
+    if fetched is None:
+        raise UserError(
+            f"{store}: expected a whole checkpoint, found none:\n  "
+            + "\n  ".join([*damaged.values()] or ["none there"])
+        )
+    committed = find_committed(sizes)
+    for name in sorted(set(committed) - set(checkpoint_steps(committed).values())):
+        try:
+            fetch_checkpoint(store, name, folder / name)
+        except (DamagedError, FileNotFoundError) as error:
+            say(f"warning: {store}/{name} is left out, as it is not whole: {error}")
 
 
 def fetch_checkpoint(

@@ -8,12 +8,11 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from terakoya.atomic_files import take_lock, wait_for_lock
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, is_address
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
 from terakoya.runs import metrics, mirrored
 from terakoya.runs.checkpoints import MANIFEST, folder_name
@@ -25,20 +24,19 @@ ENDS = ("finished", "stopped", "error")
 
 
 @contextlib.contextmanager
-def open_views(runs: Sequence[Path]) -> Iterator[list[Path]]:
-    """Yields a folder for each of `runs`: itself, or for an address one with its log, its parameters and its manifests.
-    Of other files of checkpoints it has the names and sizes alone.
+def viewing(store: ObjectFolder) -> Iterator[Path]:
+    """Yields a folder with the log, the parameters and the manifests of a run; of other files of checkpoints it has the
+    names and sizes alone.
 
     Raises:
         UserError: there is no run at an address, or it cannot be read.
         TemporaryFailure: the object store does not answer.
     """
     with contextlib.ExitStack() as stack:
-        yield [_view(run, stack) if is_address(run) else run for run in runs]
+        yield _view(store, stack)
 
 
-def _view(run: Path, stack: contextlib.ExitStack) -> Path:
-    store = ObjectFolder(run)
+def _view(store: ObjectFolder, stack: contextlib.ExitStack) -> Path:
     sizes = store.sizes()
     _check_run(store, sizes)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PurePosixPath(store.address).name
@@ -84,14 +82,14 @@ def _hold_lock(store: ObjectFolder, folder: Path) -> int:
 
 
 def _check_run(store: ObjectFolder, sizes: Mapping[str, int]) -> None:
-    if metrics.FILE not in sizes and not mirrored.checkpoint_steps(mirrored.find_committed(sizes)):
+    if not mirrored.has_run(sizes):
         raise UserError(
             f"{store}: expected a run, as `terakoya train --out {store}` makes, found neither {metrics.FILE} nor a "
             "checkpoint there"
         )
 
 
-def fetch_checkpoint(source: Path) -> Path:
+def fetch_checkpoint(source: str) -> Path:
     """Returns the folder of this machine, in the user's cache, with the newest whole checkpoint of the run at the
     address `source`, or for RUN@STEP that of a step; fetches it where it is not here yet.
 
@@ -99,7 +97,7 @@ def fetch_checkpoint(source: Path) -> Path:
         UserError: there is no such checkpoint, or none is whole.
         TemporaryFailure: the object store does not answer.
     """
-    address, step = address_of(source).rstrip("/"), None
+    address, step = source.rstrip("/"), None
     if "@" in (name := address.rpartition("/")[2]) and name.rpartition("@")[2].isdecimal():
         address, _, text = address.rpartition("@")
         step = int(text)

@@ -27,7 +27,6 @@ import numpy as np
 
 from terakoya.atomic_files import FileFacts, take_lock, wait_for_lock
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, is_address
 from terakoya.object_store import ObjectFolder, cache_folder, cache_name
 from terakoya.store.block_budget import BlockBudget, can_remove_blocks
 from terakoya.store.block_checksums import BLOCK_BYTES, CHECKSUMS, CheckedFile, open_checked_files
@@ -45,16 +44,6 @@ LEAST_BLOCKS = 64
 RECORD, INDEX = "store.json", "tokens.idx"
 IN_USE = ".in-use"
 """The file of a cached store that processes which use it hold a lock on. In it stands how many bytes it may become."""
-
-
-def open_store(folder: Path) -> TokenStore:
-    """Opens the token store `folder`, which may be an address.
-
-    Raises:
-        UserError: as `TokenStore.open`; or the address cannot be read.
-        TemporaryFailure: the object store does not answer.
-    """
-    return open_remote(address_of(folder)) if is_address(folder) else TokenStore.open(folder)
 
 
 @dataclass(frozen=True)

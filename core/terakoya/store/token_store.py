@@ -28,7 +28,8 @@ from pydantic import BaseModel, ConfigDict
 from terakoya.atomic_files import FileFacts, load_hashed_json
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, describe_found
+from terakoya.folder_kinds import describe_found
+from terakoya.places import as_written, place_of
 from terakoya.store.block_checksums import CHECKSUMS, CheckedFile, open_checked_files
 from terakoya.store.document_sizes import FILE as SIZES_FILE
 from terakoya.store.document_sizes import SIZES, TextPerToken, mean_text
@@ -276,7 +277,7 @@ class TokenStore:
 
     @property
     def local_folder(self) -> Path:
-        """The folder of this machine that holds the files: `folder`, or of an address what was fetched of it."""
+        """The folder of this machine that holds the files: `folder`, or what was copied here of another place."""
         return self.folder
 
     @property
@@ -286,8 +287,8 @@ class TokenStore:
 
     @property
     def name(self) -> str:
-        """The folder or the address, as a user writes it."""
-        return address_of(self.folder)
+        """The folder or the place, as a user writes it."""
+        return as_written(self.folder)
 
     @property
     def fingerprint(self) -> str:
@@ -500,3 +501,11 @@ def _check_size(file: Path, expected: int) -> None:
         raise UserError(
             f"{file}: expected {expected:,} bytes, got {size:,}: truncated or damaged; prepare the store again"
         )
+
+
+def open_store(folder: Path) -> TokenStore:
+    """Opens the token store `folder`, which may be in another place. Raises UserError as `TokenStore.open` and
+    `Place.open_store`."""
+    place = place_of(folder)
+    store: TokenStore = TokenStore.open(folder) if place.is_local else place.open_store()
+    return store

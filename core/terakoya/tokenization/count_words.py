@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
-from terakoya.folder_kinds import refuse_address
+from terakoya.places import check_local
 from terakoya.process_pool import available_cores, warm_up
 from terakoya.tokenization.train import make_tokenizer
 
 if TYPE_CHECKING:
     from terakoya.corpus.cleaning import StepsOrFile
     from terakoya.corpus.corpus import Reading
-    from terakoya.corpus.files import RemoteFile
+    from terakoya.corpus.files import Source
     from terakoya.toolkit.tokenizers.word_counts import WordCounts
 
 
 def save_word_counts(
-    sources: Sequence[Path | str | RemoteFile],
+    sources: Sequence[Source | str],
     out: Path,
     *,
     settings: Mapping[str, Any],
@@ -56,7 +56,7 @@ def save_word_counts(
             f"tokenizer type {settings['type']}: expected a kind that learns from word counts, such as mecab_wordpiece "
             "or byte_bpe; this one reads the corpus itself"
         )
-    refuse_address(out, "a new file")
+    check_local(out, "a new file")
     if out.exists():
         raise UserError(f"{out}: expected a new file, got an existing one; choose another --out")
     corpus = Corpus(find_files(sources), **reading, digests={})

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from terakoya.components import Tokenizer
     from terakoya.corpus.cleaning import StepsOrFile
     from terakoya.corpus.corpus import Corpus, Reading
-    from terakoya.corpus.files import RemoteFile
+    from terakoya.corpus.files import Source
 
 
 def train_tokenizer(
-    corpus: Corpus | Sequence[Path | str | RemoteFile],
+    corpus: Corpus | Sequence[Source | str],
     out: Path,
     *,
     settings: Mapping[str, Any],
@@ -36,7 +36,7 @@ def train_tokenizer(
     """Trains a tokenizer on `corpus` and saves it in the new folder `out`, which appears only when it is complete.
 
     Args:
-        corpus: a `Corpus`; or files, folders, patterns and addresses, which are read as a `Corpus` with the options
+        corpus: a `Corpus`; or files, folders, patterns and places, which are read as a `Corpus` with the options
             `reading`: `documents`, `field`, `encoding`, `max_rejects`.
         settings: `type`, the kind of tokenizer, and the settings of that kind.
         processes: number of worker processes; by default one for each CPU.

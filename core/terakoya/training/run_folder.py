@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from terakoya.atomic_files import check_writable, take_lock
 from terakoya.errors import FileError, UserError
-from terakoya.folder_kinds import kind_of, refuse_address
+from terakoya.folder_kinds import kind_of
+from terakoya.places import check_local
 from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ ATTEMPTS = 3
 
 
 def check_place(out: Path) -> None:
-    """Raises UserError if `out` cannot be a run's folder: it is an address, a file, or a folder of something else."""
-    refuse_address(out, "the run's folder")
+    """Raises UserError if `out` cannot be a run's folder: it is elsewhere, a file, or a folder of something else."""
+    check_local(out, "the run's folder")
     kind = kind_of(out)
     if (out.exists() and not out.is_dir()) or kind in ("token store", "Transformers model", "tokenizer", "checkpoint"):
         there = f"a {kind}" if out.is_dir() else "a file"

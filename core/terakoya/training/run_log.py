@@ -35,7 +35,7 @@ class RunLog:
     """Writes the log of a run on rank 0; on other ranks, where it is not `active`, every call does nothing.
 
     A disk that is full or fails does not end the run: what could not be written to `metrics.jsonl` is written later.
-    `write` and `warn` may be called by several threads: the mirror and savers warn from theirs.
+    `write` and `warn` may be called by several threads: savers and a `places.Keeper` warn from theirs.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import Stopped
 from terakoya.log import translated
+from terakoya.places import Keeper
 from terakoya.plugins import PluginError, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
@@ -28,8 +29,6 @@ from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker
-from terakoya.training.checkpoint.mirror import Mirror
-from terakoya.training.checkpoint.mirroring import mirroring
 from terakoya.training.distributed import nccl_algorithms
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.rank_watch import is_communication_error
@@ -64,7 +63,7 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
     """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
 
     Raises:
-        TemporaryFailure: at the end, something could not be mirrored.
+        TemporaryFailure: at the end, something could not be copied to the run's place.
         UserError: every error that the user can fix, as early as it can be known.
     """
     start_time = time.perf_counter()
@@ -76,11 +75,11 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
             with (
                 determinism.restore_choice(),
                 run_folder.hold(out, context),
-                mirroring(options.mirror_to, out, context, keep=keep, start_over=options.start_over) as mirror,
+                options.place.keep_in_step(out, context, keep=keep, start_over=options.start_over) as keeper,
             ):
                 if parameters.parallel.nccl.flight_recorder:
                     (out / nccl.FOLDER).mkdir(exist_ok=True)
-                return _train(_Started(parameters, out, options, stores, context, start_time, stop), mirror)
+                return _train(_Started(parameters, out, options, stores, context, start_time, stop), keeper)
         except BaseException:
             stop.close()  # from here on a signal kills this process, even if it hangs
             raise
@@ -101,15 +100,14 @@ class _Started:
     stop: StopRequest
 
 
-def _train(started: _Started, mirror: Mirror | None) -> TrainResult:
+def _train(started: _Started, keeper: Keeper) -> TrainResult:
     context, parameters = started.context, started.parameters
     open_log = partial(RunLog, started.out, parameters.trackers, parameters.dump())
     opening = f"opening {started.out}"
     run_log = context.run_on_main(opening, partial(open_log, active=True)) or open_log(active=False)
     if context.heartbeat is not None and context.is_main:
         context.heartbeat.say = run_log.warn
-    if mirror is not None:
-        mirror.say = run_log.warn
+    keeper.say = run_log.warn
     try:
         ended = _train_until_rollback(started, run_log, rollbacks=None)
         while not isinstance(ended, TrainResult):
@@ -118,8 +116,7 @@ def _train(started: _Started, mirror: Mirror | None) -> TrainResult:
             ended = _train_until_rollback(started, run_log, rollbacks=ended)
         return ended
     finally:
-        if mirror is not None:
-            mirror.say = log.warning
+        keeper.say = log.warning
         run_log.close()
 
 

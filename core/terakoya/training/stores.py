@@ -14,14 +14,13 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.data import Data
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of, is_address
+from terakoya.places import as_written, is_local
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.recorded_options import TEMPLATE_INPUT
-from terakoya.store.remote_store import open_store
 from terakoya.store.subset import document_ranges, select_documents
-from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.tokenizer_identity import check_same_tokenizer, check_tokenizer_of_run
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
@@ -180,19 +179,19 @@ def open_validation(parameters: Parameters) -> dict[str, TokenStore]:
 def check_places(parameters: Parameters) -> None:
     """Raises UserError where a store of the run is not there: what is known before torch is loaded."""
     for path in _train_paths(parameters.data, parameters.all_data):
-        if not is_address(path) and not path.exists():
+        if is_local(path) and not path.exists():
             open_store(path)
     _check_validation(parameters.data)
 
 
 def _open_validation(data: Data) -> dict[str, TokenStore]:
     _check_validation(data)
-    return {address_of(path): open_store(path) for path in data.validation}
+    return {as_written(path): open_store(path) for path in data.validation}
 
 
 def _check_validation(data: Data) -> None:
     for path in data.validation:
-        if not is_address(path) and not path.exists():
+        if is_local(path) and not path.exists():
             raise UserError(
                 f"data.validation: {path}: no such folder; prepare other text for it, or let documents of the training "
                 "stores validate: --set 'data.validation=[]' --set 'data.split=[98,2]'"

@@ -22,7 +22,6 @@ import dill
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.utils.stats import PipelineStats
 
-from terakoya.corpus.files import RemoteFile
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder
 from terakoya.preparation.job import PrepareJob
@@ -88,7 +87,7 @@ def _refuse_passwords(job: PrepareJob) -> None:
     """Raises UserError for a corpus with a password in its address: datatrove writes its jobs, addresses included, into
     the folder of its logs."""
     for source in job.task.corpus.sources:
-        if isinstance(source, RemoteFile) and str(source) != source.address:
+        if not isinstance(source, Path) and str(source) != source.path:
             raise UserError(
                 f"{source}: expected an address without a password with --engine datatrove, whose job files would hold "
                 "it; give it as the environment variables or the configuration file of that kind of storage, or use "

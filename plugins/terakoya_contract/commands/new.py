@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from terakoya.errors import UserError, nearest
-from terakoya.folder_kinds import refuse_address
+from terakoya.places import check_local
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SINGULAR = (
@@ -56,7 +56,7 @@ def new(name: str, kind: str, out: Path, *, package: bool = False) -> list[Path]
         )
     from terakoya.plugins import registry
 
-    refuse_address(out, "the folder to write into")
+    check_local(out, "the folder to write into")
     if name in registry().names(f"{kind}s"):
         raise UserError(f"{kind} {name}: exists already, see `terakoya plugins list`; choose another name")
     folder, module = (out / f"terakoya-{name.replace('_', '-')}", f"terakoya_{name}") if package else (out, name)

@@ -63,14 +63,15 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
 
 def _show_next(launcher: str, job: str, state: JobState, run: Path | None) -> None:
     """Names what follows from the state of a job, given as `job`, and of its run, if that is visible here."""
-    from terakoya.folder_kinds import is_address, kind_of
+    from terakoya.folder_kinds import kind_of
+    from terakoya.places import is_local
     from terakoya.plugins import registry
 
     if state.failed:
         next_command.show("launch", launcher, "logs", job)
     elif not state.done:
         next_command.show("launch", launcher, "status", job, "--watch")
-    elif run is not None and is_address(run):
+    elif run is not None and not is_local(run):
         next_command.show("status", run)
     elif run is not None and kind_of(run) == "run":
         next_command.after_run(run)

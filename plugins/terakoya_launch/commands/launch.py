@@ -137,8 +137,8 @@ def report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) ->
 
     record = SubmittedJobRecord.read(planned.folder)
     if record is None or record.launcher != launcher:  # the run has ended with the command
-        if planned.job.address is not None:
-            next_command.show("status", planned.job.address)
+        if planned.job.kept_in is not None:
+            next_command.show("status", planned.job.kept_in)
         elif kind_of(planned.job.run) == "run":
             next_command.after_run(planned.job.run)
         return

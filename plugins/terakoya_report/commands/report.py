@@ -40,18 +40,17 @@ def command(
     """
     from terakoya.atomic_files import check_writable
     from terakoya.errors import UserError
-    from terakoya.folder_kinds import is_address, refuse_address
     from terakoya.log import console, plural
-    from terakoya.runs.remote_view import open_views
+    from terakoya.places import check_local, is_local, open_views
     from terakoya_report.page import live_scripts, now, render_main, render_page
     from terakoya_report.report import RunReport, read_reports
 
     if out is None and not live:
-        if len(runs) > 1 or is_address(runs[0]):
+        if len(runs) > 1 or not is_local(runs[0]):
             raise UserError("expected --out, the HTML file to write, or --live")
         out = runs[0] / "report.html"
     if out is not None:
-        refuse_address(out, "an HTML file")
+        check_local(out, "an HTML file")
         if out.is_dir():
             raise UserError(f"--out {out}: expected an HTML file, got a folder; give --out {out / 'report.html'}")
         check_writable(out.parent)
@@ -68,7 +67,7 @@ def command(
         size = out.stat().st_size / 1e3 if out.is_file() else 0
         console().print(f"wrote {out}: {subject}, {size:,.0f} kB", markup=False, soft_wrap=True)
     if not live:
-        if len(runs) == 1 and not is_address(runs[0]):
+        if len(runs) == 1 and is_local(runs[0]):
             next_command.after_run(runs[0], shown=True)
         else:
             next_command.show("status", *runs)

@@ -17,8 +17,9 @@ from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.corpus.corpus import Corpus, Document, Reject
-from terakoya.corpus.files import RemoteFile, find_files
+from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
+from terakoya_places.corpus_files import ObjectFile
 
 TEXTS = [f"document {number} of many words" for number in range(200)]
 
@@ -68,7 +69,7 @@ def test_blocks_equal_those_from_disk(folder: Path, memory: str) -> None:
 def test_addresses_with_slashes_folded_by_a_path_are_understood(memory: str) -> None:
     files = find_files([Path(memory) / "a.jsonl", Path(memory) / "*.parquet", f"{memory}/b.parquet"])
     assert [file.name for file in files] == ["a.jsonl", "b.parquet", "b.parquet"]
-    assert all(isinstance(file, RemoteFile) for file in files)
+    assert all(isinstance(file, ObjectFile) for file in files)
 
 
 def test_hidden_files_and_folders_are_left_out(memory: str) -> None:
@@ -91,9 +92,9 @@ def test_a_store_from_an_address_equals_that_from_disk(folder: Path, tmp_path: P
 
 def test_the_content_hash_of_an_object_store_is_the_fingerprint(memory: str) -> None:
     names = [f"{memory}/a.jsonl"]
-    one, other = (Corpus([RemoteFile(name, version) for name in names]) for version in ("etag 1", "etag 2"))
+    one, other = (Corpus([ObjectFile(name, version) for name in names]) for version in ("etag 1", "etag 2"))
     assert one.fingerprint != other.fingerprint
-    assert Corpus([RemoteFile(names[0], "etag 1")]).fingerprint == one.fingerprint
+    assert Corpus([ObjectFile(names[0], "etag 1")]).fingerprint == one.fingerprint
 
 
 def test_a_changed_file_is_detected(memory: str) -> None:

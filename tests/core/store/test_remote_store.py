@@ -23,12 +23,13 @@ from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.object_store import ObjectFolder
+from terakoya.places import as_written
 from terakoya.rows.row_source import RowSource
 from terakoya.store import remote_blocks, remote_store
 from terakoya.store.block_checksums import BLOCK_BYTES
-from terakoya.store.remote_store import RemoteStore, open_store
+from terakoya.store.remote_store import RemoteStore
 from terakoya.store.subset import select_documents
-from terakoya.store.token_store import TokenStore
+from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.writer import write_store
 from terakoya_conversations.rows import Conversations
 
@@ -203,7 +204,7 @@ def test_the_rest_is_fetched_in_the_background(
 
 def test_damage_there_is_named(there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     address = there("encoder")
-    folder = ObjectFolder(address)
+    folder = ObjectFolder(as_written(address))
     content = bytearray(folder.read("tokens.bin"))
     content[3 * BLOCK_BYTES + 7] ^= 1
     folder.write("tokens.bin", bytes(content))

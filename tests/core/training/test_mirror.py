@@ -17,8 +17,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from killed_machines import kill_and_replace, whole_steps
 
 from terakoya.errors import FileError, TemporaryFailure, UserError
-from terakoya.launch.here import resolve_out, train
+from terakoya.launch.here import train
 from terakoya.object_store import ObjectFolder
+from terakoya.places import place_of
 from terakoya.plugins import loading as plugins
 from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
@@ -294,7 +295,7 @@ def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder,
     assert mirror.has_ended(10) and whole_steps(memory) == [2, 4]
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
     assert (tmp_path / "new/metrics.jsonl").read_text() == "{}\n"
-    record = json.loads((tmp_path / "new/mirror.json").read_text())  # for the scripts of launchers
+    record = json.loads((tmp_path / "new/place.json").read_text())  # for the scripts of launchers
     assert record == {"address": memory.address, "fetched": "step-00000004"}
 
 
@@ -464,15 +465,16 @@ def test_a_killed_machine_is_replaced_by_a_bare_one(store: Path, tmp_path: Path,
 
 def test_out_and_work_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert resolve_out(Path("work/run"), None) == (Path("work/run"), None)
-    folder, address = resolve_out(Path("s3://bucket/run"), None)
-    assert address == "s3://bucket/run" and folder.parent == tmp_path / "terakoya/runs"
-    assert folder.name.startswith("run-") and folder != resolve_out("s3://other/run", None)[0]
-    assert resolve_out("s3://bucket/run", "here") == (Path("here"), "s3://bucket/run")
+    assert place_of(Path("work/run")).work_folder(None) == Path("work/run")
+    place = place_of(Path("s3://bucket/run"))
+    folder = place.work_folder(None)
+    assert place.name == "s3://bucket/run" and folder.parent == tmp_path / "terakoya/runs"
+    assert folder.name.startswith("run-") and folder != place_of("s3://other/run").work_folder(None)
+    assert place.work_folder("here") == Path("here")
     with pytest.raises(UserError, match="expected an address such as s3://bucket/run in --out, got work/run"):
-        resolve_out("work/run", "here")
+        place_of("work/run").work_folder("here")
     with pytest.raises(UserError, match="expected a work folder of this machine, got an address"):
-        resolve_out("s3://bucket/run", "s3://bucket/work")
+        place.work_folder("s3://bucket/work")
 
 
 def test_ranks_that_wait_for_a_long_fetch_meet_meanwhile(memory: ObjectFolder, tmp_path: Path) -> None:

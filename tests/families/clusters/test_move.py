@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
-from terakoya.folder_kinds import address_of
 from terakoya.object_store import ObjectFolder
+from terakoya.places import as_written
 from terakoya.runs import metrics, mirrored
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
@@ -190,9 +190,9 @@ def test_a_run_is_carried_to_an_address_and_back(run: Path, tmp_path: Path) -> N
         shutil.copytree(run / "checkpoints/step-00000004", run / name)
     address = Path(f"file://{tmp_path}/bucket/run")
     planned = move(run, "slurm", SLURM, out=address, say=said.append)
-    there = ObjectFolder(address)
+    there = ObjectFolder(as_written(address))
     assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [4]
-    assert "metrics.jsonl" in there.sizes() and planned.job.address == there.address
+    assert "metrics.jsonl" in there.sizes() and planned.job.kept_in == there.address
     assert (planned.folder / "parameters.json").is_file()
     assert f"train {planned.folder}/parameters.json --out {there.address}" in planned.plan.files["job.sbatch"]
     back = tmp_path / "back"
@@ -249,7 +249,7 @@ def test_a_run_that_has_gone_on_at_its_address_is_left_alone(run: Path, tmp_path
     with (there / "metrics.jsonl").open("a") as log:
         log.write("{}\n")
     carry(run, address, said.append)
-    assert said[-1] == f"{address_of(address)}: has step 8 already"
+    assert said[-1] == f"{as_written(address)}: has step 8 already"
     assert (there / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text() + "{}\n"
     assert steps(there) == [4, 8]
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.object_store import ObjectFolder
+from terakoya.places import as_written
 from terakoya.runs import mirrored
 from terakoya_launch.jobs import find_job, find_plan_folder
 from terakoya_launch.options import LaunchOptions
@@ -65,7 +66,7 @@ def test_the_address_and_the_work_folder_are_passed_on(launcher: str, tmp_path: 
     scripts = "".join(plan.plan.files.values())
     assert f"--out {ADDRESS} --work-folder /scratch/run" in scripts and plan.folder == tmp_path / "plan"
     if launcher != "local":
-        assert any(f"/scratch/run (mirrored to {ADDRESS})" in note for note in plan.plan.notes)
+        assert any(f"/scratch/run (kept in {ADDRESS})" in note for note in plan.plan.notes)
     assert planned(tmp_path, launcher, "s3://other/fleet/run").folder.parent == here  # of the same name, elsewhere
     assert len(list(here.glob("run-*.launch"))) == 2
     with pytest.raises(UserError, match=r"--work-folder /scratch: expected an address .* in --out, got"):
@@ -102,7 +103,7 @@ def test_a_fetched_checkpoint_was_not_trained(launcher: str, tmp_path: Path) -> 
     assert newest() == ""
     (plan.job.run / "checkpoints/step-00000004").mkdir(parents=True)
     assert newest() == "step-00000004"
-    (plan.job.run / "mirror.json").write_text(json.dumps({"address": ADDRESS, "fetched": "step-00000004"}))
+    (plan.job.run / "place.json").write_text(json.dumps({"address": ADDRESS, "fetched": "step-00000004"}))
     assert newest() == ""
     (plan.job.run / "checkpoints/step-00000006").mkdir()
     assert newest() == "step-00000006"
@@ -138,7 +139,7 @@ def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, m
     plan = plan_launch("hosts", file, out, LaunchOptions(work_folder=there), settings=settings)
     assert plan.plan.notes[1].startswith(f"localhost gets the files of {plan.folder} over ssh")
     assert plan.submit() == 0
-    assert list(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(out).sizes())))[-1] == 4
+    assert list(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(as_written(out)).sizes())))[-1] == 4
     with pytest.raises(UserError, match=r"has no .*/none: all hosts must mount"):
         options = LaunchOptions(overrides=[f'data.train=["{hidden}/none"]'])
         plan_launch("hosts", file, out, options, settings=settings).submit()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.commands.guidance.run_plugins import plugin_words
-from terakoya.folder_kinds import address_of
+from terakoya.places import HERE, Place, as_written
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
@@ -64,7 +64,7 @@ def show(*words: str | Path) -> None:
 def line(*words: str | Path) -> str:
     """Returns the line `next: terakoya WORDS`, quoted for a shell, for a message that ends with it. Options of terakoya
     itself that this command was given, and WORDS do not name, come first: the next command needs its plugins too."""
-    texts = [address_of(word) for word in words]
+    texts = [as_written(word) for word in words]
     given = [
         word
         for option, value in _GIVEN.get()
@@ -157,11 +157,11 @@ def free_name(folder: Path) -> Path:
     return next((free for name in names if not (free := folder.with_name(name)).exists()), folder)
 
 
-def after_training(run: Path, address: str | None = None) -> None:
+def after_training(run: Path, place: Place = HERE) -> None:
     """Names what follows a finished run: its `export`, or `try` if the model next to it is from its last checkpoint.
-    `address` is the one that the run is mirrored to."""
-    if address is not None:
-        show("export", address, "--out", free_name(Path("model")))
+    `place` is where the run is kept."""
+    if not place.is_local:
+        show("export", place.name, "--out", free_name(Path("model")))
         return
     from terakoya.runs.checkpoints import list_checkpoints
     from terakoya.toolkit.formats.folder_digests import find_checkpoint

@@ -19,7 +19,7 @@ def info(store: Store, json: Json = False) -> None:
 
     from terakoya.log import console, translated
     from terakoya.store.recorded_options import UNKNOWN
-    from terakoya.store.remote_store import open_store
+    from terakoya.store.token_store import open_store
 
     opened = open_store(store)
     facts = opened.facts

@@ -168,7 +168,7 @@ def command(options: Options) -> None:
     from rich.text import Text
 
     from terakoya.log import console
-    from terakoya.store.remote_store import open_store
+    from terakoya.store.token_store import open_store
 
     opened = open_store(options.store)
     shown = sample(opened, options)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
 from terakoya.object_store import ObjectFolder
+from terakoya.places import Keeper
 from terakoya.plugins import registry
 from terakoya.plugins.events import call
 from terakoya.runs import mirrored
@@ -23,38 +25,38 @@ from terakoya.runs.checkpoints import find_newest_whole
 from terakoya.training.checkpoint import mirror as mirror_module
 from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.recovery import move_to_quarantine
-from terakoya.training.distributed.context import DistributedContext
+
+if TYPE_CHECKING:
+    from terakoya.training.distributed.context import DistributedContext
 
 log = logging.getLogger("terakoya")
 ERROR_SECONDS = 10.0
 """How long a run that ends with an error waits for what is being sent."""
 END_SECONDS = 30 * 24 * 3600.0
 """How long ranks wait for what rank 0 does at the end: events of a finished run, and what is still to be sent."""
-RECORD = "mirror.json"
+RECORD = "place.json"
 """The file in a work folder that names the address it is mirrored to."""
 
 
 @contextlib.contextmanager
-def mirroring(
-    address: str | None, out: Path, context: DistributedContext, *, keep: int, start_over: bool
-) -> Iterator[Mirror | None]:
+def mirroring(address: str, out: Path, context: DistributedContext, *, keep: int, start_over: bool) -> Iterator[Keeper]:
     """Mirrors the run in `out` to `address` while the block runs, and waits at its end for what is missing; collective.
     First fetches the newest whole checkpoint from there, if it is of a later step than those here.
 
-    Yields the mirror on rank 0; None on other ranks, and without an address.
+    Yields what receives the warnings of the mirror on rank 0.
 
     Raises:
         UserError: on every rank: the store cannot be used, or none of its checkpoints is whole.
         TemporaryFailure: on every rank, at the end: something could not be mirrored.
     """
-    if address is None:
-        yield None
-        return
     at_end = context.new_group(END_SECONDS)
     open_mirror = partial(_open, address, out, keep=keep, start_over=start_over)
     mirror = open_mirror() if context.world_size == 1 else _run_while_others_wait(context, address, open_mirror)
+    keeper = Keeper()
+    if mirror is not None:
+        mirror.say = lambda text: keeper.say(text)
     try:
-        yield mirror
+        yield keeper
     except BaseException:
         if mirror is not None:
             mirror.finish()

@@ -24,6 +24,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
 from terakoya.errors import RankLostError, UserError
 from terakoya.json_settings import leaves
+from terakoya.places import HERE, Place
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.store.tokenizer_identity import recorded_vocabulary
@@ -71,7 +72,7 @@ class StartOptions:
         start_over: whether the run may begin at step 0 although it has had checkpoints, of which none is whole.
         advice: see `Advice`.
         stop: receives stop requests; the caller closes it. None listens while the run trains.
-        mirror_to: the address that the run is mirrored to, and continues from where it is further than its folder.
+        place: where the run is kept, and from where it continues if that is further than its folder.
     """
 
     node_rank: int | None = None
@@ -80,7 +81,7 @@ class StartOptions:
     start_over: bool = False
     advice: Advice = no_advice
     stop: StopRequest | None = None
-    mirror_to: str | None = None
+    place: Place = HERE
 
 
 DEFAULTS = StartOptions()
@@ -102,7 +103,7 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stor
         run_folder.check_place(out)
         find_plugin_engine(parameters.parallel, processes=launch.world_size)
         stores = Stores.of_run(parameters)
-        given = describe_given(parameters, stores, options.mirror_to) if launch.world_size > 1 else {}
+        given = describe_given(parameters, stores, options.place) if launch.world_size > 1 else {}
     except UserError as failed:
         if launch.world_size == 1:
             raise
@@ -127,7 +128,7 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stor
     return stores, context
 
 
-def describe_given(parameters: Parameters, stores: Stores, mirror_to: str | None = None) -> dict[str, Any]:
+def describe_given(parameters: Parameters, stores: Stores, place: Place = HERE) -> dict[str, Any]:
     """Returns what all processes of a run must be given alike, by the name that a message calls it: versions,
     parameters, what stores hold, the tokenizer, plugins, and terakoya's own code."""
     plugins = registry()
@@ -138,7 +139,7 @@ def describe_given(parameters: Parameters, stores: Stores, mirror_to: str | None
         **({} if parameters.optimizer.elementwise else {"fast products in bf16": _has_fast_bf16()}),
         "number of stores": len(stores.train),
         "tokenizer of the stores": _short_hash(json.dumps(recorded_vocabulary(stores.train[0])).encode()),
-        "address in --out": mirror_to,
+        "place in --out": None if place.is_local else place.name,
         **{
             f"SHA-256 of plugin {each['name']}": (each["sha256"] or "")[:SHOWN_DIGITS]
             for each in record_plugins(plugins, dumped, find_transforms(parameters))

@@ -13,7 +13,7 @@ from pathlib import Path
 from terakoya.components import Job, LaunchPlan, SubmittedJob
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.folder_kinds import is_address
+from terakoya.places import is_local
 from terakoya.toolkit.hub_cache import is_hub_name
 from terakoya.toolkit.json_settings import read_settings
 from terakoya_clusters.launchers.sagemaker import job as sagemaker_job
@@ -52,8 +52,8 @@ class SageMaker(SageMakerSettings):
         files = {"parameters.json": json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"}
         global_options = [_ship_plugin(word, files) for word in before]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
-        train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", job.address or run]
-        train += [] if job.address is None else ["--work-folder", run]
+        train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", job.kept_in or run]
+        train += [] if job.kept_in is None else ["--work-folder", run]
         given = ["--nodes", str(nodes)] if "--nodes" in job.arguments else []
         changes = [word for value in sets for word in ("--set", value)]
         changes += [word for key in allowed for word in ("--allow-change", key)]
@@ -64,7 +64,7 @@ class SageMaker(SageMakerSettings):
         request = sagemaker_request.request(self, name=name, run_name=job.name, instances=nodes, code=code)
         notes = [
             f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; run folder: {run}"
-            + (f", mirrored to {job.address}" if job.address is not None else ""),
+            + (f", mirrored to {job.kept_in}" if job.kept_in is not None else ""),
             *sagemaker_request.problems(request),
         ]
         uploads = [quote("aws", "s3", "cp", str(folder / file), f"{code}/{file}") for file in files]
@@ -110,12 +110,12 @@ class SageMaker(SageMakerSettings):
                 f"launch sagemaker: {instances} instances write one run together: give a channel with file_system_id "
                 "and directory_path (FSx for Lustre, EFS); checkpoint_s3_uri and addresses keep the run of one instance"
             )
-        if job.address is not None and self.checkpoint_s3_uri is not None:
+        if job.kept_in is not None and self.checkpoint_s3_uri is not None:
             raise UserError(
-                f"launch sagemaker: checkpoint_s3_uri: the run is mirrored to {job.address} already; leave out "
+                f"launch sagemaker: checkpoint_s3_uri: the run is mirrored to {job.kept_in} already; leave out "
                 "checkpoint_s3_uri"
             )
-        if job.address is not None:
+        if job.kept_in is not None:
             return f"{ROOT}/run"
         if self.checkpoint_s3_uri is None:
             raise UserError(
@@ -139,7 +139,7 @@ class SageMaker(SageMakerSettings):
         for key, mixture in mixtures.items():  # an entry with a weight is an object, others may be a string
             for index, entry in enumerate(mixture):
                 stores[f"{key}.{index}" + (".store" if entry.weight != 1 else "")] = entry.store
-        stores = {key: store for key, store in stores.items() if not is_address(store)}
+        stores = {key: store for key, store in stores.items() if is_local(store)}
         if loaded.start_from is not None:
             folder = loaded.start_from.folder
             folders = {"start_from": folder} if isinstance(folder, Path) else folder

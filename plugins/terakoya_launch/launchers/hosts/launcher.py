@@ -237,7 +237,7 @@ class Hosts(Launcher):
 
 def _is_alone(job: Job, hosts: Sequence[Host]) -> bool:
     """Whether the run needs no folder that this machine sees: it is mirrored to an address, and trains on one host."""
-    return job.address is not None and len(hosts) == 1
+    return job.kept_in is not None and len(hosts) == 1
 
 
 def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:

@@ -226,7 +226,7 @@ class Slurm(Launcher):
     def _environment(self, job: Job) -> str:
         """Returns lines of bash that set further variables, and make the folder that a container mounts."""
         lines = []
-        if self.container is not None and job.address is not None:
+        if self.container is not None and job.kept_in is not None:
             lines.append(f"mkdir -p {quote(str(job.run.parent))}\n")
         if self.interface is not None:
             lines.append(f"export NCCL_SOCKET_IFNAME={self.interface} GLOO_SOCKET_IFNAME={self.interface}\n")
