@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from terakoya.corpus.files import format_of
 from terakoya.errors import UserError
 from terakoya.log import hide_secrets
-from terakoya.object_store import open_file_system, remote_errors
+from terakoya_places.object_folder import open_file_system, remote_errors
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder, cache_folder, cache_name
 from terakoya.places import Keeper, Place, PlacedFile, check_local
-from terakoya.runs import mirrored, remote_view
-from terakoya.store import remote_store
-from terakoya.training.checkpoint import mirroring
-from terakoya_places import corpus_files
+from terakoya_places import cached_store, corpus_files, keeping, run_objects, run_view
+from terakoya_places.object_folder import ObjectFolder, cache_folder, cache_name
 
 
 class ObjectPlace(Place):
@@ -23,27 +20,27 @@ class ObjectPlace(Place):
         return corpus_files.find_files(self.name)
 
     def open_store(self) -> Any:
-        return remote_store.open_remote(self.name)
+        return cached_store.open_remote(self.name)
 
     def viewing(self) -> AbstractContextManager[Path]:
-        return remote_view.viewing(ObjectFolder(self.name))
+        return run_view.viewing(ObjectFolder(self.name))
 
     def checkpoint(self) -> Path:
-        return remote_view.fetch_checkpoint(self.name)
+        return run_view.fetch_checkpoint(self.name)
 
     def verify(self) -> Iterator[tuple[str, str, Sequence[str]]]:
         store = ObjectFolder(self.name)
         sizes = store.sizes()
-        names = mirrored.find_committed(sizes)
+        names = run_objects.find_committed(sizes)
         if "store.json" in sizes:
-            yield str(store), "a token store; all files have their hashes", remote_store.find_faults(store)
+            yield str(store), "a token store; all files have their hashes", cached_store.find_faults(store)
         elif not names:
             raise UserError(
                 f"{store}: expected a run or a token store, found neither a checkpoint nor a store.json there"
             )
         else:
             for name in names:
-                problems = mirrored.find_problems(store, name)
+                problems = run_objects.find_problems(store, name)
                 yield f"{store}/{name}", "whole; all files have their hashes", problems
 
     def check(self) -> str:
@@ -59,13 +56,13 @@ class ObjectPlace(Place):
     def keep_in_step(
         self, folder: Path, context: Any, *, keep: int, start_over: bool
     ) -> AbstractContextManager[Keeper]:
-        return mirroring.mirroring(self.name, folder, context, keep=keep, start_over=start_over)
+        return keeping.mirroring(self.name, folder, context, keep=keep, start_over=start_over)
 
     def has_run(self) -> bool:
-        return mirrored.has_run(ObjectFolder(self.name).sizes())
+        return run_objects.has_run(ObjectFolder(self.name).sizes())
 
     def copy_in(self, folder: Path, *, keep: int) -> None:
-        mirroring.send_run(folder, self.name, keep=keep)
+        keeping.send_run(folder, self.name, keep=keep)
 
     def copy_out(self, folder: Path, say: Callable[[str], None]) -> None:
-        mirrored.fetch_run(ObjectFolder(self.name), folder, say)
+        run_objects.fetch_run(ObjectFolder(self.name), folder, say)

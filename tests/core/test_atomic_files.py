@@ -24,7 +24,6 @@ from terakoya.atomic_files import (
 )
 from terakoya.errors import UserError, describe_os_error
 from terakoya.runs.files import read_lock
-from terakoya.store import remote_store
 from terakoya.training.run_folder import lock_run
 
 
@@ -144,7 +143,7 @@ def _view_of(folder: Path) -> None:
         lambda folder: wait_for_lock(folder).__enter__(),
         lambda folder: lock_run(folder / "run.lock"),
         _view_of,
-        remote_store._use,
+        lambda folder: pytest.importorskip("terakoya_places.cached_store")._use(folder),
     ],
     ids=["prepare", "wait", "train", "status", "cache"],
 )

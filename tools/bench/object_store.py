@@ -38,9 +38,9 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.launch.here import train
 from terakoya.rows.loader import Loader, Prefetcher
 from terakoya.rows.row_source import RowSource
-from terakoya.store import remote_store
 from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.writer import write_store
+from terakoya_places import cached_store
 
 VOCABULARY = Vocabulary(size=30_000, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 
@@ -149,7 +149,7 @@ def main() -> None:
         ways = {"disk": (str(folder / "store"), 100.0), "far, empty cache": (f"far:/{folder}/store", 100.0),
                 "far, small cache": (f"far:/{folder}/store", quarter)}  # fmt: skip
         for name, (address, limit) in ways.items():
-            os.environ["XDG_CACHE_HOME"], os.environ[remote_store.LIMIT_VARIABLE] = str(folder / "cache"), str(limit)
+            os.environ["XDG_CACHE_HOME"], os.environ[cached_store.LIMIT_VARIABLE] = str(folder / "cache"), str(limit)
             for step_seconds in (0.4, 0.2, 0.1):
                 FarFileSystem.requests = FarFileSystem.moved = 0
                 opened = open_store(Path(address))
@@ -169,7 +169,7 @@ def main() -> None:
             order = list(ways)[number % 3 :] + list(ways)[: number % 3]
             for name in order:
                 os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-                os.environ[remote_store.LIMIT_VARIABLE] = str(ways[name][1])
+                os.environ[cached_store.LIMIT_VARIABLE] = str(ways[name][1])
                 FarFileSystem.requests = FarFileSystem.moved = 0
                 losses[name], between, begin = run(settings(ways[name][0], steps=given.steps), folder / "run")
                 seconds[name].append(between)

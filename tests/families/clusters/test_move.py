@@ -19,14 +19,15 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder
 from terakoya.places import as_written
-from terakoya.runs import metrics, mirrored
+from terakoya.runs import metrics
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import read_lock
 from terakoya_clusters.move import carry, move
 from terakoya_launch.jobs import find_job
 from terakoya_launch.options import LaunchOptions
+from terakoya_places import run_objects
+from terakoya_places.object_folder import ObjectFolder
 
 SLURM = {"time": "01:00:00"}
 
@@ -191,7 +192,7 @@ def test_a_run_is_carried_to_an_address_and_back(run: Path, tmp_path: Path) -> N
     address = Path(f"file://{tmp_path}/bucket/run")
     planned = move(run, "slurm", SLURM, out=address, say=said.append)
     there = ObjectFolder(as_written(address))
-    assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [4]
+    assert list(run_objects.checkpoint_steps(run_objects.find_committed(there.sizes()))) == [4]
     assert "metrics.jsonl" in there.sizes() and planned.job.kept_in == there.address
     assert (planned.folder / "parameters.json").is_file()
     assert f"train {planned.folder}/parameters.json --out {there.address}" in planned.plan.files["job.sbatch"]

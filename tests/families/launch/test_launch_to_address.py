@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder
 from terakoya.places import as_written
-from terakoya.runs import mirrored
 from terakoya_launch.jobs import find_job, find_plan_folder
 from terakoya_launch.options import LaunchOptions
 from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_places import run_objects
+from terakoya_places.object_folder import ObjectFolder
 
 ADDRESS = "s3://bucket/fleet/run"
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -139,7 +139,8 @@ def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, m
     plan = plan_launch("hosts", file, out, LaunchOptions(work_folder=there), settings=settings)
     assert plan.plan.notes[1].startswith(f"localhost gets the files of {plan.folder} over ssh")
     assert plan.submit() == 0
-    assert list(mirrored.checkpoint_steps(mirrored.find_committed(ObjectFolder(as_written(out)).sizes())))[-1] == 4
+    steps = run_objects.checkpoint_steps(run_objects.find_committed(ObjectFolder(as_written(out)).sizes()))
+    assert list(steps)[-1] == 4
     with pytest.raises(UserError, match=r"has no .*/none: all hosts must mount"):
         options = LaunchOptions(overrides=[f'data.train=["{hidden}/none"]'])
         plan_launch("hosts", file, out, options, settings=settings).submit()
@@ -164,7 +165,7 @@ def test_a_lost_host_is_replaced_by_a_bare_one(store: Path, tmp_path: Path) -> N
         )  # fmt: skip
 
     def whole_steps() -> list[int]:
-        return list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes())))
+        return list(run_objects.checkpoint_steps(run_objects.find_committed(there.sizes())))
 
     first = launch("127.0.0.1")
     deadline = time.monotonic() + 120

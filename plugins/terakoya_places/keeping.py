@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 
 from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder
 from terakoya.places import Keeper
 from terakoya.plugins import registry
 from terakoya.plugins.events import call
-from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import find_newest_whole
-from terakoya.training.checkpoint import mirror as mirror_module
-from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.checkpoint.recovery import move_to_quarantine
+from terakoya_places import run_objects, sender
+from terakoya_places.object_folder import ObjectFolder
+from terakoya_places.sender import Mirror
 
 if TYPE_CHECKING:
     from terakoya.training.distributed.context import DistributedContext
@@ -67,7 +66,7 @@ def mirroring(address: str, out: Path, context: DistributedContext, *, keep: int
     if mirror is not None:
         _write_files(out, mirror.say)
         mirror.finish()
-    while not at_end.broadcast(mirror is not None and mirror.has_ended(mirror_module.POLL_SECONDS)):
+    while not at_end.broadcast(mirror is not None and mirror.has_ended(sender.POLL_SECONDS)):
         pass  # the others wait, as a launcher ends a process that stays alone
     error = at_end.broadcast(None if mirror is None else mirror.outcome())
     if error is not None:
@@ -89,7 +88,7 @@ def send_run(folder: Path, address: str, *, keep: int) -> None:
     mirror.take_over()
     mirror.start()
     mirror.finish()
-    while not mirror.has_ended(mirror_module.POLL_SECONDS):
+    while not mirror.has_ended(sender.POLL_SECONDS):
         pass
     if (error := mirror.outcome()) is not None:
         raise error
@@ -99,9 +98,7 @@ def _run_while_others_wait(context: DistributedContext, address: str, work: Call
     """Does as `context.run_on_main`, for work that may take longer than ranks wait for each other."""
     with ThreadPoolExecutor(1, "terakoya-fetch") as pool:
         future = pool.submit(work) if context.is_main else None
-        while not context.broadcast(
-            future is not None and bool(wait([future], timeout=mirror_module.POLL_SECONDS).done)
-        ):
+        while not context.broadcast(future is not None and bool(wait([future], timeout=sender.POLL_SECONDS).done)):
             pass
         return context.run_on_main(f"opening {address}", lambda: future.result() if future is not None else None)
 
@@ -113,13 +110,13 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
     mirror.take_over()  # first: a process that still writes there then removes nothing that is fetched here
     if _recorded_address(out) is None:
         _write_record(out, store)
-    newest, damaged_here = find_newest_whole(out / mirrored.CHECKPOINTS)
+    newest, damaged_here = find_newest_whole(out / run_objects.CHECKPOINTS)
     after = -1 if newest is None else int(newest.name.rpartition("-")[2])
     for folder in damaged_here:
         log.warning("%s is damaged; moved to %s", folder, move_to_quarantine(folder))
-    fetched, damaged = mirrored.fetch_newest(store, out, store.sizes(), after=after)
+    fetched, damaged = run_objects.fetch_newest(store, out, store.sizes(), after=after)
     if damaged and fetched is None:  # or removed there since they were listed, by the process that wrote there
-        fetched, damaged = mirrored.fetch_newest(store, out, store.sizes(), after=after)
+        fetched, damaged = run_objects.fetch_newest(store, out, store.sizes(), after=after)
     if damaged and fetched is None and newest is None and not start_over:
         raise UserError(
             f"{store}: this run has had checkpoints, and none of them is whole:\n  "
@@ -134,7 +131,7 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
     sizes = store.sizes() if damaged else {}
     for name, problem in damaged.items():
         log.warning("%s; removed from the store", problem)
-        mirrored.remove_checkpoint(store, name, sizes)
+        run_objects.remove_checkpoint(store, name, sizes)
     mirror.start()
     return mirror
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import toy
 
-from terakoya.object_store import ObjectFolder
 from terakoya.places import as_written
-from terakoya.runs import mirrored
+from terakoya_places import run_objects
+from terakoya_places.object_folder import ObjectFolder
 
 
 def kill_and_replace(
@@ -50,7 +50,7 @@ def kill_and_replace(
     printed = toy.finish(bare)
     assert f"fetched step-{steps[-1]:08d}, from which the run continues" in " ".join(printed.split())
     toy.train(settings, folder / "alone", nodes=nodes)
-    there = mirrored.fetch_newest(bucket, folder / "there", bucket.sizes())[0]
+    there = run_objects.fetch_newest(bucket, folder / "there", bucket.sizes())[0]
     alone = folder / f"alone/checkpoints/step-{last:08d}"
     assert there is not None and there.name == alone.name
     for kind in ("model", "optimizer"):
@@ -64,4 +64,4 @@ def kill_and_replace(
 
 def whole_steps(store: ObjectFolder) -> list[int]:
     """Returns the steps of the checkpoints in the store that have their manifest."""
-    return list(mirrored.checkpoint_steps(mirrored.find_committed(store.sizes())))
+    return list(run_objects.checkpoint_steps(run_objects.find_committed(store.sizes())))

@@ -22,16 +22,16 @@ from selection import at_night
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import FileError, TemporaryFailure, UserError
-from terakoya.object_store import ObjectFolder
 from terakoya.places import as_written
 from terakoya.rows.row_source import RowSource
-from terakoya.store import remote_blocks, remote_store
 from terakoya.store.block_checksums import BLOCK_BYTES
-from terakoya.store.remote_store import RemoteStore
 from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.writer import write_store
 from terakoya_conversations.rows import Conversations
+from terakoya_places import cached_store, fetched_blocks
+from terakoya_places.cached_store import RemoteStore
+from terakoya_places.object_folder import ObjectFolder
 
 ENCODER = Vocabulary(size=5000, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 CAUSAL = Vocabulary(size=5000, pad=0, bos=1, eos=2, special=(0, 1, 2))
@@ -71,7 +71,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenStore]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of cached stores; nothing is fetched that no row asks for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_store, "fill", lambda files, stop, ended: ended())
+    monkeypatch.setattr(cached_store, "fill", lambda files, stop, ended: ended())
     return tmp_path / "cache/terakoya/stores"
 
 
@@ -109,7 +109,7 @@ def allow(store: TokenStore, share: float, monkeypatch: pytest.MonkeyPatch) -> N
     files = store.facts.files
     data = sum(facts.size for name, facts in store.facts.data_files.items() if name != "tokens.idx")
     small = sum(facts.size for facts in files.values()) - data
-    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str((small + share * data) / 1e9))
+    monkeypatch.setenv(cached_store.LIMIT_VARIABLE, str((small + share * data) / 1e9))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_rows_are_those_of_the_store_on_disk(
 ) -> None:
     kind, layout = LAYOUTS[name]
     local = stores[kind]
-    monkeypatch.setattr(remote_store, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(cached_store, "LEAST_BLOCKS", 1)
     allow(local, share, monkeypatch)
     remote = open_store(there(kind))
     assert isinstance(remote, RemoteStore) and (remote.budget_bytes is None) == (share > 1)
@@ -192,7 +192,7 @@ def test_what_an_interrupted_process_has_left_is_fetched_again(
 def test_the_rest_is_fetched_in_the_background(
     there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, stores: dict[str, TokenStore]
 ) -> None:
-    monkeypatch.setattr(remote_store, "fill", remote_blocks.fill)
+    monkeypatch.setattr(cached_store, "fill", fetched_blocks.fill)
     store = open_store(there("encoder"))
     store.ids(0, 1)
     deadline = time.monotonic() + 20
@@ -229,9 +229,9 @@ def test_damage_there_is_named(there: Callable[[str], Path], monkeypatch: pytest
 
 
 def test_a_request_that_fails_is_made_again(there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_blocks, "PAUSES", (0.0,) * 4)
+    monkeypatch.setattr(fetched_blocks, "PAUSES", (0.0,) * 4)
     store = open_store(there("encoder"))
-    failures = [remote_blocks.ATTEMPTS - 1]
+    failures = [fetched_blocks.ATTEMPTS - 1]
     real = ObjectFolder.read_range
 
     def read_range(self: ObjectFolder, *arguments: Any) -> bytes:
@@ -258,11 +258,11 @@ def test_room_is_made_by_stores_that_nobody_uses(
     del unused
     assert left.is_dir()
     size = sum(facts.size for each in ("causal", "encoder") for facts in stores[each].facts.files.values())
-    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str((size + 200_000) / 1e9))
+    monkeypatch.setenv(cached_store.LIMIT_VARIABLE, str((size + 200_000) / 1e9))
     store = open_store(there("encoder"))
     assert isinstance(store, RemoteStore) and store.budget_bytes is None
     assert not left.exists() and used.local_folder.is_dir()
-    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, "0.0001")
+    monkeypatch.setenv(cached_store.LIMIT_VARIABLE, "0.0001")
     with pytest.raises(UserError, match=r"expected room for 0\.00 GB, a token store, .*TERAKOYA_CACHE_GB"):
         open_store(there("conversations"))
 
@@ -271,7 +271,7 @@ def test_room_is_made_by_stores_that_nobody_uses(
 def test_a_limit_of_the_cache_is_a_number(
     limit: str, there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, limit)
+    monkeypatch.setenv(cached_store.LIMIT_VARIABLE, limit)
     if not limit:
         assert open_store(there("causal")).facts.tokens
         return
@@ -283,9 +283,9 @@ def test_a_store_that_is_in_use_keeps_the_room_that_it_will_need(
     there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, stores: dict[str, TokenStore]
 ) -> None:
     """The stores of a mixture are all opened before much of any is here."""
-    monkeypatch.setattr(remote_store, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(cached_store, "LEAST_BLOCKS", 1)
     sizes = {name: sum(facts.size for facts in store.facts.files.values()) for name, store in stores.items()}
-    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str((sizes["causal"] + 0.7 * sizes["encoder"]) / 1e9))
+    monkeypatch.setenv(cached_store.LIMIT_VARIABLE, str((sizes["causal"] + 0.7 * sizes["encoder"]) / 1e9))
     first = open_store(there("causal"))
     second = open_store(there("encoder"))
     assert isinstance(first, RemoteStore) and first.budget_bytes is None
@@ -299,15 +299,15 @@ def test_a_store_that_is_in_use_keeps_the_room_that_it_will_need(
 def test_a_store_that_is_removed_while_it_is_opened_is_made_again(
     there: Callable[[str], Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, removed = remote_store.fcntl.flock, []
+    real, removed = cached_store.fcntl.flock, []
 
     def flock(handle: Any, how: int) -> None:
-        if how == remote_store.fcntl.LOCK_SH and not removed:
+        if how == cached_store.fcntl.LOCK_SH and not removed:
             removed.extend(cache.glob("encoder-*"))
             shutil.rmtree(removed[0])  # as another process does that has found it without a lock
         real(handle, how)
 
-    monkeypatch.setattr(remote_store.fcntl, "flock", flock)
+    monkeypatch.setattr(cached_store.fcntl, "flock", flock)
     assert len(open_store(there("encoder")).ids(0, 10)) == 10 and removed
 
 
@@ -318,7 +318,7 @@ def test_a_full_disk_names_the_file_and_what_to_do(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = open_store(there("encoder"))
-    monkeypatch.setattr(remote_blocks.os, "pwrite", pwrite)
+    monkeypatch.setattr(fetched_blocks.os, "pwrite", pwrite)
     with pytest.raises(FileError, match=rf"{cache}/encoder-.*/tokens.bin: No space left on device.*free some space"):
         store.ids(0, 10)
 
@@ -326,7 +326,7 @@ def test_a_full_disk_names_the_file_and_what_to_do(
 def test_what_is_read_stays_while_it_is_read(
     there: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, stores: dict[str, TokenStore]
 ) -> None:
-    monkeypatch.setattr(remote_store, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(cached_store, "LEAST_BLOCKS", 1)
     allow(stores["causal"], 0.3, monkeypatch)
     store = open_store(there("causal"))
     with pytest.raises(AssertionError, match="read without saying so"):

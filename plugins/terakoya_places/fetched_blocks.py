@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from terakoya.errors import FileError, TemporaryFailure, UserError
-from terakoya.object_store import ObjectFolder
 from terakoya.store.block_checksums import BLOCK_BITS, BLOCK_BYTES, CHECKSUMS, CheckedFile
+from terakoya_places.object_folder import ObjectFolder
 
 THREADS = 32
 """How many requests of a process are under way at the same time."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from terakoya.store.block_checksums import BLOCK_BITS, BLOCK_BYTES
-from terakoya.store.remote_blocks import FetchedFile
+from terakoya_places.fetched_blocks import FetchedFile
 
 SHARE_REMOVED = 8
 """Room is made for this part of the budget at a time: 1/8."""

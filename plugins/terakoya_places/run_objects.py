@@ -19,10 +19,10 @@ from typing import Any
 
 from terakoya.atomic_files import commit_folder
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import KEEP_BEFORE, MANIFEST, NAME, DamagedError, file_facts, read_manifest
 from terakoya.runs.files import MACHINE_FILES
+from terakoya_places.object_folder import ObjectFolder
 
 WRITER = "writer.json"
 CHECKPOINTS = "checkpoints"

@@ -13,9 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from terakoya.atomic_files import take_lock, wait_for_lock
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder, cache_folder, cache_name
-from terakoya.runs import metrics, mirrored
+from terakoya.runs import metrics
 from terakoya.runs.checkpoints import MANIFEST, folder_name
+from terakoya_places import run_objects
+from terakoya_places.object_folder import ObjectFolder, cache_folder, cache_name
 
 QUIET_SECONDS = 600.0
 """A run whose log is older counts as one that no process trains: a mirror sends it every minute or so."""
@@ -43,7 +44,7 @@ def _view(store: ObjectFolder, stack: contextlib.ExitStack) -> Path:
     folder.mkdir()
     for name, size in sizes.items():
         path = PurePosixPath(name)
-        if path.parts[0] == mirrored.CHECKPOINTS and not mirrored.is_own(path) and ".." not in path.parts:
+        if path.parts[0] == run_objects.CHECKPOINTS and not run_objects.is_own(path) and ".." not in path.parts:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with (folder / path).open("wb") as stream:
                 stream.truncate(size)
@@ -52,7 +53,7 @@ def _view(store: ObjectFolder, stack: contextlib.ExitStack) -> Path:
         for name, size in sizes.items()
         if name in (metrics.FILE, "parameters.json", "fork.json") or name.endswith(f"/{MANIFEST}")
     }
-    mirrored.fetch_files(store, folder, wanted, manifests=True)
+    run_objects.fetch_files(store, folder, wanted, manifests=True)
     for name in wanted:
         if name.endswith(MANIFEST) and (changed := store.find_time(name)) is not None and (folder / name).exists():
             os.utime(folder / name, (changed, changed))
@@ -69,8 +70,8 @@ def _hold_lock(store: ObjectFolder, folder: Path) -> int:
     write there; returns the handle."""
     began = None
     try:
-        record = json.loads(store.read(mirrored.WRITER))
-        began = store.find_time(mirrored.WRITER)
+        record = json.loads(store.read(run_objects.WRITER))
+        began = store.find_time(run_objects.WRITER)
     except (FileNotFoundError, ValueError):
         record = {}
     handle = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -82,7 +83,7 @@ def _hold_lock(store: ObjectFolder, folder: Path) -> int:
 
 
 def _check_run(store: ObjectFolder, sizes: Mapping[str, int]) -> None:
-    if not mirrored.has_run(sizes):
+    if not run_objects.has_run(sizes):
         raise UserError(
             f"{store}: expected a run, as `terakoya train --out {store}` makes, found neither {metrics.FILE} nor a "
             "checkpoint there"
@@ -104,7 +105,7 @@ def fetch_checkpoint(source: str) -> Path:
     store = ObjectFolder(address)
     sizes = store.sizes()
     _check_run(store, sizes)
-    steps = mirrored.checkpoint_steps(mirrored.find_committed(sizes))
+    steps = run_objects.checkpoint_steps(run_objects.find_committed(sizes))
     if step is not None and step not in steps:
         raise UserError(
             f"{store}: expected a checkpoint of step {step:,}, found those of "
@@ -114,12 +115,12 @@ def fetch_checkpoint(source: str) -> Path:
     problems = []
     for number in [step] if step is not None else reversed(steps):
         name = steps[number]
-        folder = kept / mirrored.CHECKPOINTS / folder_name(number)
+        folder = kept / run_objects.CHECKPOINTS / folder_name(number)
         try:
             with wait_for_lock(kept):
                 if not folder.is_dir() or (folder / MANIFEST).read_bytes() != store.read(f"{name}/{MANIFEST}"):
-                    mirrored.replace_checkpoint(store, name, folder)
+                    run_objects.replace_checkpoint(store, name, folder)
             return folder
-        except (mirrored.DamagedError, FileNotFoundError) as error:
+        except (run_objects.DamagedError, FileNotFoundError) as error:
             problems.append(str(error))
     raise UserError(f"{store}: expected a whole checkpoint, found none:\n  " + "\n  ".join(problems or ["none there"]))

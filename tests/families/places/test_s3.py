@@ -12,9 +12,9 @@ from killed_machines import kill_and_replace
 
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.launch.here import train
-from terakoya.object_store import ObjectFolder
-from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import find_newest_whole
+from terakoya_places import run_objects
+from terakoya_places.object_folder import ObjectFolder
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 
@@ -43,7 +43,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     address = f"{bucket}/run"
     train(settings, address, work_folder=tmp_path / "first")
     there = ObjectFolder(address)
-    assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [2, 4]
+    assert list(run_objects.checkpoint_steps(run_objects.find_committed(there.sizes()))) == [2, 4]
     assert {"metrics.jsonl", "parameters.json"} <= there.sizes().keys()
     for name in there.sizes():
         assert aws.encode() not in there.read(name)
@@ -53,7 +53,7 @@ def test_a_run_and_its_store_on_s3_go_on_elsewhere(
     result = train(longer, address, work_folder=tmp_path / "second", allow_change=["max_steps"])
     assert result.step == 6
     assert [step["step"] for step in toy.records(tmp_path / "second", "resume").values()] == [4]
-    assert list(mirrored.checkpoint_steps(mirrored.find_committed(there.sizes()))) == [4, 6]
+    assert list(run_objects.checkpoint_steps(run_objects.find_committed(there.sizes()))) == [4, 6]
     train(on_disk, tmp_path / "alone")
     train({**on_disk, "max_steps": 6}, tmp_path / "alone", allow_change=["max_steps"])
     ends = [find_newest_whole(folder / "checkpoints")[0] for folder in (tmp_path / "second", tmp_path / "alone")]

@@ -27,12 +27,12 @@ import numpy as np
 
 from terakoya.atomic_files import FileFacts, take_lock, wait_for_lock
 from terakoya.errors import UserError
-from terakoya.object_store import ObjectFolder, cache_folder, cache_name
-from terakoya.store.block_budget import BlockBudget, can_remove_blocks
 from terakoya.store.block_checksums import BLOCK_BYTES, CHECKSUMS, CheckedFile, open_checked_files
 from terakoya.store.file_hashes import check_hashes, check_tokenizer
-from terakoya.store.remote_blocks import FetchedFile, Fetcher, fill
 from terakoya.store.token_store import StoreFacts, TokenStore, bytes_of_tokens, read_facts
+from terakoya_places.block_budget import BlockBudget, can_remove_blocks
+from terakoya_places.fetched_blocks import FetchedFile, Fetcher, fill
+from terakoya_places.object_folder import ObjectFolder, cache_folder, cache_name
 
 LIMIT_VARIABLE = "TERAKOYA_CACHE_GB"
 """The variable that says how large the cache of stores may be, in GB."""

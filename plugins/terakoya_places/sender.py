@@ -21,9 +21,9 @@ from pathlib import Path, PurePosixPath
 
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.log import hide_secrets
-from terakoya.object_store import ObjectFolder
-from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import MANIFEST, DamagedError
+from terakoya_places import run_objects
+from terakoya_places.object_folder import ObjectFolder
 
 log = logging.getLogger("terakoya")
 POLL_SECONDS = 1.0
@@ -66,7 +66,7 @@ class Mirror:
         """Becomes the process that writes to the address. Raises UserError where the store cannot be written to."""
         record = {"writer": self.writer, "host": socket.gethostname(), "process": os.getpid()}
         try:
-            self.store.write(mirrored.WRITER, json.dumps(record).encode())
+            self.store.write(run_objects.WRITER, json.dumps(record).encode())
         except FileNotFoundError:
             raise UserError(f"{self.store}: expected an address that can be written to, found no such bucket") from None
 
@@ -157,13 +157,13 @@ class Mirror:
             self._send_checkpoint(name, here[name], sizes)
         self._prune(sizes)
 
-    def _send_checkpoint(self, name: str, time: int, sizes: mirrored.Sizes) -> None:
+    def _send_checkpoint(self, name: str, time: int, sizes: run_objects.Sizes) -> None:
         folder = self.folder / name
         try:
             self._check_writer()
             there = f"{name}/{MANIFEST}" in sizes and self.store.read(f"{name}/{MANIFEST}")
             if there != (folder / MANIFEST).read_bytes():
-                mirrored.send_checkpoint(self.store, folder, name, sizes)
+                run_objects.send_checkpoint(self.store, folder, name, sizes)
             self._sent[name] = time
         except DamagedError as error:
             if (folder / MANIFEST).exists():
@@ -174,20 +174,20 @@ class Mirror:
                 raise  # else it was pruned here while it was sent, and is removed there as any that is gone
             self._sent[name] = time
 
-    def _prune(self, sizes: mirrored.Sizes) -> None:
+    def _prune(self, sizes: run_objects.Sizes) -> None:
         """Removes checkpoints there that are older than all here, once there are enough of those."""
-        here = mirrored.checkpoint_steps(self._sent)
+        here = run_objects.checkpoint_steps(self._sent)
         if len(here) < self.keep:
             return
-        names = {name.rpartition("/")[0] for name in sizes if name.startswith(f"{mirrored.CHECKPOINTS}/")}
-        steps = mirrored.checkpoint_steps(str(PurePosixPath(*PurePosixPath(name).parts[:2])) for name in names)
+        names = {name.rpartition("/")[0] for name in sizes if name.startswith(f"{run_objects.CHECKPOINTS}/")}
+        steps = run_objects.checkpoint_steps(str(PurePosixPath(*PurePosixPath(name).parts[:2])) for name in names)
         for step, name in steps.items():
             if step < min(here):
                 self._remove(name, sizes)
 
-    def _remove(self, name: str, sizes: mirrored.Sizes) -> None:
+    def _remove(self, name: str, sizes: run_objects.Sizes) -> None:
         self._check_writer()  # sending takes long, and another process may need this checkpoint by now
-        mirrored.remove_checkpoint(self.store, name, sizes)
+        run_objects.remove_checkpoint(self.store, name, sizes)
 
     def _send_files(self) -> None:
         start = time.monotonic()
@@ -201,7 +201,7 @@ class Mirror:
 
     def _check_writer(self) -> None:
         try:
-            record = json.loads(self.store.read(mirrored.WRITER))
+            record = json.loads(self.store.read(run_objects.WRITER))
         except (FileNotFoundError, ValueError):
             record = {}
         if record.get("writer") != self.writer:
@@ -219,20 +219,20 @@ class Mirror:
         for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
             for path in self.folder.glob(pattern):
                 name = PurePosixPath(path.parent.relative_to(self.folder))
-                if not mirrored.is_own(name):
+                if not run_objects.is_own(name):
                     with contextlib.suppress(FileNotFoundError):
                         found[str(name)] = path.stat().st_mtime_ns
-        return dict(sorted(found.items(), key=lambda each: (each[0].startswith(mirrored.CHECKPOINTS), each[0])))
+        return dict(sorted(found.items(), key=lambda each: (each[0].startswith(run_objects.CHECKPOINTS), each[0])))
 
     def _other_files(self) -> dict[str, tuple[int, int]]:
         """The other files here: name -> size and mtime."""
-        folders = {self.folder / name for name in self._checkpoints()} | {self.folder / mirrored.CHECKPOINTS}
+        folders = {self.folder / name for name in self._checkpoints()} | {self.folder / run_objects.CHECKPOINTS}
         found = {}
         for place, names, files in os.walk(self.folder):
             names[:] = [each for each in names if Path(place, each) not in folders and not each.startswith(".")]
             for each in files:
                 name = PurePosixPath(Path(place, each).relative_to(self.folder))
-                if not mirrored.is_own(name):
+                if not run_objects.is_own(name):
                     with contextlib.suppress(FileNotFoundError):
                         facts = Path(place, each).stat()
                         found[str(name)] = (facts.st_size, facts.st_mtime_ns)

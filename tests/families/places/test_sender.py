@@ -18,16 +18,14 @@ from killed_machines import kill_and_replace, whole_steps
 
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.launch.here import train
-from terakoya.object_store import ObjectFolder
 from terakoya.places import place_of
 from terakoya.plugins import loading as plugins
-from terakoya.runs import mirrored
 from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
-from terakoya.training.checkpoint import mirror as mirror_module
-from terakoya.training.checkpoint import mirroring
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
-from terakoya.training.checkpoint.mirror import Mirror
 from terakoya.training.distributed.context import DistributedContext
+from terakoya_places import keeping, run_objects, sender
+from terakoya_places.object_folder import ObjectFolder
+from terakoya_places.sender import Mirror
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +42,9 @@ def memory() -> Iterator[ObjectFolder]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror_module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(mirror_module, "RETRY_SECONDS", (0.01,))
-    monkeypatch.setattr(mirror_module, "LAST_ATTEMPTS", 3)
+    monkeypatch.setattr(sender, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sender, "RETRY_SECONDS", (0.01,))
+    monkeypatch.setattr(sender, "LAST_ATTEMPTS", 3)
 
 
 class Faulty(ObjectFolder):
@@ -110,7 +108,7 @@ def test_the_manifest_is_written_last_and_removed_first(memory: ObjectFolder, tm
     store = Faulty(memory.address, lambda name: name.endswith("optimizer-00000.safetensors"))
     mirror = send_all(store, tmp_path)
     assert (
-        mirrored.checkpoint_steps(mirrored.find_committed(store.sizes())) == {}
+        run_objects.checkpoint_steps(run_objects.find_committed(store.sizes())) == {}
     )  # half of it is there, and is no checkpoint
     assert "checkpoints/step-00000004/state/model-00000.safetensors" in store.sizes()
     assert isinstance(mirror.outcome(), TemporaryFailure) and "step-00000004" in str(mirror.outcome())
@@ -123,7 +121,7 @@ def test_the_manifest_is_written_last_and_removed_first(memory: ObjectFolder, tm
     store.refuses = lambda name: "state" in name
     send_all(store, tmp_path)
     assert whole_steps(store) == []
-    mirrored.remove_checkpoint(memory, "checkpoints/step-00000004", memory.sizes())
+    run_objects.remove_checkpoint(memory, "checkpoints/step-00000004", memory.sizes())
     assert not [name for name in memory.sizes() if "step-00000004" in name]
 
 
@@ -173,7 +171,7 @@ def test_pruned_here_is_pruned_there(memory: ObjectFolder, tmp_path: Path) -> No
 
     # a machine that has fetched the newest one keeps the older ones there until it has enough of its own
     other = tmp_path / "other"
-    mirrored.fetch_newest(memory, other, memory.sizes())
+    run_objects.fetch_newest(memory, other, memory.sizes())
     send_all(memory, other)
     assert whole_steps(memory) == [4, 6]
     write_checkpoint(other, 8)
@@ -261,10 +259,10 @@ def test_the_newest_whole_checkpoint_is_fetched(memory: ObjectFolder, tmp_path: 
     send_all(memory, tmp_path / "run")
     memory.write("checkpoints/step-00000006/state/model-00000.safetensors", bytes(100))
     memory.write("checkpoints/step-00000008/state/model-00000.safetensors", bytes(100))  # an interrupted mirror
-    folder, damaged = mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())
+    folder, damaged = run_objects.fetch_newest(memory, tmp_path / "new", memory.sizes())
     assert folder is not None and folder.name == "step-00000004" and not find_problems(folder)
     assert list(damaged) == ["checkpoints/step-00000006"] and "content changed" in next(iter(damaged.values()))
-    assert mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes(), after=6) == (None, {})
+    assert run_objects.fetch_newest(memory, tmp_path / "new", memory.sizes(), after=6) == (None, {})
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
 
 
@@ -278,7 +276,7 @@ def test_with_it_comes_the_one_to_which_the_run_may_go_back(
     send_all(memory, tmp_path / "run")
     for step in damaged:
         memory.write(f"checkpoints/step-0000000{step}/state/model-00000.safetensors", bytes(100))
-    folder, found = mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())
+    folder, found = run_objects.fetch_newest(memory, tmp_path / "new", memory.sizes())
     assert folder is not None and folder.name == "step-00000008" and len(found) == len(damaged)
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == fetched
 
@@ -290,7 +288,7 @@ def test_what_is_damaged_there_is_removed_by_who_continues(memory: ObjectFolder,
     send_all(memory, tmp_path / "run")
     memory.write("checkpoints/step-00000006/state/model-00000.safetensors", bytes(100))
     (tmp_path / "new").mkdir()
-    mirror = mirroring._open(memory.address, tmp_path / "new", keep=2, start_over=False)
+    mirror = keeping._open(memory.address, tmp_path / "new", keep=2, start_over=False)
     mirror.finish()
     assert mirror.has_ended(10) and whole_steps(memory) == [2, 4]
     assert [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
@@ -307,14 +305,14 @@ def test_a_checkpoint_appears_with_its_log(
     (tmp_path / "run/metrics.jsonl").write_text("{}\n")
     send_all(memory, tmp_path / "run")
     seen = []
-    real = mirrored.commit_folder
+    real = run_objects.commit_folder
 
     def commit(draft: Path, final: Path) -> None:
         seen.append((tmp_path / "new/metrics.jsonl").read_text())
         real(draft, final)
 
-    monkeypatch.setattr(mirrored, "commit_folder", commit)
-    assert mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())[0] is not None and seen == ["{}\n"]
+    monkeypatch.setattr(run_objects, "commit_folder", commit)
+    assert run_objects.fetch_newest(memory, tmp_path / "new", memory.sizes())[0] is not None and seen == ["{}\n"]
 
 
 def test_what_is_damaged_here_is_fetched_whole(memory: ObjectFolder, tmp_path: Path) -> None:
@@ -324,7 +322,7 @@ def test_what_is_damaged_here_is_fetched_whole(memory: ObjectFolder, tmp_path: P
     model = tmp_path / "checkpoints/step-00000004/state/model-00000.safetensors"
     content = model.read_bytes()
     model.write_bytes(content[::-1] if content[::-1] != content else bytes(len(content)))  # of the same size
-    mirror = mirroring._open(memory.address, tmp_path, keep=2, start_over=False)
+    mirror = keeping._open(memory.address, tmp_path, keep=2, start_over=False)
     mirror.finish()
     assert mirror.has_ended(10) and model.read_bytes() == content and whole_steps(memory) == [2, 4]
     assert (tmp_path / "checkpoints/quarantine/step-00000004").is_dir()
@@ -344,14 +342,14 @@ def test_what_was_pruned_there_since_it_was_listed_is_looked_for_again(
         if not listed and below == "":
             listed.append(found)
             write_checkpoint(tmp_path / "run", 4)
-            mirrored.send_checkpoint(
+            run_objects.send_checkpoint(
                 memory, tmp_path / "run/checkpoints/step-00000004", "checkpoints/step-00000004", {}
             )
-            mirrored.remove_checkpoint(memory, "checkpoints/step-00000002", found)
+            run_objects.remove_checkpoint(memory, "checkpoints/step-00000002", found)
         return found
 
     monkeypatch.setattr(ObjectFolder, "sizes", sizes)
-    mirror = mirroring._open(memory.address, tmp_path / "new", keep=2, start_over=False)
+    mirror = keeping._open(memory.address, tmp_path / "new", keep=2, start_over=False)
     mirror.finish()
     assert mirror.has_ended(10) and [step for step, _ in list_checkpoints(tmp_path / "new/checkpoints")] == [4]
 
@@ -393,7 +391,7 @@ def test_a_manifest_names_no_file_outside(memory: ObjectFolder, tmp_path: Path, 
     del manifest[HASH_KEY]
     manifest["files"][name] = {"size": 0, "sha256": ""}
     memory.write("checkpoints/step-00000002/manifest.json", json.dumps(with_hash(manifest)).encode())
-    _, damaged = mirrored.fetch_newest(memory, tmp_path / "new", memory.sizes())
+    _, damaged = run_objects.fetch_newest(memory, tmp_path / "new", memory.sizes())
     assert "not the name of a checkpoint's file" in damaged["checkpoints/step-00000002"]
 
 
@@ -498,7 +496,7 @@ def test_ranks_that_wait_for_a_long_fetch_meet_meanwhile(memory: ObjectFolder, t
         return mirror
 
     context = cast(DistributedContext, Context())
-    assert mirroring._run_while_others_wait(context, memory.address, fetch) is mirror
+    assert keeping._run_while_others_wait(context, memory.address, fetch) is mirror
     assert met[-1] and not any(met[:5])
 
 
@@ -541,6 +539,6 @@ def test_a_run_that_could_not_be_sent_belongs_to_no_address(memory: ObjectFolder
     write_checkpoint(tmp_path / "run", 2)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="found no such bucket"):
         patch.setattr(ObjectFolder, "write", refuse)
-        mirroring.send_run(tmp_path / "run", "memory://bucke/run", keep=1)
-    mirroring.send_run(tmp_path / "run", memory.address, keep=1)
+        keeping.send_run(tmp_path / "run", "memory://bucke/run", keep=1)
+    keeping.send_run(tmp_path / "run", memory.address, keep=1)
     assert whole_steps(memory) == [2]

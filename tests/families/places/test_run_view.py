@@ -19,12 +19,12 @@ from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.inference.loading import find_models
 from terakoya.launch.here import train
-from terakoya.object_store import ObjectFolder
 from terakoya.places import open_views
-from terakoya.runs import remote_view
 from terakoya.runs.checkpoints import find_problems
 from terakoya.runs.finding import find_checkpoint
 from terakoya.runs.status import read
+from terakoya_places import run_view
+from terakoya_places.object_folder import ObjectFolder
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_its_checkpoints_are_fetched_to_be_exported(trained: ObjectFolder, tmp_p
 def test_several_may_fetch_one_checkpoint_at_the_same_time(trained: ObjectFolder) -> None:
     """Those of an evaluation on all GPUs, say: one fetches it, the others find it."""
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(remote_view.fetch_checkpoint, [trained.address] * 4))
+        found = list(pool.map(run_view.fetch_checkpoint, [trained.address] * 4))
     assert len(set(found)) == 1 and not find_problems(found[0])
 
 
