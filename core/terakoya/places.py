@@ -67,8 +67,9 @@ class Place:
     def __str__(self) -> str:
         return hide_secrets(self.name)
 
-    def find_files(self) -> Sequence[PlacedFile]:
-        """Returns the files of a corpus here: all in a folder, those that a pattern matches, or the file itself."""
+    def find_files(self) -> Sequence[Path | PlacedFile]:
+        """Returns the files of a corpus here: all in a folder, those that a pattern matches, or the file itself; or
+        copies of them on this machine."""
         raise self._refusal("the files of a corpus")
 
     def open_store(self) -> Any:
@@ -89,10 +90,6 @@ class Place:
         """Reads all of the run or the store that is here. Yields the name of each part, what it is, and what is wrong
         with it."""
         raise self._refusal("a run or a token store")
-
-    def check(self) -> str:
-        """Returns a sentence that says that a run may be trained to this place, as far as is known before."""
-        raise self._refusal("a run")
 
     def work_folder(self, given: Path | str | None) -> Path:
         """Returns the folder of this machine in which a run trains that is kept here: `given`, or the default."""
@@ -135,10 +132,6 @@ class LocalFolder(Place):
     def checkpoint(self) -> Path:
         """Returns what the user names: the run, the checkpoint, or RUN@STEP."""
         return Path(self.name)
-
-    def check(self) -> str:
-        """Says nothing: what is to be known of a folder is known where it is opened."""
-        return ""
 
     def work_folder(self, given: Path | str | None) -> Path:
         """Returns the folder itself. Raises UserError where another is given."""

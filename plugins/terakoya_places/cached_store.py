@@ -177,14 +177,7 @@ def find_faults(remote: ObjectFolder) -> list[str]:
             files = read_facts(Path(scratch)).files
         except UserError as error:
             return [str(error).replace(scratch, str(remote))]
-    faults = []
-    for name, recorded in files.items():
-        try:
-            if remote.facts(name) != recorded:
-                faults.append(f"{name}: content changed")
-        except FileNotFoundError:
-            faults.append(f"{name}: missing")
-    return faults
+    return remote.compare(files)
 
 
 def _close(closed: threading.Event, handles: Sequence[int], own: Path | None) -> None:
@@ -249,7 +242,7 @@ def _make_room(cache: Path, facts: StoreFacts) -> int | None:
         if _remove_unused(other):
             free += others.pop(other)
     if needed <= room():
-        _claim(cache, needed)
+        (cache / IN_USE).write_text(f"{needed}")  # so that stores opened later leave it that room
         return None
     data = sum(each.size for name, each in facts.data_files.items() if name != INDEX)
     budget = room() - (needed - data)
@@ -282,11 +275,6 @@ def _size(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 total += 512 * (Path(place) / name).stat().st_blocks
     return total
-
-
-def _claim(folder: Path, size: int) -> None:
-    """Notes that `folder`, which is in use, may become `size` bytes, so that stores opened later leave it that room."""
-    (folder / IN_USE).write_text(f"{size}")
 
 
 def _size_to_be(folder: Path) -> int:

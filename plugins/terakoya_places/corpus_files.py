@@ -10,15 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from terakoya.corpus.files import format_of
 from terakoya.errors import UserError
 from terakoya.log import hide_secrets
 from terakoya_places.object_folder import open_file_system, remote_errors
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 _HUB_REVISION = re.compile(r"hf://(?:datasets/|spaces/|models/)?[^/@]+/[^/@]+@(?!main(?:/|$))[^/]+")
 
@@ -43,14 +40,14 @@ class ObjectFile:
     def stat(self) -> SimpleNamespace:
         """Returns `st_size`, and as `st_mtime_ns` anything that distinguishes versions of the content."""
         with _convert_errors(self.path):
-            info = _file_system(self.path).info(self.path)
+            info = open_file_system(self.path).info(self.path)
         version = _version(info) or str(info.get("mtime") or info.get("created") or "")
         return SimpleNamespace(st_size=int(info["size"]), st_mtime_ns=version)
 
     def open(self, mode: Literal["rb"] = "rb") -> io.BufferedIOBase:
         """Opens the content as a seekable stream, which fetches ranges as they are read."""
         with _convert_errors(self.path):
-            return _file_system(self.path).open(self.path, mode)
+            return open_file_system(self.path).open(self.path, mode)
 
     def __str__(self) -> str:
         return hide_secrets(self.path)
@@ -67,7 +64,7 @@ def find_files(address: str) -> list[ObjectFile]:
             "dataset's page shows"
         )
     with _convert_errors(address):
-        system = _file_system(address)
+        system = open_file_system(address)
         given = set(rest.split("/"))
         if glob.has_magic(rest):
             names = [name for name in system.glob(address) if not _is_hidden(name, given) and not system.isdir(name)]
@@ -87,10 +84,6 @@ def find_files(address: str) -> list[ObjectFile]:
 def _is_hidden(name: str, given: set[str]) -> bool:
     """Whether a part of `name` begins with a dot, other than those that are `given` in the address."""
     return any(part.startswith(".") and part not in given for part in name.split("/"))
-
-
-def _file_system(address: str) -> AbstractFileSystem:
-    return open_file_system(address, extra="data")
 
 
 @contextmanager

@@ -156,9 +156,9 @@ def fill(files: Sequence[FetchedFile], stop: threading.Event, *, ended: Callable
 
     def part(number: int) -> None:
         for file in files:
-            count = -(-file.size // BLOCK_BYTES)
-            for first in range(number * REQUEST_BLOCKS, count, FILL_THREADS * REQUEST_BLOCKS):
-                for run in runs(file.missing(file.select_unchecked(range(first, min(first + REQUEST_BLOCKS, count))))):
+            for first in range(number * REQUEST_BLOCKS, len(file.absent), FILL_THREADS * REQUEST_BLOCKS):
+                waiting = first + np.flatnonzero(file.absent[first : first + REQUEST_BLOCKS])
+                for run in runs(file.missing(waiting.tolist())):
                     if stop.is_set():
                         return
                     try:

@@ -38,7 +38,9 @@ RECORD = "place.json"
 
 
 @contextlib.contextmanager
-def mirroring(address: str, out: Path, context: DistributedContext, *, keep: int, start_over: bool) -> Iterator[Keeper]:
+def keep_in_step(
+    address: str, out: Path, context: DistributedContext, *, keep: int, start_over: bool
+) -> Iterator[Keeper]:
     """Mirrors the run in `out` to `address` while the block runs, and waits at its end for what is missing; collective.
     First fetches the newest whole checkpoint from there, if it is of a later step than those here.
 

@@ -11,7 +11,8 @@ import hashlib
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 8 << 20
 """How much of an object is read at a time."""
+THREADS = 4
+"""How many files are sent, fetched or read back at the same time."""
 EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 """AWS's codes of errors for temporary credentials that have run out."""
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
-"""The extra of terakoya that installs what an address needs, by its scheme."""
 
 
-def open_file_system(address: str, *, extra: str, **options: Any) -> AbstractFileSystem:
-    """Returns fsspec's file system of `address`. Raises UserError where the library of its scheme is missing, which
-    terakoya's `extra` installs, or where there is none."""
+def open_file_system(address: str, **options: Any) -> AbstractFileSystem:
+    """Returns fsspec's file system of `address`. Raises UserError where the library of its scheme is missing, or where
+    there is none."""
     shown = hide_secrets(address)
     try:
         from fsspec.core import url_to_fs
@@ -42,7 +43,7 @@ def open_file_system(address: str, *, extra: str, **options: Any) -> AbstractFil
         system: AbstractFileSystem = url_to_fs(address, **options)[0]
         return system
     except ImportError as error:
-        raise UserError(f'{shown}: {error}; pip install "terakoya[{extra}]"') from error
+        raise UserError(f'{shown}: {error}; pip install "terakoya[places]"') from error
     except ValueError as error:
         raise UserError(
             f"{shown}: expected an address such as s3://, gs:// or hf://, got {hide_secrets(str(error))}"
@@ -91,12 +92,10 @@ class ObjectFolder:
     def __init__(self, address: str) -> None:
         """Opens `address`, for example `s3://bucket/run`. Raises UserError where its library is missing."""
         self.address = address.rstrip("/")
-        scheme = self.address.partition(":")[0]
-        extra = EXTRAS.get(scheme, "data")
-        self._open = partial(open_file_system, self.address, extra=extra, use_listings_cache=False)
+        self._open = partial(open_file_system, self.address, use_listings_cache=False)
         self._system = self._open()
         self._root = str(self._system._strip_protocol(self.address))
-        self._renames = scheme in ("file", "local")  # a write there is not all or nothing by itself
+        self._renames = self.address.startswith(("file:", "local:"))  # a write there is not all or nothing by itself
 
     def __reduce__(self) -> tuple[object, ...]:
         return ObjectFolder, (self.address,)
@@ -129,21 +128,24 @@ class ObjectFolder:
     def download(self, name: str, file: Path) -> FileFacts:
         """Writes the object `name` into `file`, and returns the size and hash of what came. Raises FileError where the
         disk takes no more."""
-        digest, size = hashlib.sha256(), 0
         with file.open("wb", buffering=0) as stream:
-            for chunk in self._chunks(name):
-                _write_all(stream, chunk, file)
-                digest.update(chunk)
-                size += len(chunk)
-        return FileFacts(size=size, sha256=digest.hexdigest())
+            return self._read_all(name, lambda chunk: _write_all(stream, chunk, file))
 
     def facts(self, name: str) -> FileFacts:
         """Reads the object `name` back, and returns its size and hash."""
-        digest, size = hashlib.sha256(), 0
-        for chunk in self._chunks(name):
-            digest.update(chunk)
-            size += len(chunk)
-        return FileFacts(size=size, sha256=digest.hexdigest())
+        return self._read_all(name, len)
+
+    def compare(self, files: Mapping[str, FileFacts], below: str = "") -> list[str]:
+        """Reads `files` in the folder `below` back; returns a line for each that is missing or another one."""
+
+        def find_problem(name: str) -> str | None:
+            try:
+                return None if self.facts(f"{below}{name}") == files[name] else f"{name}: content changed"
+            except FileNotFoundError:
+                return f"{name}: missing"
+
+        with ThreadPoolExecutor(THREADS, "terakoya-compare") as pool:
+            return [problem for problem in pool.map(find_problem, files) if problem is not None]
 
     def sizes(self, below: str = "") -> dict[str, int]:
         """Returns the size in bytes of every object, or of those in the folder `below`, by its name, in order."""
@@ -177,13 +179,18 @@ class ObjectFolder:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _chunks(self, name: str) -> Iterator[bytes]:
+    def _read_all(self, name: str, take: Callable[[bytes], Any]) -> FileFacts:
+        """Gives `take` the object `name` in chunks; returns its size and hash."""
+        digest, size = hashlib.sha256(), 0
         with (
             self._convert_errors(name),
             self._system.open(self._path(name), "rb", block_size=CHUNK_BYTES, cache_type="readahead") as stream,
         ):
             while chunk := stream.read(CHUNK_BYTES):
-                yield chunk
+                take(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        return FileFacts(size=size, sha256=digest.hexdigest())
 
     @contextmanager
     def _target(self, name: str) -> Iterator[str]:

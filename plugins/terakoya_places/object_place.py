@@ -16,7 +16,7 @@ from terakoya_places.object_folder import ObjectFolder, cache_folder, cache_name
 class ObjectPlace(Place):
     """See `Place`, also for what each method does."""
 
-    def find_files(self) -> Sequence[PlacedFile]:
+    def find_files(self) -> Sequence[Path | PlacedFile]:
         return corpus_files.find_files(self.name)
 
     def open_store(self) -> Any:
@@ -43,10 +43,6 @@ class ObjectPlace(Place):
                 problems = run_objects.find_problems(store, name)
                 yield f"{store}/{name}", "whole; all files have their hashes", problems
 
-    def check(self) -> str:
-        ObjectFolder(self.name).sizes()
-        return f"{self}: answers; the run is mirrored there"
-
     def work_folder(self, given: Path | str | None) -> Path:
         if given is None:
             return cache_folder() / "runs" / cache_name(self.name)
@@ -56,7 +52,7 @@ class ObjectPlace(Place):
     def keep_in_step(
         self, folder: Path, context: Any, *, keep: int, start_over: bool
     ) -> AbstractContextManager[Keeper]:
-        return keeping.mirroring(self.name, folder, context, keep=keep, start_over=start_over)
+        return keeping.keep_in_step(self.name, folder, context, keep=keep, start_over=start_over)
 
     def has_run(self) -> bool:
         return run_objects.has_run(ObjectFolder(self.name).sizes())

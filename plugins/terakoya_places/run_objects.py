@@ -17,17 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from terakoya.atomic_files import commit_folder
+from terakoya.atomic_files import FileFacts, commit_folder
 from terakoya.errors import UserError
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import KEEP_BEFORE, MANIFEST, NAME, DamagedError, file_facts, read_manifest
 from terakoya.runs.files import MACHINE_FILES
-from terakoya_places.object_folder import ObjectFolder
+from terakoya_places.object_folder import THREADS, ObjectFolder
 
 WRITER = "writer.json"
 CHECKPOINTS = "checkpoints"
-THREADS = 4
-"""How many files are sent or fetched at the same time."""
 OWN_FILES = (*MACHINE_FILES, WRITER)
 
 Sizes = Mapping[str, int]
@@ -122,15 +120,7 @@ def find_problems(store: ObjectFolder, name: str) -> list[str]:
             files = read_manifest(Path(scratch))["files"]
         except DamagedError as error:
             return [str(error).replace(scratch, str(store))]
-
-    def find_problem(file: str) -> str | None:
-        try:
-            return None if store.facts(f"{name}/{file}").model_dump() == files[file] else f"{file}: content changed"
-        except FileNotFoundError:
-            return f"{file}: missing"
-
-    with ThreadPoolExecutor(THREADS, "mirror") as pool:
-        return [problem for problem in pool.map(find_problem, files) if problem is not None]
+    return store.compare({file: FileFacts(**facts) for file, facts in files.items()}, f"{name}/")
 
 
 # ------------------------------------------------------------------------------------------------------- from there
@@ -228,12 +218,6 @@ def fetch_checkpoint(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return folder
-
-
-def replace_checkpoint(store: ObjectFolder, name: str, folder: Path) -> None:
-    """Does as `fetch_checkpoint` where there may be an older `folder`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    fetch_checkpoint(store, name, folder)
 
 
 def fetch_files(store: ObjectFolder, run: Path, sizes: Sizes, *, manifests: bool = False) -> None:

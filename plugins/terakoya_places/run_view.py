@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -33,36 +34,32 @@ def viewing(store: ObjectFolder) -> Iterator[Path]:
         UserError: there is no run at an address, or it cannot be read.
         TemporaryFailure: the object store does not answer.
     """
-    with contextlib.ExitStack() as stack:
-        yield _view(store, stack)
-
-
-def _view(store: ObjectFolder, stack: contextlib.ExitStack) -> Path:
     sizes = store.sizes()
     _check_run(store, sizes)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PurePosixPath(store.address).name
-    folder.mkdir()
-    for name, size in sizes.items():
-        path = PurePosixPath(name)
-        if path.parts[0] == run_objects.CHECKPOINTS and not run_objects.is_own(path) and ".." not in path.parts:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            with (folder / path).open("wb") as stream:
-                stream.truncate(size)
-    wanted = {
-        name: size
-        for name, size in sizes.items()
-        if name in (metrics.FILE, "parameters.json", "fork.json") or name.endswith(f"/{MANIFEST}")
-    }
-    run_objects.fetch_files(store, folder, wanted, manifests=True)
-    for name in wanted:
-        if name.endswith(MANIFEST) and (changed := store.find_time(name)) is not None and (folder / name).exists():
-            os.utime(folder / name, (changed, changed))
-    changed = store.find_time(metrics.FILE) if metrics.FILE in wanted else None
-    records = metrics.read(folder).records if metrics.FILE in wanted else ()
-    has_ended = bool(records) and records[-1].get("kind") in ENDS
-    if changed is not None and time.time() - changed < QUIET_SECONDS and not has_ended:
-        stack.callback(os.close, _hold_lock(store, folder))
-    return folder
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PurePosixPath(store.address).name
+        folder.mkdir()
+        for name, size in sizes.items():
+            path = PurePosixPath(name)
+            if path.parts[0] == run_objects.CHECKPOINTS and not run_objects.is_own(path) and ".." not in path.parts:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                with (folder / path).open("wb") as stream:
+                    stream.truncate(size)
+        wanted = {
+            name: size
+            for name, size in sizes.items()
+            if name in (metrics.FILE, "parameters.json", "fork.json") or name.endswith(f"/{MANIFEST}")
+        }
+        run_objects.fetch_files(store, folder, wanted, manifests=True)
+        for name in wanted:
+            if name.endswith(MANIFEST) and (changed := store.find_time(name)) is not None and (folder / name).exists():
+                os.utime(folder / name, (changed, changed))
+        changed = store.find_time(metrics.FILE) if metrics.FILE in wanted else None
+        records = metrics.read(folder).records if metrics.FILE in wanted else ()
+        has_ended = bool(records) and records[-1].get("kind") in ENDS
+        if changed is not None and time.time() - changed < QUIET_SECONDS and not has_ended:
+            stack.callback(os.close, _hold_lock(store, folder))
+        yield folder
 
 
 def _hold_lock(store: ObjectFolder, folder: Path) -> int:
@@ -119,7 +116,8 @@ def fetch_checkpoint(source: str) -> Path:
         try:
             with wait_for_lock(kept):
                 if not folder.is_dir() or (folder / MANIFEST).read_bytes() != store.read(f"{name}/{MANIFEST}"):
-                    run_objects.replace_checkpoint(store, name, folder)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    run_objects.fetch_checkpoint(store, name, folder)
             return folder
         except (run_objects.DamagedError, FileNotFoundError) as error:
             problems.append(str(error))

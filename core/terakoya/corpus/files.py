@@ -82,7 +82,7 @@ def find_files(sources: Sequence[Source | str]) -> tuple[Source, ...]:
     return tuple(files)
 
 
-def _placed_files(source: Path | str) -> Sequence[PlacedFile]:
+def _placed_files(source: Path | str) -> Sequence[Source]:
     place = place_of(source)
     files = place.find_files()
     if not files:

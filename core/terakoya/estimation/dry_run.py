@@ -62,8 +62,9 @@ def dry_run(parameters: Parameters, out: Path, options: StartOptions = DEFAULTS)
     try:
         for tracker in parameters.trackers:
             context.decide_on_main(tracker.check)
-        if answer := context.decide_on_main(place.check):
-            console.print(answer, soft_wrap=True)
+        if not place.is_local:
+            context.decide_on_main(place.has_run)
+            console.print(f"{place}: answers; the run is kept there", soft_wrap=True)
         for store in [*stores.train, *stores.validation.values()]:
             facts = store.facts
             console.print(

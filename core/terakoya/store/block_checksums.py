@@ -89,10 +89,6 @@ class CheckedFile:
             blocks.update((low + np.flatnonzero(new[low : high + 1])).tolist())
         return sorted(blocks)
 
-    def select_unchecked(self, blocks: range) -> list[int]:
-        """Returns those of `blocks` that are not compared yet."""
-        return (blocks.start + np.flatnonzero(self._unchecked[blocks.start : blocks.stop])).tolist()
-
     def damaged_blocks(self) -> list[int]:
         """Compares all blocks. Returns the numbers of those that are damaged."""
         return [block for block in range(len(self._checksums)) if not self._is_whole(block)]

@@ -22,31 +22,11 @@ from terakoya.store.token_store import TokenStore, open_store
 pytestmark = pytest.mark.usefixtures("fresh_plugins")
 
 ZIP = """
-import contextlib, io, os, shutil, tempfile, types, zipfile
-from dataclasses import dataclass
+import contextlib, os, shutil, tempfile
 from pathlib import Path
 from terakoya import hookimpl
 from terakoya.places import Keeper, Place
 from terakoya.store.token_store import TokenStore
-
-@dataclass(frozen=True)
-class Member:
-    archive: str
-    name: str
-    version = ""
-
-    @property
-    def path(self):
-        return f"{self.archive}/{self.name}"
-
-    def stat(self):
-        return types.SimpleNamespace(st_size=len(self.open().read()), st_mtime_ns=os.stat(self.archive).st_mtime_ns)
-
-    def open(self, mode="rb"):
-        with zipfile.ZipFile(self.archive) as archive:
-            return io.BytesIO(archive.read(self.name))
-
-    __str__ = path.fget
 
 class Zip(Place):
     @property
@@ -59,8 +39,7 @@ class Zip(Place):
         return folder
 
     def find_files(self):
-        with zipfile.ZipFile(self.file) as archive:
-            return [Member(self.file, name) for name in archive.namelist()]
+        return sorted(self.extracted().iterdir())
 
     def open_store(self):
         return TokenStore.open(self.extracted())
@@ -70,8 +49,8 @@ class Zip(Place):
 
     checkpoint = extracted
 
-    def check(self):
-        return f"{self}: has room"
+    def has_run(self):
+        return os.path.exists(self.file)
 
     def work_folder(self, given):
         return Path(given)

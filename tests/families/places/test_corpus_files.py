@@ -139,5 +139,5 @@ def test_without_its_library_an_address_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "s3fs", None)
     for name in {"s3", "s3a"} & opened.keys():  # by another test
         monkeypatch.delitem(opened, name)
-    with pytest.raises(UserError, match=r's3://bucket/a\.txt: .*pip install "terakoya\[data\]"'):
+    with pytest.raises(UserError, match=r's3://bucket/a\.txt: .*pip install "terakoya\[places\]"'):
         find_files(["s3://bucket/a.txt"])
