@@ -12,6 +12,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import load, registry
+from terakoya.plugins.discovery import WITHOUT_VARIABLE
 from terakoya.plugins.run_record import record_plugins
 from terakoya.training.setup import train_in_this_process
 
@@ -69,3 +70,10 @@ def test_a_run_without_the_family_looks_for_no_spikes_and_names_it_where_more_is
     for key, value in {"profile": {"steps": [1, 2]}, "spikes": {"action": "rollback"}}.items():
         with pytest.raises(UserError, match=f"{key}: no plugin has what .*; it belongs to the family watch"):
             train(store, tmp_path / key, **{key: value})
+
+
+def test_two_processes_train_without_the_family(store: Path, tmp_path: Path) -> None:
+    for name, environment in (("with", {}), ("without", {WITHOUT_VARIABLE: "watch"})):
+        settings = toy.parameters(store, batch_size={"0": 9, "1": 7}, max_steps=3)
+        toy.train(settings, tmp_path / name, nodes=(1, 1), environment=environment)
+    assert toy.losses(tmp_path / "without") == toy.losses(tmp_path / "with")
