@@ -28,7 +28,7 @@ from terakoya.runs.files import MACHINE_FILES
 from terakoya.training.run_folder import HOLDER
 from terakoya_launch.jobs import find_job, find_plan_folder, poll_states
 from terakoya_launch.options import LaunchOptions
-from terakoya_launch.plan import PlannedLaunch, plan_launch
+from terakoya_launch.plan import NO_OPTIONS, PlannedLaunch, plan_launch
 from terakoya_launch.submitted import SubmittedJobRecord
 
 PARAMETERS = "parameters.json"
@@ -49,7 +49,7 @@ def move(
     out: Path | None = None,
     lost: bool = False,
     say: Say,
-    options: LaunchOptions,
+    options: LaunchOptions = NO_OPTIONS,
 ) -> PlannedLaunch:
     """Stops `run`, carries it to `out`, and returns the plan that continues it there with `launcher`; see `plan_launch`
     for `settings` and `options`.
