@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from terakoya import hookimpl
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from terakoya.components import Copies, ModuleBuild, ModuleTransform
-    from terakoya.config.parameters import Parameters
+    from terakoya.config.fields import ParameterFields
 
 
 @hookimpl
@@ -22,11 +22,13 @@ def register_module_transforms() -> Mapping[str, ModuleTransform]:
 
     return {
         "bf16_stream": ModuleTransform("engine", uses_bf16_stream, _stream),
-        "fp8": ModuleTransform("precision", lambda parameters: parameters.precision == "fp8", _convert, _check),
+        "fp8": ModuleTransform(
+            "precision", lambda parameters: parameters.precision == "fp8", _convert, _find_conflicts, _check
+        ),
     }
 
 
-def uses_bf16_stream(parameters: Parameters) -> bool:
+def uses_bf16_stream(parameters: ParameterFields) -> bool:
     """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
     parallel = parameters.parallel
     return (
@@ -52,6 +54,12 @@ def _convert(module: nn.Module, build: ModuleBuild) -> None:
     from terakoya_precision import fp8
 
     fp8.convert(module)
+
+
+def _find_conflicts(parameters: ParameterFields) -> Iterable[str]:
+    from terakoya_precision import fp8
+
+    return fp8.find_conflicts(parameters)
 
 
 def _check(device: torch.device) -> None:

@@ -12,25 +12,49 @@ GPU has computed 50 steps of a BERT of two layers with them, with losses within 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from terakoya.config.conflicts import compile_obstacle
 from terakoya.errors import UserError
+from terakoya.toolkit.gpu_compiler import missing_tools
 from terakoya.training.model.module_parts import top_level_models
+
+if TYPE_CHECKING:
+    from terakoya.config.fields import ParameterFields
 
 MIN_CAPABILITY = (8, 9)
 """The lowest compute capability whose tensor cores multiply 8-bit numbers: Ada has 8.9, Hopper 9.0."""
 
 
+def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
+    """Yields what does not go together with 8-bit products in `parameters`, with what to do."""
+    if parameters.parallel.engine == "deepspeed":
+        yield 'precision: "fp8" is for parallel.engine "ddp" or "fsdp", got "deepspeed"; use one of them'
+    if parameters.lora is not None:
+        yield 'precision: "fp8" cannot be used with lora, whose products are small; use "bf16"'
+    if parameters.compile == "off":
+        yield (
+            'precision: "fp8" is slower than "bf16" without compiled kernels, which scale and cast at once; got '
+            'compile: "off"; use "compile": "auto", or "precision": "bf16"'
+        )
+    elif parameters.compile == "auto" and (obstacle := compile_obstacle(parameters, "blocks")) is not None:
+        yield f'precision: "fp8" needs compiled blocks, and {obstacle}; use "precision": "bf16"'
+
+
 def check(device: torch.device) -> None:
-    """Raises UserError where `device` has no 8-bit tensor cores, or torchao is not installed."""
+    """Raises UserError where `device` has no 8-bit tensor cores, nothing writes kernels for it, or torchao is not
+    installed."""
     found = "cpu"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) >= MIN_CAPABILITY:
             _recipe()
+            if lacks := missing_tools(device):
+                raise UserError(f'precision: "fp8" needs compiled blocks, and {lacks}; use "precision": "bf16"')
             return
         found = f"{torch.cuda.get_device_name(device)} of {major}.{minor}"
     raise UserError(

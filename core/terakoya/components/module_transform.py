@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -84,10 +84,13 @@ class ModuleTransform:
         is_wanted: whether a run with these parameters has it.
         apply: changes the module; in the stage `engine` it may return the copies that the engine keeps up to date.
             Raises UserError where it cannot.
+        find_conflicts: yields what does not go together in the parameters of a run that wants it, a sentence each, with
+            what to do.
         check: raises UserError where the device of a run that wants it cannot have it; called before anything is built.
     """
 
     stage: Stage
     is_wanted: Callable[[Any], bool]
     apply: Callable[[nn.Module, ModuleBuild], Copies | None]
+    find_conflicts: Callable[[Any], Iterable[str]] = lambda parameters: ()
     check: Callable[[torch.device], None] = lambda device: None

@@ -48,8 +48,10 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield from engine[0].find_conflicts(parameters)
     if parameters.objective.compares_examples:
         yield from _compared_examples_conflicts(parameters)
-    if parameters.precision == "fp8":
-        yield from _fp8_conflicts(parameters)
+    transforms = plugins.registry().transforms
+    for name in sorted(transforms):
+        if transforms[name][0].is_wanted(parameters):
+            yield from transforms[name][0].find_conflicts(parameters)
 
 
 def _data_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -85,9 +87,6 @@ def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
         )
     if parameters.attention == "flash" and precision == "fp32":
         yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'
-    engine = parameters.parallel.engine
-    if precision == "fp8" and engine == "deepspeed":
-        yield f'precision: "fp8" is for parallel.engine "ddp" or "fsdp", got "{engine}"; use one of them'
 
 
 def _architecture_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -213,18 +212,6 @@ def _compared_examples_conflicts(parameters: ParameterFields) -> Iterator[str]:
             f"objective: {name} compares the examples of all processes, each of which must have rows of its own, got "
             f'{other}; set parallel.engine to "ddp", or to "fsdp" where the weights are too large for one device'
         )
-
-
-def _fp8_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    if parameters.lora is not None:
-        yield 'precision: "fp8" cannot be used with lora, whose products are small; use "bf16"'
-    if parameters.compile == "off":
-        yield (
-            'precision: "fp8" is slower than "bf16" without compiled kernels, which scale and cast at once; got '
-            'compile: "off"; use "compile": "auto", or "precision": "bf16"'
-        )
-    elif parameters.compile == "auto" and (obstacle := compile_obstacle(parameters, "blocks")) is not None:
-        yield f'precision: "fp8" needs compiled blocks, and {obstacle}; use "precision": "bf16"'
 
 
 def compile_obstacle(parameters: ParameterFields, mode: str) -> str | None:

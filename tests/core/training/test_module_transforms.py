@@ -44,7 +44,7 @@ def at(stage):
         fewest = next(module.parameters())
         seen.append((stage, fewest.requires_grad, "forward" in vars(module), build.compiled, module.training))
         return Copies(module) if stage == "engine" else None
-    return ModuleTransform(stage, lambda parameters: parameters.seed == 7, apply, checked.append)
+    return ModuleTransform(stage, lambda parameters: parameters.seed == 7, apply, check=checked.append)
 
 @hookimpl
 def register_module_transforms():

@@ -48,6 +48,14 @@ def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         distributed_fp8.check(GPU)
 
 
+def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(distributed_fp8, "_recipe", lambda: None)
+    monkeypatch.setattr(distributed_fp8, "missing_tools", lambda device: "the package triton is not installed")
+    with pytest.raises(UserError, match='"fp8" needs compiled blocks, and the package triton is not installed; use "'):
+        distributed_fp8.check(GPU)
+
+
 def test_layers_are_converted_before_fsdp_shards_them(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[Any] = []
     monkeypatch.setattr(distributed_fp8, "convert", lambda module: happened.append(("converted", module)))

@@ -65,8 +65,7 @@ def choose(parameters: Parameters, device: torch.device, *, processes: int = 1) 
     """Returns what a run of so many `processes` compiles on `device`.
 
     Raises:
-        UserError: nothing can be compiled, and `precision` is "fp8", which is slower then than "bf16"; or
-            `cuda_graphs` is true and the device cannot record them.
+        UserError: `cuda_graphs` is true and the device cannot record them.
     """
     if parameters.cuda_graphs is True:
         lacks = missing_tools(device) if device.type == "cuda" else f"this run is on the {device.type}"
@@ -86,12 +85,10 @@ def choose(parameters: Parameters, device: torch.device, *, processes: int = 1) 
 
 
 def without_graphs(parameters: Parameters, device: torch.device) -> Choice:
-    """Returns what a run on the GPU `device` compiles where nothing is recorded. Raises as `choose`."""
+    """Returns what a run on the GPU `device` compiles where nothing is recorded."""
     if parameters.compile != "auto":
         return Choice(parameters.compile)
     obstacle = compile_obstacle(parameters, "blocks") or missing_tools(device)
-    if obstacle and parameters.precision == "fp8":
-        raise UserError(f'precision: "fp8" needs compiled blocks, and {obstacle}; use "precision": "bf16"')
     return Choice("off", note=f"compile off: {obstacle}") if obstacle else Choice("blocks")
 
 
