@@ -120,13 +120,12 @@ def _serve(pipe: connection.Connection, variables: Mapping[str, str], deepspeed:
     toy.become(variables, output)
     torch.set_num_threads(1)
     deepspeed_setup.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
+    context = connect(LaunchInfo.from_environment(), timeout_seconds=60)
     before = dict(os.environ)
-    context = connect(LaunchInfo.from_environment(), deepspeed=deepspeed, timeout_seconds=60)
     while (given := pipe.recv()) is not None:
         work, job = given
         work(job, in_replicas(job, context))
         if deepspeed:
-            context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
             left = os.environ.items() ^ before.items()
             assert not left, f"variables were left behind: {left}"
             assert "torch._inductor.compile_fx" not in sys.modules, "torch's compiler takes seconds to import"
