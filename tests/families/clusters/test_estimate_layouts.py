@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import toy
-from selection import at_night
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
@@ -234,7 +233,8 @@ def test_the_hours_of_a_run_with_phases_are_the_sum_of_theirs() -> None:
     assert found["hours"] == pytest.approx([sum(phase["hours"][end] for phase in found["phases"]) for end in (0, 1)])
 
 
-@pytest.mark.parametrize("preset", at_night(["tiny_bert", "tiny_electra"], always=["tiny_electra"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("preset", ["tiny_bert", "tiny_electra"])
 def test_attention_dropout_and_two_models_have_layouts_and_one_time(preset: str, models: list[Transformer]) -> None:
     """Recomputed blocks with attention dropout once ended in a traceback; a generator is part of the step."""
     found = json.loads(
