@@ -138,6 +138,15 @@ def test_a_bert_from_text_to_an_export(run: Run, house: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
+def test_options_of_prepare_name_a_missing_family(run: Run, house: Path) -> None:
+    (house / "work" / "clean.json").write_text('[{"type": "nfkc"}]')
+    for family, options in (("cleaning", ("--clean", "clean.json")), ("conversations", ("--conversations",))):
+        if not (house / "plugins" / f"terakoya_{family}").exists():
+            words = run("prepare", "clean.json", "--tokenizer", "tokenizer", "--out", "other", *options, code=2).stderr
+            assert f"it belongs to the family {family}" in words
+
+
+@pytest.mark.usefixtures("store")
 def test_an_electra_and_its_discriminator(run: Run, house: Path) -> None:
     train(run, house, "tiny_electra", embedding_size=16, hidden_size=32, num_attention_heads=4)
     run("export", "tiny_electra", "--only", "discriminator", "--out", "discriminator")
