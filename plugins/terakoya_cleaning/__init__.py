@@ -31,7 +31,7 @@ def register_cleaning_steps() -> Mapping[str, type[CleaningStep]]:
 @hookimpl
 def read_cleaning(clean: Any, source: str) -> AddCleaning:
     """Implements `terakoya.hookspecs.read_cleaning`."""
-    from terakoya_cleaning.cleaning import add_cleaning
+    from terakoya_cleaning.plan import add_cleaning
     from terakoya_cleaning.reading import load_steps
 
     steps = load_steps(clean, source)

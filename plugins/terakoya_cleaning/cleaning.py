@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Block, Document, Reject
 from terakoya.corpus.files import Source
 from terakoya.errors import UserError
@@ -29,7 +27,7 @@ _LINE_BITS = 40
 
 @dataclass(frozen=True)
 class Cleaning:
-    """The cleaning of a corpus: its steps, and the plan that says which documents they drop.
+    """The cleaning of a corpus: its steps, and the plan that says which documents they drop; as it is read.
 
     Attributes:
         folder: holds the plan, which `make_plan` writes.
@@ -90,12 +88,6 @@ class Cleaning:
             f"{remedy}"
         )
 
-    def make_plan(self, corpus: Corpus, *, processes: int, name: str = "") -> object:
-        """Implements `terakoya.corpus.cleaning.Cleaning.make_plan`."""
-        from terakoya_cleaning.plan import make_plan
-
-        return make_plan(corpus, processes=processes, name=name)
-
     def document_number(self, file: Source, line: int) -> int:
         """Returns the number of a document in the plan; numbers increase through the corpus."""
         return self._file_indices[str(file)] << _LINE_BITS | line
@@ -144,23 +136,6 @@ class Cleaning:
     @cached_property
     def _file_indices(self) -> dict[str, int]:
         return {str(file): index for index, file in enumerate(self.files)}
-
-
-def add_cleaning(corpus: Corpus, steps: Sequence[NamedStep], folder: Path, *, held_out: bool = False) -> Corpus:
-    """Returns `corpus` after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
-    documents.
-
-    Reads no document: `terakoya_cleaning.plan.make_plan` does. Raises UserError for `held_out` without the step
-    `hold_out`, and for a file given twice.
-    """
-    splits = any(isinstance(each.step, HoldOut) for each in steps)
-    if held_out and not splits:
-        raise UserError('held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps')
-    files = tuple(corpus.sources)
-    if repeated := sorted(name for name, count in Counter(map(str, files)).items() if count > 1):
-        raise UserError(f"{repeated[0]}: is given twice; give it once to clean it")
-    side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
-    return replace(corpus, cleaning=Cleaning(tuple(steps), Path(folder), files, side))
 
 
 class _DocumentNumbers:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from terakoya.errors import UserError
 from terakoya.log import translated
 from terakoya.process_pool import workers
 from terakoya_cleaning.cleaning import PLAN, Cleaning
+from terakoya_cleaning.reading import NamedStep
 from terakoya_cleaning.steps import HoldOut
 
 logger = logging.getLogger("terakoya")
@@ -38,6 +40,31 @@ KEPT = 255
 
 _EXCERPT_BYTES = 72
 _EXAMPLES = 3
+
+
+class PlannedCleaning(Cleaning):
+    """A cleaning that makes its plan."""
+
+    def make_plan(self, corpus: Corpus, *, processes: int, name: str = "") -> object:
+        """Implements `terakoya.corpus.cleaning.Cleaning.make_plan`."""
+        return make_plan(corpus, processes=processes, name=name)
+
+
+def add_cleaning(corpus: Corpus, steps: Sequence[NamedStep], folder: Path, *, held_out: bool = False) -> Corpus:
+    """Returns `corpus` after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
+    documents.
+
+    Reads no document: `make_plan` does. Raises UserError for `held_out` without the step
+    `hold_out`, and for a file given twice.
+    """
+    splits = any(isinstance(each.step, HoldOut) for each in steps)
+    if held_out and not splits:
+        raise UserError('held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps')
+    files = tuple(corpus.sources)
+    if repeated := sorted(name for name, count in Counter(map(str, files)).items() if count > 1):
+        raise UserError(f"{repeated[0]}: is given twice; give it once to clean it")
+    side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
+    return replace(corpus, cleaning=PlannedCleaning(tuple(steps), Path(folder), files, side))
 
 
 def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str, int]:

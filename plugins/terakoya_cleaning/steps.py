@@ -128,11 +128,11 @@ class NearDuplicates(CleaningStep):
 
     def note(self, text: str) -> np.ndarray:
         """Implements `CleaningStep.note`."""
-        return deduplication.minhash_signature(text, self)
+        return deduplication.minhash_signature(text, permutations=self.permutations, characters=self.characters)
 
     def drop(self, notes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
         """Implements `CleaningStep.drop`."""
-        return deduplication.find_near_duplicates(notes, left, self)
+        return deduplication.find_near_duplicates(notes, left, self.threshold)
 
 
 class HoldOut(CleaningStep):

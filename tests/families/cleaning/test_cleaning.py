@@ -26,8 +26,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import load
 from terakoya_cleaning import deduplication
 from terakoya_cleaning import plan as cleaning_plan
-from terakoya_cleaning.cleaning import add_cleaning
-from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.plan import add_cleaning, make_plan
 from terakoya_cleaning.reading import apply_steps, parse_steps
 from terakoya_cleaning.sentences import split_sentences
 
@@ -375,8 +374,7 @@ def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
-from terakoya_cleaning.cleaning import add_cleaning
-from terakoya_cleaning.plan import make_plan
+from terakoya_cleaning.plan import add_cleaning, make_plan
 from terakoya_cleaning.reading import parse_steps
 from terakoya.corpus.corpus import Corpus
 
