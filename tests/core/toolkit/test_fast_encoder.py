@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from terakoya.errors import UserError
-from terakoya.toolkit.tokenizers import fast_encoder, fast_unigram, line_encoder
-from terakoya.toolkit.tokenizers.fast_encoder import find_fast_encoder
+from terakoya.toolkit.tokenizers import fast_unigram, find_encoder, line_encoder
+from terakoya.toolkit.tokenizers.find_encoder import find_fast_encoder
 from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
 fastokens = pytest.importorskip("fastokens")
@@ -137,7 +137,7 @@ def test_other_ids_in_the_sample_are_noticed(other_ids: None, caplog: pytest.Log
 
 
 def test_other_ids_later_are_an_error(other_ids: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_encoder, "_ODD", ())
+    monkeypatch.setattr(find_encoder, "_ODD", ())
     encoder = encoder_of(Backend.from_str(BACKENDS["gpt2"]))
     assert encoder._fast is not None
     encoder.encode(["川べりの道"])

@@ -20,7 +20,7 @@ from test_sentencepiece import HARD, LINES, flat, make, own
 from transformers import AutoTokenizer
 
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.toolkit.tokenizers import fast_encoder
+from terakoya.toolkit.tokenizers import find_encoder
 from terakoya.toolkit.tokenizers.sentencepiece_folder import load_model
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import (
@@ -182,7 +182,7 @@ def test_bpe_is_read_by_fastokens(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of("bpe, bytes")
     # A piece of it, such as <s>, is one to fastokens also where the model has no piece for its characters.
     assert own(folder).encoder(folder)._fast is None
-    monkeypatch.setattr(fast_encoder, "sample_texts", lambda backend: LINES)
+    monkeypatch.setattr(find_encoder, "sample_texts", lambda backend: LINES)
     encoder = own(folder).encoder(folder)
     assert encoder._fast is not None
     expected = _loaded("bpe, bytes")(LINES, add_special_tokens=False)["input_ids"]

@@ -17,7 +17,8 @@ from terakoya.components.tokenizer import encode_texts
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.corpus.unread_text import find_unread
 from terakoya.toolkit.tokenizers._token_spans import ByteSpans, library_spans
-from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder, find_fast_encoder
+from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder
+from terakoya.toolkit.tokenizers.find_encoder import find_fast_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,8 @@ import numpy as np
 
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder, find_fast_encoder
+from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder
+from terakoya.toolkit.tokenizers.find_encoder import find_fast_encoder
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
 from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
