@@ -59,7 +59,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     check_local(options.out, "the new store's folder")
     check_writable(options.out)
     options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
-    if options.clean is not None:  # wrong steps are found before files are read
+    if options.clean is not None and not options.conversations:  # wrong steps are found before files are read
         read_cleaning(options.clean)
     words = None if options.words is None else find_word_finder(options.words)
     tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
