@@ -55,7 +55,7 @@ PAIRS: dict[str, Case] = {
 @pytest.mark.parametrize("name", at_night(PAIRS, always=("tp",)))
 def test_compiled_blocks_have_the_bits_of_uncompiled_ones(runs: Runs, name: str) -> None:
     """Also after a resume, and no graph has a break."""
-    case = replace(PAIRS[name], own={**PAIRS[name].own, "compile": "blocks"})
+    case = replace(PAIRS[name], own={**PAIRS[name].own, "compile": "blocks", "evaluation": None})
     mine, plain = runs.of(case, work=compiled_worker.compiled), runs.of(case, work=compiled_worker.uncompiled)
     assert_same_bits(mine, plain)
     resumed = runs.of(case, checkpoint(mine, 1), compiled_worker.compiled)
