@@ -14,22 +14,28 @@ import terakoya
 CORE = Path(terakoya.__file__).parent
 SOURCES = {file: file.read_text(encoding="utf-8") for file in CORE.rglob("*.py")}
 
-LINES = 56_300
-LONG_SIGNATURES = 44
-"""Functions with 8 parameters or more."""
+LINES = 48_200
+LONG_SIGNATURES = 3
+"""Functions with 8 parameters or more: the interface that Transformers has for attention."""
 FILES_THAT_NAME = {
-    "phases": (r"phase", 41),
-    "addresses": (r"address|mirror|remote", 72),
-    "compile": (r"(?<!re\.)\bcompil", 39),
-    "adapters": (r"adapter|lora", 27),
-    "answers": (r"answer", 58),
-    "deepspeed": (r"deepspeed", 30),
-    "word starts": (r"word_starts", 31),
+    "phases": (r"phase", 21),
+    "addresses": (
+        r"mirror|object.store|(?<!trust.)remote(?!.code)|an address|addresses such|address of a (run|copy|store)|"
+        r"(and|or) addresses",
+        10,
+    ),
+    "compile": (r"(?<!re\.)\bcompil", 29),
+    "adapters": (r"adapter|lora", 15),
+    "answers": (r"\"answers?\"|\.answers\b|answers: |(ends?|of) an answer|of answers", 14),
+    "deepspeed": (r"deepspeed", 15),
+    "word starts": (r"word_starts", 20),
     "mup": (r"\bmup\b|_mup\b", 8),
-    "spikes": (r"spike|rollback", 22),
-    "fp8": (r"fp8", 10),
+    "spikes": (r"spike|rollback", 20),
+    "fp8": (r"fp8", 5),
 }
-"""Feature -> what names it, and the files of the core that do."""
+"""Feature -> what names it, and the files of the core that do. More than 20 name two of them: phases, which the log,
+the status, the estimate and a resume show each in their own way; and compilation, of which six mean a C compiler, and
+others say why a line stands as it does for torch's."""
 
 
 def test_the_core_does_not_grow() -> None:
