@@ -195,7 +195,7 @@ def test_every_key_that_may_change_can_change_on_resume(
         assert len(toy.records(out, "resume")) == 1 and max(toy.records(out)) > 1, change
     lines = map(json.loads, (tmp_path / "0/metrics.jsonl").read_text().splitlines())
     warnings = [line["text"] for line in lines if line["kind"] == "warning"]
-    assert warnings == [f"{other}: the run has not validated on this store before; its losses start a new curve"]
+    assert f"{other}: the run has not validated on this store before; its losses start a new curve" in warnings
 
 
 @pytest.mark.slow
