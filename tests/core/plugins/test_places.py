@@ -69,7 +69,7 @@ def register_places():
 
 
 @pytest.fixture
-def plugin(tmp_path: Path) -> str:
+def plugin(fresh_plugins: None, tmp_path: Path) -> str:
     file = tmp_path / "zips.py"
     file.write_text(ZIP, encoding="utf-8")
     load([str(file)])
