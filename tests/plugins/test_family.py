@@ -70,9 +70,9 @@ def test_a_preset_has_the_published_size(preset: str) -> None:
     assert abs(total / millions - 1) < 0.011 and round(embedded, 1) == of_words
 
 
-def test_every_preset_of_full_size_is_in_the_table() -> None:
+def test_every_preset_of_a_published_size_is_in_the_table() -> None:
     others = {"bert_large", "electra_small", "eurobert_210m"}
-    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} | others
+    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} - {"bert_ja_base"} | others
 
 
 def test_deberta_v3s_generator_is_half_as_deep_and_as_wide() -> None:
