@@ -12,18 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terakoya.components import EventListener, LossTerm
 from terakoya.components.run import StepReport
-from terakoya.config.parameters import Parameters
 from terakoya.plugins import PluginError, registry
-from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.checkpoint import event_tensors
 from terakoya.training.device_copies import CopyAhead
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.engines.compared_examples import compare_examples
 from terakoya.training.engines.engine import Engine
@@ -72,7 +68,6 @@ class Trainer:
         save_due: whether an event has requested a checkpoint of the step under way.
         skipped: the steps that are not taken, and how the run went back.
         next_vote: the vote on the next step, where it was begun ahead.
-        plan: which rows and rates each step has.
         phase: the phase of the last step; of the first one before it.
         architecture: with the rotary positions that the module has now.
         throughputs: turns tokens and seconds into rates, by phase.
@@ -95,25 +90,24 @@ class Trainer:
         self.batches = batches
         self.validation = validation
         self.run_log = run.run_log
-        self.listeners: dict[str, EventListener] = registry().start_listeners(run)
-        self.events: Events = registry().hook.join(self.listeners)
+        self.listeners = registry().start_listeners(run)
+        self.events = registry().hook.join(self.listeners)
         self.save_due = False
         self.facts = facts
         self.shapes = shapes
         self.read_step = CopyAhead(batches, run.device, flash=batches.flash, compiled=batches.compiled)
-        self.parameters: Parameters = run.parameters
-        self.context: DistributedContext = run.context
+        self.parameters, self.context = run.parameters, run.context
         self.phase = self.plan.phases[0]
         self.architecture = run.architecture
         self.throughputs = throughputs
-        self.terms: Mapping[str, LossTerm] = run.objective.terms()
+        self.terms = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
         self.health = StepHealth(run, self.meter, engine.scaler, batches)
         self.saver = Saver(run, engine)
         self.last_checkpoint: Path | None = None
         self.skipped = SkippedSteps(run, batches)
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
-        self.step_sync = StepSync(self.context, count_names, self.saver)
+        self.step_sync = StepSync(run, count_names, self.saver)
         self.next_vote: StepVote | None = None
         self.step_log = StepLog(run, self.meter, self.health, throughputs[0], batches)
         self.clock = clock = self.step_log.clock
@@ -144,7 +138,7 @@ class Trainer:
         stop_reason: str | None = None
         self._log_start()
         self._call_event("run_started", run)
-        self._meet_requests()
+        self._take_requests(*self.step_sync.meet())
         if run.step == 0 and not run.validation_losses:
             self._validate()
         with self.saver:
@@ -160,10 +154,7 @@ class Trainer:
                     with self.profile.part("data"):
                         batches = self.clock.measure(partial(next, prefetcher))
                     losses = self.health.losses(finished_steps)
-                    stop_reason = stop.signal or self._time_limit_reached()
-                    return self.step_sync.begin(
-                        batches, stop_reason, losses, save=run.save_requested, end=run.end_requested is not None
-                    )
+                    return self.step_sync.begin(batches, stop.signal or self._time_limit_reached(), losses)
 
                 self.step_log.begin()
                 while not run.finished:
@@ -180,15 +171,15 @@ class Trainer:
                     if decision.stop:
                         stop_reason = next(filter(None, self.context.gather(vote.stop_reason)))
                         break
-                    self._take_requests(save=decision.save, end=decision.end)
+                    self._take_requests(decision.save, decision.end)
                     if run.finished:
                         break
                     report = self._step(vote.batches, decision.counts, begin_vote)
                     self.profile.end(run.step)
                     self._call_event("step_finished", run, report)
-                    if parameters.evaluation and self._is_due(parameters.evaluation.steps):
+                    if parameters.evaluation and run.step % parameters.evaluation.steps == 0:
                         self._validate()
-                    if self._is_due(parameters.checkpoint.save_steps) or self.save_due:
+                    if run.step % parameters.checkpoint.save_steps == 0 or self.save_due:
                         self._save()
                 if self.next_vote is not None:  # an event has ended the run after the vote on the next step began
                     self._judge(self.step_sync.wait(self.next_vote).losses)
@@ -203,12 +194,12 @@ class Trainer:
         reason = stop_reason or run.ended_by
         self.run_log.write("stopped" if stop_reason else "finished", step=run.step, reason=reason)
         self.finished = not stop_reason
-        if run.ended_by and not stop_reason:
-            self.run_log.print(f"ended at step {run.step:,}: {run.ended_by}")
         if stop_reason:
             self.run_log.print(
                 f"stopped by {stop_reason} at step {run.step:,}, which is saved; the same command continues the run"
             )
+        elif run.ended_by:
+            self.run_log.print(f"ended at step {run.step:,}: {run.ended_by}")
         return TrainResult(run.step, self.last_checkpoint, stop_reason)
 
     def _step(
@@ -224,12 +215,18 @@ class Trainer:
         run = self.run
         if self.plan.phase_at(run.step) is not self.phase or run.step == 0:
             self.begin_phase(self.plan.phase_at(run.step), tokens=run.consumed_tokens)
-            self._announce_phase()
+            if self.plan.has_phases:
+                self.run_log.write("phase", step=run.step, **self.phase.record())
+                if run.step:
+                    self.run_log.print(self.phase.describe())
 
         self.clock.begin()
         # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
         micro_steps = range(len(batches.real) - self.phase.rank_batch.micro_steps, len(batches.real))
-        compared = self._compare_examples(batches, micro_steps) if run.objective.compares_examples else {}
+        compared: dict[int, dict[str, Tensor]] = {}
+        if run.objective.compares_examples:
+            loads = {each: partial(self._begin_micro_step, batches, each) for each in micro_steps}
+            compared = compare_examples(self.engine, self.context, run.objective, loads)
         for micro_step in micro_steps:
             is_real = micro_step >= 0
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
@@ -262,17 +259,14 @@ class Trainer:
 
     def _begin_micro_step(self, batches: StepBatches, micro_step: int) -> dict[str, Tensor]:
         """Seeds dropout for a micro-step and returns its tensors on the device; those of the dummy below 0."""
-        seed_dropout(self.run.device, self._dropout_seed(micro_step))
+        # a seed for each step, micro-step and process or replica: no generator's state is saved
+        seed = torch_seed(self.parameters.seed, DROPOUT, self.run.step, micro_step, self.engine.dropout_rank)
+        seed_dropout(self.run.device, seed)
         if 0 <= micro_step < len(batches.copies):
             return batches.copies[micro_step].take()
         batch = batches.real[micro_step] if micro_step >= 0 else batches.dummy
         assert batch is not None
         return to_device(batch, self.run.device, flash=self.batches.flash, compiled=self.batches.compiled)
-
-    def _compare_examples(self, batches: StepBatches, micro_steps: range) -> dict[int, dict[str, Tensor]]:
-        """Returns what each micro-batch needs to know of the others, where losses compare examples; collective."""
-        loads = {each: partial(self._begin_micro_step, batches, each) for each in micro_steps}
-        return compare_examples(self.engine, self.context, self.run.objective, loads)
 
     @property
     def plan(self) -> RunPlan:
@@ -294,13 +288,6 @@ class Trainer:
             with torch.device("meta"):
                 wanted = run.objective.build(self.architecture, run.vocabulary)
             set_rotary_base(run.module, wanted)
-
-    def _announce_phase(self) -> None:
-        """Writes and prints which phase the next step belongs to."""
-        if self.plan.has_phases:
-            self.run_log.write("phase", step=self.run.step, **self.phase.record())
-            if self.run.step:
-                self.run_log.print(self.phase.describe())
 
     def one_step(self, batches: StepBatches | None = None, *, record: bool = False) -> StepReport:
         """Takes the next step alone, for a dry run; with `record` its values are in the report in any case. Its
@@ -337,13 +324,6 @@ class Trainer:
             going.rollbacks = (*self.skipped.rollbacks, going.rollback)
             raise
 
-    def _dropout_seed(self, micro_step: int) -> int:
-        """Returns a seed for each step, micro-step and process or replica, so that no generator state is saved."""
-        return torch_seed(self.parameters.seed, DROPOUT, self.run.step, micro_step, self.engine.dropout_rank)
-
-    def _is_due(self, every: int) -> bool:
-        return self.run.step % every == 0
-
     def _time_limit_reached(self) -> str | None:
         """Returns the reason to stop once the run has taken `max_minutes`."""
         limit = self.parameters.max_minutes
@@ -376,13 +356,7 @@ class Trainer:
             self.step_sync.plugin_error = error
             return None
 
-    def _meet_requests(self) -> None:
-        """Grants what events have requested on any rank; collective."""
-        run = self.run
-        save, end = self.step_sync.meet(save=run.save_requested, end=run.end_requested is not None)
-        self._take_requests(save=save, end=end)
-
-    def _take_requests(self, *, save: bool, end: bool) -> None:
+    def _take_requests(self, save: bool, end: bool) -> None:
         """Notes what events have requested, on all ranks alike."""
         run = self.run
         if save:
@@ -416,30 +390,27 @@ class Trainer:
             self.run_log.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **plugin_values)
             self.run_log.track(run.step, {f"validation/{key}": value for key, value in plugin_values.items()})
         self._call_event("validation_finished", run, {**numbers, **({"": plugin_values} if plugin_values else {})})
-        self._meet_requests()
+        self._take_requests(*self.step_sync.meet())
         self.step_log.leave_out(time.perf_counter() - start)
 
     def _save(self) -> None:
         """Saves this step, or begins to in the background. Weights that are not finite are never saved, nor is a step
         with which too many in a row were not finite."""
-        start = time.perf_counter()
+        run, start = self.run, time.perf_counter()
         self.save_due = False
         self.health.check()
         self._report_saved(self.saver.finish())  # one save at a time
-        at_end = self.run.length.is_reached(step=self.run.step, tokens=self.run.consumed_tokens)
+        at_end = run.length.is_reached(step=run.step, tokens=run.consumed_tokens)
+        phase = {"phase": {**self.phase.record(), "tokens_before": run.phase_tokens}} if self.plan.has_phases else {}
         saved = self.saver.save(
             {
                 **self.facts,
-                "consumed_rows": self.run.consumed_rows,
-                "consumed_tokens": self.run.consumed_tokens,
-                **(
-                    {"phase": {**self.phase.record(), "tokens_before": self.run.phase_tokens}}
-                    if self.plan.has_phases
-                    else {}
-                ),
+                "consumed_rows": run.consumed_rows,
+                "consumed_tokens": run.consumed_tokens,
+                **phase,
                 "learning_rates": [self.last_learning_rate, None if at_end else self.next_learning_rate()],
-                "validation_losses": self.run.validation_losses,
-                "positions": self.batches.loader.store_positions(self.run.consumed_rows),
+                "validation_losses": run.validation_losses,
+                "positions": self.batches.loader.store_positions(run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),
                 "metered_from": self.step_log.metered_from,
                 "step_health": self.health.state(self._pending_losses()),
@@ -447,7 +418,7 @@ class Trainer:
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
                 "rollbacks": [each.to_json() for each in self.skipped.rollbacks],
             },
-            event_tensors=event_tensors.collect(self.listeners, self.run.rank),
+            event_tensors=event_tensors.collect(self.listeners, run.rank),
             keep_before=self.health.first_open_step() - 2 if self.health.spikes.goes_back else None,
         )
         self.save_seconds = time.perf_counter() - start

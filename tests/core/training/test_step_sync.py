@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,9 @@ def batch(**counts: int) -> Batch:
 def step_sync(saving: Saving, *, rank: int = 0, replica_size: int = 1) -> StepSync:
     processes = tuple(ProcessInfo(number, 0, number, "here") for number in range(replica_size))
     context = DistributedContext(rank, replica_size, torch.device("cpu"), Topology(processes, replica_size), None, None)
+    run: Any = SimpleNamespace(context=context, save_requested=False, end_requested=None)
     saver: Any = saving
-    return StepSync(context, ["masked", "tokens"], saver)
+    return StepSync(run, ["masked", "tokens"], saver)
 
 
 def test_counts_of_all_micro_batches_are_added_up_and_a_dummy_counts_nothing() -> None:
