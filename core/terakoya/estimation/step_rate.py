@@ -87,7 +87,7 @@ def time_steps(
     timed = _TimedEngine(trainer.engine, trainer.run.device, now)
     trainer.engine, engine = timed, trainer.engine  # all else is the engine's
     wholes: list[float] = []
-    micro_steps = trainer.plan.rank_batch(trainer.run.step).micro_steps
+    micro_steps = trainer.plan.phase_at(trainer.run.step).rank_batch.micro_steps
     began = timed.wait()
     try:
         with Prefetcher(trainer.read_step, trainer.run.step, ahead=2) as prefetcher:

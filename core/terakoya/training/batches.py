@@ -59,30 +59,14 @@ class StepBatches:
 class BatchMaker:
     """Makes this rank's `StepBatches` from the number of a step: a pure function, which a thread calls ahead."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        vocabulary: Vocabulary,
-        *,
-        flash: bool = False,
-        compiled: bool = False,
-    ) -> None:
-        """With `flash` batches have the arrays of that backend. Where the model is
-        `compiled`, rows of padding fill up a micro-batch that would be shorter than those of every step, so that it has
-        their shapes."""
+    def __init__(self, plan: RunPlan, vocabulary: Vocabulary, *, flash: bool = False, compiled: bool = False) -> None:
+        """With `flash` batches have the arrays of that backend. Where the model is `compiled`, rows of padding fill up
+        a micro-batch that would be shorter than those of every step, so that it has their shapes."""
         self.plan = plan
         self.loader = plan.loader
         self.vocabulary = vocabulary
         self.flash = flash
         self.compiled = compiled
-
-    def start_at(self, step: int, row: int) -> None:
-        """Makes step `step` begin with row `row`; see `RunPlan.continued_at`."""
-        self.plan = self.plan.continued_at(step, row)
-
-    def rows(self, step: int) -> tuple[int, int]:
-        """Returns the rows [start, stop) of the order that optimizer step `step` takes, on all ranks together."""
-        return self.plan.rows(step)
 
     def describe_rows(self, start: int, stop: int) -> str:
         """Returns which rows [start, stop) of the order are: their numbers there, and in the orders of their stores."""
@@ -96,8 +80,8 @@ class BatchMaker:
 
     def __call__(self, step: int) -> StepBatches:
         """Returns the micro-batches of optimizer step `step`, counted from 0."""
-        progress, rank_batch = self.plan.objective_progress(step), self.plan.rank_batch(step)
-        first, last = self.rows(step)
+        progress, rank_batch = self.plan.objective_progress(step), self.plan.phase_at(step).rank_batch
+        first, last = self.plan.rows(step)
         real = [
             self._collate(replace(self.loader.load(first + start, min(first + stop, last)), progress=progress), step)
             for start, stop in rank_batch.micro_batches()
@@ -107,14 +91,15 @@ class BatchMaker:
 
     def dummy(self, step: int = 0) -> Batch:
         """Returns a batch of one row with nothing to learn, of the rows that `step` has."""
-        return self._collate(self.loader.blank_row(self.rows(step)[0]), step)
+        return self._collate(self.loader.blank_row(self.plan.rows(step)[0]), step)
 
     def _collate(self, rows: Rows, step: int) -> Batch:
         """Returns the micro-batch of `rows`, which belong to `step`."""
-        sizes = sorted({stop - start for start, stop in self.plan.rank_batch(step).micro_batches()}) or [1]
+        phase = self.plan.phase_at(step)
+        sizes = sorted({stop - start for start, stop in phase.rank_batch.micro_batches()}) or [1]
         size = next(each for each in sizes if each >= len(rows)) if self.compiled else len(rows)
-        source = self.loader.mixture_at(self.rows(step)[0])[0][0]
-        batch = collate_rows(self.plan.objective(step), self.vocabulary, rows, size, source)
+        source = self.loader.mixture_at(self.plan.rows(step)[0])[0][0]
+        batch = collate_rows(phase.objective, self.vocabulary, rows, size, source)
         if not self.flash:
             return batch
         return Batch({**batch.arrays, **boundary_arrays(batch.arrays["document_ids"])}, batch.counts)

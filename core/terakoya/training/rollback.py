@@ -88,7 +88,7 @@ class SkippedSteps:
         """Counts the run's next step and its rows as taken, without training on them."""
         run = self._run
         reason = "data.skip_steps says" if run.parameters.data.skips(run.step) else "they belong to a spike"
-        _, run.consumed_rows = self._batches.rows(run.step)
+        _, run.consumed_rows = self._batches.plan.rows(run.step)
         run.step += 1
         if not self.contain(run.step):
             self._run_log.write("skip", step=run.step)
@@ -120,7 +120,8 @@ class SkippedSteps:
 
     def _rows_of(self, rollback: Rollback) -> tuple[int, int]:
         """Returns the rows [start, stop) of the order that `rollback` passes over."""
-        return self._batches.rows(rollback.first - 1)[0], self._batches.rows(rollback.last - 1)[1]
+        plan = self._batches.plan
+        return plan.rows(rollback.first - 1)[0], plan.rows(rollback.last - 1)[1]
 
 
 def remove_checkpoints_since(rollback: Rollback, run: Path, context: DistributedContext) -> None:

@@ -158,14 +158,6 @@ class RunPlan:
         """Returns the phase of optimizer step `step`, counted from 0; the last one for steps after the run."""
         return next((phase for phase in self.phases if step < phase.span.stop_step), self.phases[-1])
 
-    def rank_batch(self, step: int) -> RankBatch:
-        """Returns the part of the global batch of step `step` that this rank takes."""
-        return self.phase_at(step).rank_batch
-
-    def objective(self, step: int) -> Objective:
-        """Returns what masks the rows of step `step`."""
-        return self.phase_at(step).objective
-
     def title_at(self, step: int) -> str:
         """Returns the title of the phase of step `step`; empty in a run without phases."""
         return self.phase_at(step).title() if self.has_phases else ""

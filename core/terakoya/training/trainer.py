@@ -251,7 +251,7 @@ class Trainer:
             norm = self.engine.step(learning_rate, skip_above=skip_above)
         self.clock.step_started()
 
-        rows = self.batches.rows(run.step)
+        rows = self.plan.rows(run.step)
         run.step, run.consumed_rows = run.step + 1, rows[1]
         self.health.add(norm, skip_above, counts, rows)
         run.consumed_tokens += counts["tokens"]

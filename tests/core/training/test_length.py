@@ -155,9 +155,9 @@ def test_a_rate_that_changes_depends_on_the_rows_before_the_step_and_not_on_the_
     for step in (7, 0, 9):
         assert inputs(maker(0, 16), step) == [*inputs(maker(0, 5), step), *inputs(maker(5, 16), step)]
     late = maker(0, 16)
-    late.start_at(4, 65)
-    assert late.rows(7) == (113, 129) and inputs(late, 7) != inputs(maker(0, 16), 7)
-    late.start_at(4, 64)
+    late.plan = late.plan.continued_at(4, 65)
+    assert late.plan.rows(7) == (113, 129) and inputs(late, 7) != inputs(maker(0, 16), 7)
+    late.plan = late.plan.continued_at(4, 64)
     assert inputs(late, 7) == inputs(maker(0, 16), 7)
     assert masked_share(0) > 0.5 > 0.25 > masked_share(9) > 0.1
 

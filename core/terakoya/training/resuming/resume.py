@@ -167,14 +167,15 @@ def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: P
     Raises:
         UserError: the size of the global batch has changed, or phases that the run has taken.
     """
-    run, global_rows = trainer.run, trainer.plan.validation_batch.global_rows
-    if trainer.plan.has_phases:
-        trainer.plan.check_borders(manifest)
-        trainer.batches.start_at(run.step, run.consumed_rows)
+    run, plan, global_rows = trainer.run, trainer.plan, trainer.plan.validation_batch.global_rows
+    if plan.has_phases:
+        plan.check_borders(manifest)
+    else:
+        check_global_batch(folder, manifest, run.parameters)
+    trainer.batches.plan = plan.continued_at(run.step, run.consumed_rows)
+    if plan.has_phases:
         _restore_phase(trainer, manifest.get("phase"))
         return
-    check_global_batch(folder, manifest, run.parameters)
-    trainer.batches.start_at(run.step, run.consumed_rows)
     run.length = run.length.after_resuming(step=run.step, consumed_rows=run.consumed_rows, global_rows=global_rows)
     trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
     had_other_rows = "phase" in manifest or "forked_from" in manifest  # a fork was told when it began
