@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from terakoya.errors import Diverged, RollingBack, TemporaryFailure, UserError
+from terakoya.errors import Diverged, RollingBack, TemporaryFailure
 from terakoya.log import plural
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.finding import PERMANENT
@@ -133,17 +134,7 @@ def remove_checkpoints_since(rollback: Rollback, run: Path, context: Distributed
         Diverged: on every rank, if no older checkpoint is whole; nothing was removed.
         UserError: on every rank, if checkpoints cannot be read or removed now.
     """
-    outcome: UserError | None = None
-    if context.is_main:
-        try:
-            _remove_since(rollback, run)
-        except OSError as error:
-            outcome = TemporaryFailure(f"{run}: a checkpoint cannot be removed now: {error}")
-        except UserError as error:
-            outcome = error
-    outcome = context.broadcast(outcome)
-    if outcome is not None:
-        raise outcome
+    context.decide_on_main(partial(_remove_since, rollback, run))
 
 
 def _remove_since(rollback: Rollback, run: Path) -> None:
@@ -154,6 +145,9 @@ def _remove_since(rollback: Rollback, run: Path) -> None:
             f"{rollback.seen}; the run cannot go back, as no checkpoint from before step {rollback.first:,} is "
             "whole: lower optimizer.learning_rate, or start again with spikes.action rollback from the first step on"
         )
-    for step, folder in reversed([*found, *list_checkpoints(run / PERMANENT)]):
-        if step >= rollback.first:
-            remove_checkpoint(folder)
+    try:
+        for step, folder in reversed([*found, *list_checkpoints(run / PERMANENT)]):
+            if step >= rollback.first:
+                remove_checkpoint(folder)
+    except OSError as error:
+        raise TemporaryFailure(f"{run}: a checkpoint cannot be removed now: {error}") from error

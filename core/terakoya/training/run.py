@@ -124,7 +124,7 @@ class Run:
 
     def write_text(self, name: str, text: str) -> None:
         """Gives `text` to the trackers that show texts."""
-        self.run_log.track_text(self.step, name, text)
+        self.run_log.track(self.step, {name: text})
 
     def print(self, text: str) -> None:
         """Prints a line above the progress."""

@@ -96,17 +96,12 @@ class RunLog:
     def begin_tracking(self, step: int, *, attempt: int) -> None:
         """Tells every tracker that the steps after `step` come next, in this `attempt`; see `TrackerRun`."""
         for tracker in self.trackers:
-            tracker.begin(step, attempt)
+            tracker.queue.put((step, attempt))  # however long the queue is
 
-    def track(self, step: int, values: Mapping[str, float]) -> None:
-        """Queues `values` for every tracker, without waiting."""
+    def track(self, step: int, values: Mapping[str, float] | Mapping[str, str]) -> None:
+        """Queues numbers for every tracker, or texts for those that show them, without waiting."""
         for tracker in self.trackers:
             tracker.put(step, values)
-
-    def track_text(self, step: int, name: str, text: str) -> None:
-        """Queues `text` for every tracker that shows texts, without waiting."""
-        for tracker in self.trackers:
-            tracker.put(step, {name: text})
 
     def print(self, text: str) -> None:
         """Prints a line, above the progress line."""
@@ -163,7 +158,7 @@ class RunLog:
         with contextlib.suppress(OSError):
             status_line.show("")
         for tracker in self.trackers:
-            tracker.request_finish()
+            tracker.queue.put(None)
         deadline = time.monotonic() + SECONDS_TO_FINISH
         for tracker in self.trackers:
             tracker.wait_until(deadline)
@@ -198,10 +193,9 @@ class _TrackerThread:
 
     def __init__(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         self.name = type(tracker).__name__
-        self.queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()  # None: the tracker finishes
         self.dropped = 0
         self.off = False
-        self.finish_requested = threading.Event()
         self.thread = threading.Thread(
             target=self._run, args=(tracker, folder, parameters), name=f"tracker {self.name}", daemon=True
         )
@@ -214,18 +208,11 @@ class _TrackerThread:
         else:
             self.queue.put((step, values))
 
-    def begin(self, step: int, attempt: int) -> None:
-        """Queues the beginning of an attempt, however long the queue is."""
-        self.queue.put((step, attempt))
-
-    def request_finish(self) -> None:
-        """Makes the tracker close once its queue is empty."""
-        self.finish_requested.set()
-
     def wait_until(self, deadline: float) -> None:
-        """Waits for the tracker until `time.monotonic()` reaches `deadline`; warns if it missed values."""
+        """Waits for the tracker, whose queue has ended, until `time.monotonic()` reaches `deadline`; warns if it missed
+        values."""
         self.thread.join(max(0.0, deadline - time.monotonic()))
-        missing = self.dropped + self.queue.qsize()
+        missing = self.dropped + max(0, self.queue.qsize() - 1)
         if self.thread.is_alive() or (missing and not self.off):
             log.warning("tracker %s fell behind; %s has every number it misses", self.name, FILE)
         elif missing:
@@ -235,7 +222,7 @@ class _TrackerThread:
         try:
             opened = tracker.open(folder, parameters)
             log_text, begin = getattr(opened, "log_text", None), getattr(opened, "begin", None)
-            while (item := self._next()) is not None:
+            while (item := self.queue.get()) is not None:
                 step, values = item
                 if isinstance(values, int):
                     if begin is not None:
@@ -252,12 +239,3 @@ class _TrackerThread:
             log.warning(
                 "tracker %s: %s: %s; it is off for the rest of this run", self.name, type(error).__name__, error
             )
-
-    def _next(self) -> _Item | None:
-        """Returns what is next in the queue; None once the queue is empty and the tracker must finish."""
-        while True:
-            try:
-                return self.queue.get(timeout=0.1)
-            except queue.Empty:
-                if self.finish_requested.is_set():
-                    return None

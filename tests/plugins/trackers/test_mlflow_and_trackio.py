@@ -61,7 +61,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 def log_once(tracker: Tracker, folder: Path, step: int) -> None:
     run_log = RunLog(folder, [tracker], {"seed": 42, "optimizer": {"learning_rate": 0.1}}, active=True)
     run_log.track(step, {"train/loss": 2.5})
-    run_log.track_text(step, "samples", "a → b")
+    run_log.track(step, {"samples": "a → b"})
     run_log.close()
 
 
