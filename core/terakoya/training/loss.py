@@ -96,11 +96,6 @@ class Meter:
         for name in self.counts:
             self.counts[name] += counts[name]
 
-    def remove_counts(self, counts: Mapping[str, int]) -> None:
-        """Removes global counts that were added, of a step whose sums were not."""
-        for name in self.counts:
-            self.counts[name] -= counts[name]
-
     def take_step(self, step: Meter, *, where: Tensor | None) -> None:
         """Adds the sums of `step`, a meter of the same terms, and clears it; never waits for the device.
 

@@ -111,9 +111,11 @@ class Saver:
         self.step = run.step
         facts = copy.deepcopy(dict(facts))  # steps continue while the manifest waits to be written
         write = partial(checkpoint.save, self.place, run.step, self.context)
+        models = choose_saved_models(run.parameters, full_module=engine.full_module)
         folders = ModelFolders(
             run.module if engine.full_module else None, run.built_parameters, run.vocabulary,
-            with_model=self._saves_model(), tokenizer_folder=run.tokenizer_folder, started_from=facts["started_from"],
+            with_model=models == "every" or (models == "last" and run.finished),
+            tokenizer_folder=run.tokenizer_folder, started_from=facts["started_from"],
         )  # fmt: skip
         content = partial(checkpoint.Content, facts, keep_before=keep_before)
         if not self.settings.async_save:
@@ -136,11 +138,6 @@ class Saver:
             write_copies = partial(_write_beside_training, folders=folders)
         self.pending = self.thread.submit(write, content(self.snapshot, copies, write_copies))
         return None
-
-    def _saves_model(self) -> bool:
-        """Whether the checkpoint of this step gets a `model/`."""
-        model = choose_saved_models(self.run.parameters, full_module=self.engine.full_module)
-        return model == "every" or (model == "last" and self.run.finished)
 
     def has_finished(self) -> bool:
         """Whether this rank has finished the background save; once all ranks have, `finish` returns without waiting.

@@ -24,7 +24,6 @@ from terakoya.log import translated
 from terakoya.places import Keeper
 from terakoya.plugins import PluginError, registry
 from terakoya.plugins.run_record import record_plugins
-from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
 from terakoya.training import run_folder
@@ -366,15 +365,9 @@ def _report_run(run: Run, plan: RunPlan, stores: Stores, kernels: Kernels, param
         for phase in plan.phases:
             run.print(phase.describe())
     if length.rows is not None and len(loader.sources) > 1:
-        run.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
-
-
-def _epochs_per_store(loader: Loader, rows: int) -> str:
-    """Returns how often the first `rows` rows of the order read each store, for example `0.50 x stores/wiki`."""
-    positions = zip(loader.sources, loader.store_positions(rows), strict=True)
-    return ", ".join(
-        f"{int(position['rows']) / len(source):.2f} x {position['store']}" for source, position in positions
-    )
+        positions = zip(loader.sources, loader.store_positions(length.rows), strict=True)
+        epochs = ", ".join(f"{int(each['rows']) / len(source):.2f} x {each['store']}" for source, each in positions)
+        run.print(f"in its {length.rows:,} rows the run reads {epochs}")
 
 
 def _manifest_facts(

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terakoya.components import LossTerm
 from terakoya.components.run import StepAnomaly
 from terakoya.errors import Diverged, UserError
 from terakoya.log import plural
@@ -127,9 +126,7 @@ class StepHealth:
         self.scaler = scaler
         self.run_log = run.run_log
         self.batches = batches
-        self.terms: Mapping[str, LossTerm] = {
-            name: term for name, term in meter.terms.items() if term.weight is not None
-        }
+        self.terms = {name: term for name, term in meter.terms.items() if term.weight is not None}
         self.step_meter = Meter(meter.terms, run.device)
         self.pending: deque[PendingStep] = deque()
         self.allowed = parameters.max_consecutive_skipped_steps
@@ -250,7 +247,7 @@ class StepHealth:
             self.note(step, "skipped", "gradients overflowed fp16; no weight has changed", reason="overflow")
             return
         assert step.counts is not None
-        self.meter.remove_counts(step.counts)
+        self.meter.add_counts({name: -count for name, count in step.counts.items()})  # its sums were not added
         rows, documents = self.describe(step)
         text = f"loss or gradients are not finite, and no weight has changed; it took {rows}"
         self.note(step, "skipped", text, reason="not finite", **documents)

@@ -49,7 +49,7 @@ class Stores:
         Raises:
             UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
         """
-        train = _open_train(data, later)
+        train = [open_store(path) for path in _train_paths(data, later)]
         validation = _open_validation(data)
         first = train[0]
         for store in [*train[1:], *validation.values()]:
@@ -172,7 +172,8 @@ def open_validation(parameters: Parameters) -> dict[str, TokenStore]:
     """
     data = parameters.data
     if data.split is not None:
-        return _split(_open_train(data, parameters.all_data), data.split)[1]
+        train = [open_store(path) for path in _train_paths(data, parameters.all_data)]
+        return _split(train, data.split)[1]
     return _open_validation(data)
 
 
@@ -206,12 +207,8 @@ def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, 
     )
 
 
-def _open_train(data: Data, later: Sequence[Data]) -> list[TokenStore]:
-    """Opens the stores of `data.train`, then those that only its stages or `later` data use."""
-    return [open_store(path) for path in _train_paths(data, later)]
-
-
 def _train_paths(data: Data, later: Sequence[Data]) -> list[Path]:
+    """Returns the stores of `data.train`, then those that only its stages or `later` data use."""
     paths = [entry.store for entry in data.train]
     for mixture in (*(stage.train for stage in data.stages), *(each.train for each in later)):
         paths += [entry.store for entry in mixture if entry.store not in paths]

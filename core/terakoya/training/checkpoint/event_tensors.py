@@ -8,7 +8,6 @@ The files are those of `state/`: tensors, whole or in shards that many processes
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
@@ -113,14 +112,9 @@ class SavedEventTensors(SavedTensors):
         """See `SavedTensors`."""
         if shard.name not in self:
             raise KeyError(shard.name)
-        size, shape = shard.value.numel(), shard.value.shape
         if isinstance(shard.start, int):
-            return self._stored.part(shard.name, shard.start, size)
-        width = math.prod(shard.shape[1:])
-        if shape[1:] == shard.shape[1:]:  # some rows
-            first = shard.start[0] * width if shard.start else 0
-            return self._stored.part(shard.name, first, size).view(shape)
-        return self._stored(shard.name)[tuple(map(slice, shard.start, map(sum, zip(shard.start, shape, strict=True))))]
+            return self._stored.part(shard.name, shard.start, shard.value.numel())
+        return self._stored.box(shard.name, shard.start, shard.value.shape)
 
 
 def load_weights(folder: Path, plugin: str, module: nn.Module) -> None:

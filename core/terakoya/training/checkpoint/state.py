@@ -275,20 +275,15 @@ class StoredTensors:
 
 
 class SavedState(StoredTensors):
-    """The tensors of `kind` in a checkpoint's `state/`."""
+    """The tensors of `kind` in a checkpoint's `state/`: in the files that its manifest names, in all of them while it
+    is being written and has none."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
-        super().__init__(folder, _files(folder, kind))
-
-
-def _files(folder: Path, kind: Kind) -> list[Path]:
-    """Returns the files of `kind` that the manifest of the checkpoint `folder` names; all of them while the checkpoint
-    is being written and has no manifest."""
-    found = sorted((folder / "state").glob(f"{kind}-*.safetensors"))
-    if not (folder / MANIFEST).exists():
-        return found
-    named = read_manifest(folder)["files"]
-    return [path for path in found if path.relative_to(folder).as_posix() in named]
+        found = sorted((folder / "state").glob(f"{kind}-*.safetensors"))
+        if (folder / MANIFEST).exists():
+            named = read_manifest(folder)["files"]
+            found = [path for path in found if path.relative_to(folder).as_posix() in named]
+        super().__init__(folder, found)
 
 
 def incomplete_tensors(folder: Path) -> list[str]:

@@ -61,14 +61,9 @@ def choose_attention(
     length = max(each.sequence_length for each in parameters.all_data)
     backend = attention.choose(parameters.attention, device=device, length=length, **facts)
     if parameters.attention == "auto" and device.type == "cuda" and (obstacle := attention.why_not_flash(**facts)):
-        say(_describe_slower_attention(obstacle, loader))
+        factor = attention.wasted_scores(loader.load(0, SAMPLED_ROWS).document_ids)
+        say(
+            f"attention sdpa, not flash: {obstacle}. sdpa computes {factor:.1f} times the scores that the documents of "
+            "a row need, and reads a mask in each layer"
+        )
     return backend
-
-
-def _describe_slower_attention(reason: str, loader: Loader) -> str:
-    """Returns why attention is not flash, and what that costs with the first rows of the order."""
-    factor = attention.wasted_scores(loader.load(0, SAMPLED_ROWS).document_ids)
-    return (
-        f"attention sdpa, not flash: {reason}. sdpa computes {factor:.1f} times the scores that the documents of a row "
-        "need, and reads a mask in each layer"
-    )

@@ -51,13 +51,11 @@ class WeightMatch:
 
     Attributes:
         initialised: names missing in the folder; these weights stay randomly initialised.
-        unused: names of the folder that the model has no weight for.
         problems: what prevents the start, one line each.
         notes: what to print about a start that succeeds.
     """
 
     initialised: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -85,17 +83,18 @@ def load_on_rank0_and_broadcast(
         CannotDeferError: on every rank, `load_start_weights` failed where weights were `deferred`.
         UserError: on every rank, its error where they were not.
     """
-    result: LoadedWeights | str = ""
-    if context.is_main:
+
+    def load() -> LoadedWeights | str:
         try:
-            result = load_start_weights(parameters, module, vocabulary, tokenizer_folder, deferred)
+            return load_start_weights(parameters, module, vocabulary, tokenizer_folder, deferred)
         except Exception as error:
-            if deferred is None and not isinstance(error, UserError):
+            if deferred is None:
                 raise
-            result = str(error)
-    result = context.broadcast(result)
+            return str(error)
+
+    result = context.decide_on_main(load)
     if isinstance(result, str):
-        raise UserError(result) if deferred is None else CannotDeferError(result)
+        raise CannotDeferError(result)
     if deferred is not None and not context.is_main:
         for value in module.parameters():
             deferred.forget(value)
@@ -295,8 +294,8 @@ def _compare_weights(
     missing = sorted(info["missing_keys"])
     unused = sorted(set(info["unexpected_keys"]) - recomputed)
     match.initialised = [name for name in missing if settings.new_heads and _is_head(name, target)]
-    match.unused = [name for name in unused if settings.drop_heads and _is_head(name, target)]
-    for names, allowed, key in ((missing, match.initialised, "new_heads"), (unused, match.unused, "drop_heads")):
+    dropped = [name for name in unused if settings.drop_heads and _is_head(name, target)]
+    for names, allowed, key in ((missing, match.initialised, "new_heads"), (unused, dropped, "drop_heads")):
         refused = [name for name in names if name not in allowed]
         if allowed:
             text = f"{where}: {_name_weights(key, allowed)}"
