@@ -53,11 +53,5 @@ def view_step(run: Run, values: Mapping[str, float], *, remaining_rows: float, t
         f"remaining {duration(remaining)}  next save at {next_save:,}{slowest and f'  {slowest}'}"
         f"{gpu and f'  {gpu}'}"
     )
-    parts = (
-        done,
-        f"{duration(remaining)} left",
-        *([title] if title else []),
-        f"next save at {next_save:,}",
-        *(each for each in (slowest, gpu) if each),
-    )
-    return StepView(step_cells(values, step=step), min(1.0, share), parts, line)
+    shown = (done, f"{duration(remaining)} left", title, f"next save at {next_save:,}", slowest, gpu)
+    return StepView(step_cells(values, step=step), min(1.0, share), tuple(filter(None, shown)), line)

@@ -89,17 +89,14 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
         return self.context.rank
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
         return self.context.world_size
 
     @property
     def device(self) -> torch.device:
-        """This process's device."""
         return self.context.device
 
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -111,7 +108,6 @@ class Run:
     # ------------------------------------------------------------------------- what events may do; see components.run
 
     def request_save(self) -> None:
-        """Requests a checkpoint."""
         self.save_requested = True
 
     def request_end(self, reason: str) -> None:
@@ -119,17 +115,13 @@ class Run:
         self.end_requested = self.end_requested or reason
 
     def write(self, kind: str, **values: Any) -> None:
-        """Appends a record of `kind` to metrics.jsonl."""
         self.run_log.write(kind, step=self.step, **values)
 
     def write_text(self, name: str, text: str) -> None:
-        """Gives `text` to the trackers that show texts."""
         self.run_log.track(self.step, {name: text})
 
     def print(self, text: str) -> None:
-        """Prints a line above the progress."""
         self.run_log.print(text)
 
     def warn(self, text: str) -> None:
-        """Prints a warning, and records it in metrics.jsonl."""
         self.run_log.warn(text)

@@ -93,12 +93,10 @@ def lock_run(path: Path) -> int:
                 if not attempt:
                     raise
                 time.sleep(0.05)  # `terakoya status` takes the lock for an instant
-    except BlockingIOError:
-        holder = path.read_text().strip()
+    except OSError as error:
         os.close(handle)
-        raise UserError(f"{path.parent}: is in use by {describe_holder(holder)}") from None
-    except OSError:
-        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise UserError(f"{path.parent}: is in use by {describe_holder(path.read_text().strip())}") from None
         raise
     launcher = os.environ.get(LAUNCHER_VARIABLE)
     started_by = f", started by pid {launcher}" if launcher else ""

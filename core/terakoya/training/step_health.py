@@ -145,13 +145,7 @@ class StepHealth:
         """Adds the step that has just ended; never waits for the device.
 
         Its sums go to the meter unless they are not finite. In fp16 they do in any case: there gradients that overflow
-        are usual, and the loss is sound.
-
-        Args:
-            norm: its gradient norm, a float32 scalar on the device.
-            skip_above: the norm above which its update was left out.
-            counts: its global counts.
-            rows: its rows of the training order.
+        are usual, and the loss is sound. `norm` is a float32 scalar on the device; see `PendingStep`.
         """
         sums = [self.step_meter.sums[name] for name in self.terms]
         numbers = torch.stack([norm.double(), *sums]).to("cpu", non_blocking=True)

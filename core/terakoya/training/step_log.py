@@ -22,8 +22,6 @@ class StepLog:
     """Reports steps, on one rank. Rates are those since the last record, without pauses for validations and saves.
 
     Attributes:
-        throughput: turns tokens and seconds into rates.
-        clock: how long the work of steps takes, and whether the GPU waits for the host.
         metered_from: the first row of the order of whose losses `meter` has the sums.
         step_start: when the step under way began, by `time.perf_counter`.
         record_next: whether the next step gets a record, whatever its number.

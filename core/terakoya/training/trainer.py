@@ -66,11 +66,10 @@ class Trainer:
         meter: losses since the last logged step.
         listeners: the event plugins with settings, by name; `events` calls them, too.
         save_due: whether an event has requested a checkpoint of the step under way.
-        skipped: the steps that are not taken, and how the run went back.
         next_vote: the vote on the next step, where it was begun ahead.
         phase: the phase of the last step; of the first one before it.
         architecture: with the rotary positions that the module has now.
-        throughputs: turns tokens and seconds into rates, by phase.
+        throughputs: by phase.
         finished: whether the run log says that the run has finished.
     """
 
@@ -205,13 +204,8 @@ class Trainer:
     def _step(
         self, batches: StepBatches, counts: Mapping[str, int], begin_vote: Callable[[int], StepVote] | None = None
     ) -> StepReport:
-        """Takes one optimizer step: accumulates gradients over the micro-batches, clips and updates, logs.
-
-        Args:
-            batches: the micro-batches of this rank.
-            counts: global counts, by which losses are normalised.
-            begin_vote: begins the vote on the step after so many.
-        """
+        """Takes one optimizer step: accumulates gradients over the micro-batches, clips and updates, logs. Losses are
+        normalised by the global `counts`; `begin_vote` begins the vote on the step after so many."""
         run = self.run
         if self.plan.phase_at(run.step) is not self.phase or run.step == 0:
             self.begin_phase(self.plan.phase_at(run.step), tokens=run.consumed_tokens)
@@ -270,11 +264,9 @@ class Trainer:
 
     @property
     def plan(self) -> RunPlan:
-        """Which rows and rates each step has."""
         return self.batches.plan
 
     def next_learning_rate(self) -> float:
-        """Returns the learning rate of the next step."""
         run, phase = self.run, self.plan.phase_at(self.run.step)
         return phase.learning_rate(run.progress(), run.phase_tokens if phase is self.phase else run.consumed_tokens)
 

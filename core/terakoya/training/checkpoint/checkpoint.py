@@ -90,10 +90,8 @@ class Content:
 
 
 def save(place: Place, step: int, context: DistributedContext, content: Content) -> Path:
-    """Writes and commits the checkpoint of `step`, then prunes old ones; collective: all ranks return together.
-
-    Returns:
-        the folder of the checkpoint.
+    """Writes and commits the checkpoint of `step`, then prunes old ones; returns its folder. Collective: all ranks
+    return together.
 
     Raises:
         FileError: on every rank, if the disk refused something on any; committed checkpoints are not touched.

@@ -101,25 +101,15 @@ def models_to_write(
 
 
 def check_base_unchanged(now: StartFacts, before: StartFacts | None) -> None:
-    """Checks that the base weights `now` are those that the adapters were trained with, `before`.
-
-    Raises:
-        UserError: files differ.
-    """
-    changed = [
-        str(Path(facts["folder"]) / file)
-        for name, facts in now.items()
-        for file in sorted({**facts["files"], **_files(before, name)})
-        if facts["files"].get(file) != _files(before, name).get(file)
-    ]
+    """Raises UserError where the base weights `now` are not those that the adapters were trained with, `before`."""
+    changed = []
+    for name, facts in now.items():
+        files, old = facts["files"], (before or {}).get(name, {}).get("files", {})
+        changed += [
+            str(Path(facts["folder"]) / each) for each in sorted({**files, **old}) if files.get(each) != old.get(each)
+        ]
     if changed:
         raise UserError(
             f"start_from: {join_names(changed)}: changed since the run started; its adapters fit only the original "
             "weights: restore these files"
         )
-
-
-def _files(facts: StartFacts | None, name: str) -> Mapping[str, str]:
-    """Returns file -> SHA-256 of the folder that the model `name` started from."""
-    files: Mapping[str, str] = (facts or {}).get(name, {}).get("files", {})
-    return files

@@ -136,15 +136,7 @@ def write_file(path: Path, shards: Iterable[TensorShard]) -> None:
 
 
 class _StoredShard(NamedTuple):
-    """A shard in a file.
-
-    Attributes:
-        path: the file.
-        key: its name in the file.
-        shape: the shape of the whole tensor.
-        shard_shape: the shape of the shard.
-        start: where the shard begins in the whole tensor.
-    """
+    """A shard in the file `path`, under the name `key`: where it begins in the whole tensor, which has the `shape`."""
 
     path: Path
     key: str
@@ -154,7 +146,6 @@ class _StoredShard(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shard_shape)
 
     def read(self) -> Tensor:
@@ -190,7 +181,6 @@ class StoredTensors:
                     self.shards[name].append(_StoredShard(path, key, tuple(shape), shard_shape, start))
 
     def names(self) -> frozenset[str]:
-        """Returns the names of all tensors."""
         return frozenset(self.shards)
 
     def shape(self, name: str) -> tuple[int, ...]:

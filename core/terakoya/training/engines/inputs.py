@@ -19,11 +19,8 @@ class EngineInputs:
     """What each process of a run builds its engine from (`hookspecs.register_engines`).
 
     Attributes:
-        parameters: those of the run.
         module: the root module, whose weights are initialised and equal on every process, or have no values where
             `deferred` has them.
-        vocabulary: that of the stores.
-        context: this process and the others.
         micro_steps, micro_batch_size: the most micro-steps of a step, and the most rows of a micro-step.
         scaler: scales losses in fp16; None in every other precision.
         learning_rate_shares: name of a parameter -> its learning rate, as a multiple of the step's; 1 where it has
