@@ -125,11 +125,7 @@ class Stores:
         """Returns the loader of the first of `parts` of the run, and the weights of each by the number of the source.
 
         A store is a source of its own for each length of its rows; the same store with the same length is one source in
-        all parts, and continues where it was.
-
-        Raises:
-            UserError: as `loader`.
-        """
+        all parts, and continues where it was. Raises as `loader`."""
         by_folder = {store.folder: store for store in self.train}
         chosen = dict.fromkeys((entry.store, data.sequence_length) for data in parts for entry in data.train)
         numbers = {each: number for number, each in enumerate(chosen)}

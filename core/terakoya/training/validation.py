@@ -72,10 +72,7 @@ def validate(
     def collate(micro: int) -> tuple[bool, Batch]:
         positions, _ = parts[micro]
         empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
-        if empty and compares:
-            loaded = source.blank_row()
-        else:
-            loaded = source.load(0, np.zeros(1, dtype=np.int64) if empty else positions)
+        loaded = source.blank_row() if empty else source.load(0, positions)
         size = rank_batch.micro_batch_size if compiled else len(loaded)
         return empty, collate_rows(objective, maker.vocabulary, loaded, size, source)
 

@@ -78,10 +78,7 @@ def models_to_write(
 ) -> Mapping[str, PreTrainedModel]:
     """Returns the models of the checkpoint `folder`, by sub-folder, for `model_folder.write` alone: it reads their
     weights one at a time. Where code of plugins needs weights at once, the models have all of them.
-
-    Raises:
-        UserError: as `restore_module`.
-    """
+    Raises as `restore_module`."""
     assert parameters.lora is None, "adapters are merged into whole weights"
     restore = partial(
         restore_module, folder, parameters, vocabulary, tokenizer_folder=tokenizer_folder, started_from=None

@@ -58,7 +58,6 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0."""
         return self.rank == 0
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:

@@ -103,7 +103,6 @@ class Topology:
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas."""
         return len(self.processes) // self.replica_size
 
     def replica_of(self, rank: int) -> int:
@@ -111,7 +110,6 @@ class Topology:
         return rank // self.replica_size
 
     def replica_ranks(self, replica: int) -> range:
-        """Returns the ranks of a replica."""
         return range(replica * self.replica_size, (replica + 1) * self.replica_size)
 
     def is_replica_leader(self, rank: int) -> bool:

@@ -33,10 +33,7 @@ def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
 
 def build_module_for_training(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """Returns the module of `build_module` after the transforms of the stage `freeze`.
-
-    Raises:
-        UserError: as `build_module`, and where layers cannot be frozen or recomputed.
-    """
+    Raises as `build_module`, and where layers cannot be frozen or recomputed."""
     module = build_module(parameters, vocabulary)
     transform("freeze", module, ModuleBuild(parameters, vocabulary))
     return module
@@ -79,8 +76,7 @@ def build_initial(
     Args:
         fresh: whether the run begins; one that goes on needs only the weights that stay as they are.
 
-    Raises:
-        UserError: as `build_module_for_training`, or `start_from` does not fit.
+    Raises as `build_module_for_training`, or `start_from` does not fit.
     """
     build = partial(_build_initial, parameters, vocabulary, tokenizer_folder, context, fresh)
     if not in_parts:

@@ -37,10 +37,7 @@ def choose_kernels(
     parameters: Parameters, module: nn.Module, loader: Loader, context: DistributedContext, run_log: RunLog
 ) -> Kernels:
     """Returns what computes `module`, and says what "auto" would choose on another machine or for another run.
-
-    Raises:
-        UserError: as `compilation.choose`.
-    """
+    Raises as `compilation.choose`."""
     backend = choose_attention(parameters, module, loader, context.device, say=run_log.print)
     choice = compilation.choose(parameters, context.device, processes=context.world_size)
     if choice.note is not None:

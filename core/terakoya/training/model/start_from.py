@@ -168,10 +168,7 @@ def load_start_weights(
 
 def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
     """Compares the configs of the folders of `start_from` with those of `module`, and reads no weight.
-
-    Raises:
-        UserError: as `find_folders` and `read_config`, or one line for each setting that changes the weights' meaning.
-    """
+    Raises as `find_folders` and `read_config`, or one line for each setting that changes the weights' meaning."""
     if parameters.start_from is None:
         return
     targets = parameters.objective.exports(module)

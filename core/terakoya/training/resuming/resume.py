@@ -37,8 +37,7 @@ def newest_checkpoint(
     Args:
         start_over: whether the run may begin at step 0 although it has had checkpoints.
 
-    Raises:
-        UserError: on every rank, as `recover_newest` does.
+    On every rank, raises as `recover_newest` does.
     """
     recover = partial(recover_newest, out / "checkpoints", start_over=start_over)
     folder, messages = context.decide_on_main(recover)
