@@ -109,7 +109,6 @@ class SavedEventTensors(SavedTensors):
         return name in self._stored.shards
 
     def at(self, shard: TensorShard) -> Tensor:
-        """See `SavedTensors`."""
         if shard.name not in self:
             raise KeyError(shard.name)
         if isinstance(shard.start, int):

@@ -180,7 +180,6 @@ class DDPEngine:
         return norm
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
-        """See `Engine`."""
         self._begin_graphs()
         sync = last or not self.uses_ddp
         with contextlib.nullcontext() if sync else self.wrapped.no_sync():  # type: ignore[operator]
@@ -210,7 +209,6 @@ class DDPEngine:
         return {name: value.detach().clone() if self.cuda_graphs else value.detach() for name, value in sums.items()}
 
     def step(self, learning_rate: float, *, skip_above: float = math.inf) -> Tensor:
-        """See `Engine`."""
         if self.scaler is not None:
             self.scaler.unscale(self.trainable)
         norm = self.clip_in_update() if self.clips_in_update else self.clip()
@@ -266,7 +264,6 @@ class DDPEngine:
         yield from saved_values(self.module)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
-        """See `Engine`."""
         with torch.no_grad():
             for name, value in saved_values(self.module):
                 value.copy_(values(name))
@@ -283,7 +280,6 @@ class DDPEngine:
                 yield f"{name}/{state}", value
 
     def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
-        """See `Engine`."""
         fused = {each for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.named_parameters():
             # sorted: a set's order differs between processes, and all must assign the shards of a checkpoint alike

@@ -20,13 +20,7 @@ from terakoya.training.run_plan import SAMPLED_ROWS
 
 @dataclass(frozen=True)
 class Kernels:
-    """What computes a module, the same on all ranks.
-
-    Attributes:
-        attention: the backend of attention.
-        compiled: what of the module runs compiled.
-        cuda_graphs: whether that is recorded as CUDA graphs.
-    """
+    """What computes a module, the same on all ranks: the backend of attention, and what `compilation.Choice` says."""
 
     attention: str
     compiled: compilation.Mode
