@@ -9,7 +9,6 @@ from terakoya import Command, Group, hookimpl
 
 @hookimpl
 def register_commands() -> Mapping[str, Command | Group]:
-    """Implements `terakoya.hookspecs.register_commands`."""
     from terakoya_hub.commands import upload
 
     example = "terakoya upload work/model --name my-lab/my-bert --license apache-2.0"

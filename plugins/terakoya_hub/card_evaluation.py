@@ -113,7 +113,6 @@ def meaning(name: str) -> str:
 
 
 def _metric_type(name: str) -> str:
-    """Returns the Hub's kind of the metric `name`: loss, accuracy, perplexity, or the name itself."""
     return next((kind for kind in ("perplexity", "accuracy", "loss") if name.endswith(kind)), name)
 
 
@@ -122,7 +121,6 @@ def _interval_args(half: float | None) -> dict[str, float]:
 
 
 def _number(value: float, half: float | None) -> str:
-    """Returns the number, with half of its 95 % interval if that is known."""
     return (f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}") + ("" if half is None else f" ± {half:.4f}")
 
 

@@ -89,7 +89,6 @@ def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
 
 
 def _curve_label(name: str) -> str:
-    """Returns what the legend calls the curve `name`: training, or the name of the validation store."""
     store = name.removeprefix("validation ").removesuffix("loss").strip()
     return "training" if name == "loss" else f"validation on {PurePath(store).name}" if store else "validation"
 
@@ -188,7 +187,6 @@ def _trained_count(manifest: Mapping[str, Any]) -> str:
 
 
 def _hardware(written: Metrics) -> list[str]:
-    """Returns the rows of the table about devices and hours, as far as the metrics tell them."""
     devices = [
         ", ".join(f"{count} x {name}" for name, count in start["devices"].items())
         for start in written.of_kind("start")

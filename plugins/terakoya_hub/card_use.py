@@ -101,7 +101,6 @@ def _use(kind: str, manifest: Mapping[str, Any] | None) -> str | None:
 
 
 def _limits(manifest: Mapping[str, Any]) -> list[str]:
-    """Returns what the training says about the limits."""
     tokens, count = manifest["consumed_tokens"], manifest["parameter_count"]
     origins = " and ".join(card_training.origins(manifest))
     begun = f"began with the weights of {origins}, and was trained on {tokens:,} further tokens"

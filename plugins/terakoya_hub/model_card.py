@@ -70,11 +70,9 @@ class Card:
 
     @property
     def classes(self) -> list[str]:
-        """The Transformers classes of the models."""
         return list(self.models.values())
 
     def text(self) -> str:
-        """Returns the card."""
         manifest = None if self.facts is None else self.facts.manifest
         measured = [] if self.facts is None else card_evaluation.read_validation(self.facts.metrics)
         results = [*measured, *self.evaluations]
@@ -101,7 +99,6 @@ class Card:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _metadata(self, results: Sequence[Measurement]) -> str:
-        """Returns the block for the Hub, as YAML."""
         from huggingface_hub import ModelCardData
 
         origins = [] if self.facts is None else card_training.origins(self.facts.manifest)
@@ -120,7 +117,6 @@ class Card:
         return str(metadata.to_yaml())
 
     def _text_section(self) -> str:
-        """Returns the section about the origin, the cleaning and the licence of the text."""
         cleaning = {} if self.facts is None else self.facts.cleaning
         lines = [f"- {each}" for each in self.datasets]
         lines += [f"- store {name}: {each}" for name, each in cleaning.items()]
@@ -131,7 +127,6 @@ class Card:
         return "\n".join(["## Text", "", *lines]).replace("\n\n\n", "\n\n")
 
     def _citation_section(self) -> str:
-        """Returns the section with BibTeX of the model, if its authors are known, and of terakoya."""
         entries = [] if self.citation is None else [self.citation.strip()]
         if self.citation is None and self.authors:
             names, title = " and ".join(map(_escape, self.authors)), f"{{{_escape(self.short_name)}}}"
@@ -168,7 +163,6 @@ def _parameters(manifest: Mapping[str, Any]) -> str:
 
 
 def _without_folders(value: Any) -> Any:
-    """`value` with the last part of each absolute path in place of the path."""
     if isinstance(value, Mapping):
         return {key: _without_folders(inner) for key, inner in value.items()}
     if isinstance(value, list):

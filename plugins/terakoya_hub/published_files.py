@@ -129,7 +129,6 @@ def _named_in(file: Path) -> Iterator[Path]:
 
 
 def _read_json(file: Path) -> Any:
-    """Returns the content of `file`; an empty object where there is no such file, or none of JSON."""
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -137,7 +136,6 @@ def _read_json(file: Path) -> Any:
 
 
 def _place(file: Path, folder: Path) -> str:
-    """Returns where `file` is in the repository."""
     path, top = file.parent.resolve() / file.name, folder.resolve()
     return path.relative_to(top).as_posix() if path.is_relative_to(top) else path.name
 
@@ -173,7 +171,6 @@ def _refuse_secrets(file: Path, *, assigned: bool) -> None:
 
 
 def _left_out(folder: Path, chosen: Mapping[str, Path]) -> list[str]:
-    """Returns what lies in `folder` and is not `chosen`, without following links."""
     found: dict[str, list[str]] = {}
     for place, folders, names in os.walk(folder):
         links = [name for name in folders if Path(place, name).is_symlink()]

@@ -129,7 +129,6 @@ def upload_model(options: UploadOptions) -> UploadResult:
 
 
 def _check_name(name: str) -> None:
-    """Raises UserError where `name` cannot be that of a repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -149,7 +148,6 @@ def _check_files(folder: Path, models: Iterable[str], source: Path) -> None:
 
 
 def _with_kept(measured: Sequence[Measurement], folder: Path, models: Iterable[str]) -> list[Measurement]:
-    """Returns `measured`, and what else the folders of the models say of them."""
     kept = [result for sub in models for result in read_kept(folder / sub)]
     return [*measured, *(result for result in kept if result not in measured)]
 
@@ -193,7 +191,6 @@ def _link_files(published: Published, folder: Path) -> Path:
 
 
 def _report_files(folder: Path, published: Published, report: Callable[[str], None]) -> None:
-    """Says which files are pushed, how large each is, and which others lie in the folder and are not."""
     sizes = {each.relative_to(folder).as_posix(): each.stat().st_size for each in folder.rglob("*") if each.is_file()}
     for place, size in sorted(sizes.items()):
         report(f"{size:>15,} bytes  {place}")
@@ -231,7 +228,6 @@ def _find_origin(source: Path, model: Path, run: Path) -> Path:
 
 
 def _weights(folder: Path, models: Iterable[str]) -> dict[str, str]:
-    """Returns file of weights -> SHA-256, of the models in the sub-folders `models` that `export` wrote."""
     recorded = {f"{sub}/{name}".lstrip("/"): facts for sub in models for name, facts in _digests(folder / sub).items()}
     return {name: facts.sha256 for name, facts in recorded.items() if name.endswith(folder_digests.WEIGHTS)}
 
@@ -241,7 +237,6 @@ def _digests(folder: Path) -> Mapping[str, FileFacts]:
 
 
 def _read_citation(file: Path) -> str:
-    """Returns the content of a file of BibTeX. Raises UserError if it is none."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -52,7 +52,6 @@ class TaskScores(EventPlugin):
     test_settings: ClassVar[Mapping[str, Any]] = {"tasks": "jsts", "data": "data", "every": 1000}
 
     def check(self, parameters: Any) -> None:
-        """Raises UserError where `every` is no multiple of the steps between saves."""
         save_steps = parameters.checkpoint.save_steps
         if self.every % save_steps:
             raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {self.every}")
@@ -91,7 +90,6 @@ class _Listener(EventListener):
         self.waiting: Path | None = None
 
     def run_started(self, run: Run) -> None:
-        """Removes what a process left that was killed."""
         if run.rank == 0:
             for left in (run.folder / FOLDER).glob("step-*"):
                 if left.is_dir():
@@ -134,7 +132,6 @@ class _Listener(EventListener):
                     run.print(f"events.task_scores: the run stops before step {_step(self.scored):,} has its scores")
 
     def _look(self, run: Run) -> None:
-        """Writes the scores down if the process has ended, and starts the next one."""
         if self.process is not None and self.process.poll() is not None:
             self._write(run, self.process.returncode)
             self.process = None
@@ -155,7 +152,6 @@ class _Listener(EventListener):
             run.warn(f"events.task_scores: {self.scored.name} cannot be scored: {error.strerror}; the run continues")
 
     def _write(self, run: Run, status: int) -> None:
-        """Writes the scores of `scored` down, or the last line of what the process said."""
         result, log = self.scored.with_suffix(".json"), self.scored.with_suffix(".log")
         shutil.rmtree(self.scored, ignore_errors=True)
         step = _step(self.scored)

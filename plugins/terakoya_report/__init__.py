@@ -10,7 +10,6 @@ from terakoya import Command, Group, hookimpl
 
 @hookimpl
 def register_commands() -> Mapping[str, Command | Group]:
-    """Implements `terakoya.hookspecs.register_commands`."""
     from terakoya_report.commands import report, tokenizer_report
 
     of_tokenizer = "terakoya tokenizer report work/tokenizer --corpus corpus.jsonl.gz"
@@ -22,7 +21,6 @@ def register_commands() -> Mapping[str, Command | Group]:
 
 @hookimpl
 def run_files(folder: Path) -> Mapping[str, str]:
-    """Implements `terakoya.hookspecs.run_files`."""
     from terakoya_report.page import now, render_page
     from terakoya_report.report import read_reports
 

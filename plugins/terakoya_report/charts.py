@@ -114,7 +114,6 @@ def standalone_chart(lines: Sequence[Line], *, title: str) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> str:
-    """Returns the names of `lines` below the plot, one a row, each after a piece of its curve."""
     rows = []
     for number, line in enumerate(lines):
         y = HEIGHT + LEGEND_ROW * number + 8

@@ -61,7 +61,6 @@ def live_scripts() -> str:
 
 
 def _part(name: str) -> str:
-    """Returns the text of a file beside this one, a part of the page."""
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
@@ -192,7 +191,6 @@ def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
 
 
 def _dash_legend(dashes: Mapping[str, int]) -> str:
-    """Returns which dashes belong to which validation, where a chart has several."""
     if len(dashes) < 2:
         return ""
     names = {kind: escape(kind.removeprefix("validation").strip() or translated("all stores")) for kind in dashes}
@@ -218,7 +216,6 @@ def _fact(run: RunReport, name: str) -> str:
 
 
 def _samples(runs: Sequence[RunReport]) -> str:
-    """Returns a table for each run that was sampled: one row a step, one column a text."""
     tables = []
     for run in runs:
         if not run.samples:
@@ -247,7 +244,6 @@ def _phases(runs: Sequence[RunReport]) -> str:
 
 
 def _profiles(runs: Sequence[RunReport]) -> str:
-    """The phases of a step, in milliseconds, where a run has profiled some steps."""
     names = list(dict.fromkeys(name for run in runs for rank in run.profile for name in rank))
     rows = [
         _row([run.label, *(translated(rank.get(name, "")) for name in names)]) for run in runs for rank in run.profile
@@ -257,7 +253,6 @@ def _profiles(runs: Sequence[RunReport]) -> str:
 
 
 def _task_scores(runs: Sequence[RunReport]) -> str:
-    """The scores of fine-tuned checkpoints, where a run has some."""
     names = list(dict.fromkeys(name for run in runs for step in run.task_scores for name in step))
     rows = [_row([run.label, *(step.get(name, "") for name in names)]) for run in runs for step in run.task_scores]
     return f"{_heading('Scores of tasks')}{_table(map(translated, ['run', *names]), rows)}" if rows else ""

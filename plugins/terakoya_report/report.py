@@ -113,7 +113,6 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
 
 
 def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]:
-    """Returns the times that a process began to train, and how each ended."""
     starts: list[dict[str, str]] = []
     ends: dict[int, str] = {}
     for record in written.records:
@@ -148,7 +147,6 @@ def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]
 
 
 def _stages(settings: Mapping[str, Any], status: RunStatus) -> list[dict[str, str]]:
-    """Returns the stages of the data, where there are several."""
     if status.phases:
         return [_phase_row(phase, status) for phase in status.phases]
     data = settings.get("data", {})
@@ -171,7 +169,6 @@ def _stages(settings: Mapping[str, Any], status: RunStatus) -> list[dict[str, st
 
 
 def _phase_row(phase: Mapping[str, Any], status: RunStatus) -> dict[str, str]:
-    """Returns one phase of the parameters, as a row of the table of phases."""
     first, last = phase["first_step"] + 1, phase["first_step"] + phase["steps"]
     now = "; now" if first <= status.step + 1 <= last else ""
     return {
@@ -195,7 +192,6 @@ def _profile(written: metrics.Metrics) -> list[dict[str, str]]:
 
 
 def _task_scores(written: metrics.Metrics) -> list[dict[str, str]]:
-    """Returns the scores of each scored step, the last ones where a step was scored twice."""
     found = {record.get("scored_step", 0): record.get("scores", {}) for record in written.of_kind("task_scores")}
     return [
         {"step": f"{step:,}"} | {name: _number(value, "{:.4f}") for name, value in scores.items()}
@@ -204,7 +200,6 @@ def _task_scores(written: metrics.Metrics) -> list[dict[str, str]]:
 
 
 def _samples(written: metrics.Metrics) -> dict[int, dict[str, str]]:
-    """Returns what the model said at each step, without the steps that a resumed run discarded."""
     samples: dict[int, dict[str, str]] = {}
     for record in written.records:
         step = int(record.get("step") or 0)
@@ -251,7 +246,6 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
 
 
 def _stores(settings: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the stores that the run trained and validated on, with counts if the stores still exist."""
     data, phases = settings.get("data", {}), settings.get("phases") or ()
     of_phases = [(each.get("data") or {}).get("train") for each in phases]
     mixtures = {} if phases and all(of_phases) else {"training": data.get("train", ())}

@@ -62,7 +62,6 @@ def _readable_character(character: str) -> str:
 
 
 def _without_mark(piece: str) -> str:
-    """Returns a piece without the mark of a continued word or of a space before it."""
     return piece.removeprefix("##").removeprefix("\u2581")
 
 

@@ -205,8 +205,6 @@ def measure_tokenizer(
 
 
 class _Tally:
-    """Counts over the documents encoded so far."""
-
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self.documents = 0
@@ -231,7 +229,6 @@ class _Tally:
 
 
 def _word_lengths(encoded: EncodedDocuments) -> np.ndarray | None:
-    """Returns the number of tokens of each word (n,); None if words are not known."""
     if encoded.word_starts is None:
         return None
     starts = np.flatnonzero(encoded.word_starts)

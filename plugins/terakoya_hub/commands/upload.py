@@ -61,7 +61,6 @@ def _words(option: str, value: object) -> list[str]:
 
 
 def _try(options: UploadOptions, folder: Path, prompt: str) -> str:
-    """Returns the output of `terakoya try` for `prompt`."""
     import contextlib
     import io
 

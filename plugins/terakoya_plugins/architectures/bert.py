@@ -40,11 +40,9 @@ class Bert(EncoderArchitecture):
         return model.cls.seq_relationship(model.bert.pooler(hidden))
 
     def tensor_partition(self) -> TensorPartition:
-        """Divides heads and the middle of the feed-forward."""
         return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `bert`."""
     return {"bert": Bert}

@@ -26,5 +26,4 @@ class Deberta(DisentangledEncoder):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `deberta`."""
     return {"deberta": Deberta}

@@ -42,5 +42,4 @@ class DebertaV2(DisentangledEncoder):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `deberta_v2`."""
     return {"deberta_v2": DebertaV2}

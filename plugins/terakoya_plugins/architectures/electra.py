@@ -42,15 +42,12 @@ class Electra(EncoderArchitecture):
     layer_norm_eps: shared.NormEps = 1e-12
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         return model.discriminator_predictions(hidden)
 
     def tensor_partition(self) -> TensorPartition:
-        """Divides heads and the middle of the feed-forward."""
         return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `electra`."""
     return {"electra": Electra}

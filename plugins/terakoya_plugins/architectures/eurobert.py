@@ -56,5 +56,4 @@ class EuroBert(GatedDecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `eurobert`."""
     return {"eurobert": EuroBert}

@@ -61,5 +61,4 @@ class Gemma3Text(GatedDecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `gemma3_text`."""
     return {"gemma3_text": Gemma3Text}

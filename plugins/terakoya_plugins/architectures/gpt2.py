@@ -49,5 +49,4 @@ class GPT2(DecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `gpt2`."""
     return {"gpt2": GPT2}

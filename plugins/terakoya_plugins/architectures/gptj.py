@@ -44,7 +44,6 @@ class GPTJ(DecoderArchitecture):
     scaled_init: shared.ScaledInit = False
 
     def tensor_partition(self) -> TensorPartition:
-        """Divides heads and the middle of the feed-forward."""
         return TensorPartition(
             sizes={"num_attention_heads": self.num_attention_heads, "n_inner": self.n_inner or 4 * self.hidden_size},
             inputs=("attn", "mlp"),
@@ -56,5 +55,4 @@ class GPTJ(DecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `gptj`."""
     return {"gptj": GPTJ}

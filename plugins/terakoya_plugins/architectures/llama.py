@@ -30,5 +30,4 @@ class Llama(GatedDecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `llama`."""
     return {"llama": Llama}

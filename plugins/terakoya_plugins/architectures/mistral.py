@@ -38,5 +38,4 @@ class Mistral(GatedDecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `mistral`."""
     return {"mistral": Mistral}

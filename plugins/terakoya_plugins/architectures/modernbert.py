@@ -39,5 +39,4 @@ class ModernBert(ModernBertSettings, EncoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `modernbert`."""
     return {"modernbert": ModernBert}

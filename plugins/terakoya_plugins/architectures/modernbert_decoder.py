@@ -47,7 +47,6 @@ class ModernBertDecoder(ModernBertSettings, DecoderArchitecture):
         return super().config_arguments(vocabulary) | ids
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the vocabulary logits (..., V) of `hidden` (..., H)."""
         return model.decoder(model.lm_head(hidden))
 
     def tensor_partition(self) -> TensorPartition:
@@ -71,5 +70,4 @@ class ModernBertDecoder(ModernBertSettings, DecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `modernbert_decoder`."""
     return {"modernbert_decoder": ModernBertDecoder}

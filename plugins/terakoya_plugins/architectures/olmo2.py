@@ -31,11 +31,9 @@ class Olmo2(GatedDecoderArchitecture):
     attention_bias: shared.AttentionBias = False
 
     def tensor_partition(self) -> None:
-        """Returns None, for the reason in `partition_obstacle`."""
         return
 
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `olmo2`."""
     return {"olmo2": Olmo2}

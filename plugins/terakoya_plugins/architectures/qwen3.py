@@ -44,5 +44,4 @@ class Qwen3(GatedDecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `qwen3`."""
     return {"qwen3": Qwen3}

@@ -44,11 +44,9 @@ class Roberta(EncoderArchitecture):
     layer_norm_eps: shared.NormEps = 1e-5
 
     def tensor_partition(self) -> TensorPartition:
-        """Divides heads and the middle of the feed-forward."""
         return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `roberta`."""
     return {"roberta": Roberta}

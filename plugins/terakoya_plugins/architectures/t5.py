@@ -56,5 +56,4 @@ class T5(EncoderDecoderArchitecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Registers `t5`."""
     return {"t5": T5}

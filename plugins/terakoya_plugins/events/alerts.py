@@ -80,11 +80,6 @@ class Alerts(EventPlugin):
             )
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener.
-
-        Raises:
-            UserError: an environment variable with an address or a password is not set.
-        """
         if run.rank == 0:
             if self.webhook_variable is not None:
                 _variable("webhook_variable", self.webhook_variable)
@@ -94,7 +89,6 @@ class Alerts(EventPlugin):
 
 
 def _variable(setting: str, name: str) -> str:
-    """Returns the environment variable `name`. Raises UserError if it is not set."""
     value = os.environ.get(name, "").strip()
     if not value:
         raise UserError(f"events.alerts.{setting}: the environment variable {name} is not set; export it")
@@ -183,7 +177,6 @@ class _Sender:
             self.queue.put_nowait(facts)
 
     def close(self) -> None:
-        """Waits a while for the messages that are on their way."""
         self.queue.put(None)
         self.thread.join(SEND_SECONDS)
 
@@ -239,5 +232,4 @@ def _line(facts: Mapping[str, Any]) -> str:
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `alerts`."""
     return {"alerts": Alerts}

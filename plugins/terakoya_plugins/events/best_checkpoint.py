@@ -30,11 +30,9 @@ class BestCheckpoint(FollowsMetric):
     optimizer steps."""
 
     def count_copies(self, steps: int) -> int:
-        """Returns 1, for RUN/model-best."""
         return 1
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
         return _Listener(self, run)
 
 
@@ -69,7 +67,6 @@ class _Listener(EventListener):
             self._keep(run)
 
     def _keep(self, run: Run) -> None:
-        """Makes the folder from the checkpoint of the best step, if that is there already."""
         step = self.best.step
         source = run.folder / "checkpoints" / f"step-{step:08d}"
         if not (source / "manifest.json").is_file():
@@ -97,5 +94,4 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `best_checkpoint`."""
     return {"best_checkpoint": BestCheckpoint}

@@ -22,7 +22,6 @@ class EarlyStopping(FollowsMetric):
     """Validations in a row without an improvement. Unit: validations."""
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
         return _Listener(self, run)
 
 
@@ -65,5 +64,4 @@ class _Listener(EventListener):
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `early_stopping`."""
     return {"early_stopping": EarlyStopping}

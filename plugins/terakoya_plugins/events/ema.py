@@ -36,11 +36,9 @@ class Ema(EventPlugin):
     """Whether the first updates forget faster: the decay of the nth is at most (1 + n) / (10 + n)."""
 
     def count_bytes(self, trained: int) -> int:
-        """Returns the bytes of the averages: float32, as the weights are."""
         return 4 * trained
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
         return _Listener(self, run)
 
 
@@ -111,5 +109,4 @@ class _Listener(EventListener):
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `ema`."""
     return {"ema": Ema}

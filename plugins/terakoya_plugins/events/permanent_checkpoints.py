@@ -27,17 +27,14 @@ class PermanentCheckpoints(EventPlugin):
     test_settings: ClassVar[Mapping[str, Any]] = {"every": 1000}
 
     def check(self, parameters: Any) -> None:
-        """Raises UserError where `every` is no multiple of the steps between saves."""
         save_steps = parameters.checkpoint.save_steps
         if self.every % save_steps:
             raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {self.every}")
 
     def count_copies(self, steps: int) -> int:
-        """Returns the number of checkpoints in RUN/permanent after `steps` steps."""
         return steps // self.every
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
         return _Listener(self)
 
 
@@ -74,5 +71,4 @@ class _Listener(EventListener):
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `permanent_checkpoints`."""
     return {"permanent_checkpoints": PermanentCheckpoints}

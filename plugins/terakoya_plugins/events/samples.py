@@ -36,7 +36,6 @@ class Samples(EventPlugin):
     test_settings: ClassVar[Mapping[str, Any]] = {"texts": ["a"]}
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
         return _Listener(self)
 
 
@@ -158,5 +157,4 @@ def _for_inference(model: PreTrainedModel) -> Iterator[None]:
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `samples`."""
     return {"samples": Samples}

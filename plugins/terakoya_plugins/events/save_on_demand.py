@@ -21,7 +21,6 @@ class SaveOnDemand(EventPlugin):
     """How often rank 0 looks for the file, at most. Unit: seconds."""
 
     def start(self, run: Run) -> EventListener:
-        """Returns the listener."""
         return _Listener(self)
 
 
@@ -45,5 +44,4 @@ class _Listener(EventListener):
 
 @hookimpl
 def register_events() -> dict[str, type[EventPlugin]]:
-    """Registers `save_on_demand`."""
     return {"save_on_demand": SaveOnDemand}

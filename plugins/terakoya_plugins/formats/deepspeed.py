@@ -104,7 +104,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _list_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """Returns the folder's files that match `pattern`, by rank. Raises UserError for a second tensor-parallel rank."""
     matches = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     unsupported = [path for match, path in matches if int(match[2]) != 0]
     if unsupported:
@@ -113,7 +112,6 @@ def _list_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def _check_key(content: Any, file: Path, key: str) -> Mapping[str, Any]:
-    """Returns `content` if it is a dict that has a dict under `key`; else raises UserError."""
     if not isinstance(content, dict) or not isinstance(content.get(key), dict):
         raise UserError(f"{file}: has no {key}")
     return content
@@ -189,7 +187,6 @@ def _join_slices(
 
 
 def _load_config(setting: Path | None, folder: Path) -> tuple[type[PreTrainedModel], Any]:
-    """Returns the class and config of the model. Raises UserError without a config, or if it names no class."""
     import transformers
 
     candidates = [setting] if setting else [folder, folder.parent]
@@ -213,5 +210,4 @@ def _load_config(setting: Path | None, folder: Path) -> tuple[type[PreTrainedMod
 
 @hookimpl
 def register_importers() -> dict[str, type[Importer]]:
-    """Registers `deepspeed`."""
     return {"deepspeed": DeepSpeed}

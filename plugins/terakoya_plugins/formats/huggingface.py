@@ -19,7 +19,6 @@ class HuggingFace(Exporter):
     one_weight_at_a_time = True
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
-        """Writes `models` (sub-folder -> model; "" is `out` itself) with the tokenizer."""
         from terakoya.toolkit.formats import transformers_folder
 
         for name, model in models.items():
@@ -28,5 +27,4 @@ class HuggingFace(Exporter):
 
 @hookimpl
 def register_exporters() -> dict[str, type[Exporter]]:
-    """Registers `huggingface`."""
     return {"huggingface": HuggingFace}

@@ -84,7 +84,6 @@ class OnnxExporter(Exporter):
         require_libraries("onnx", "onnx", LIBRARIES)
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
-        """Writes each of `models` as one file, an encoder-decoder as two."""
         import torch
 
         from terakoya.components.tokenizer import load_tokenizer
@@ -194,7 +193,6 @@ def make_graphs(model: PreTrainedModel, folder: Path) -> list[Graph]:
 
 
 def _write_readme(model: PreTrainedModel, graphs: Sequence[Graph], folder: Path) -> None:
-    """Writes how to use what is in `folder`."""
     from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -227,5 +225,4 @@ def _silent() -> Iterator[None]:
 
 @hookimpl
 def register_exporters() -> dict[str, type[Exporter]]:
-    """Registers `onnx`."""
     return {"onnx": OnnxExporter}

@@ -109,7 +109,6 @@ class SentenceTransformersExporter(Exporter):
         return torch.nn.functional.normalize(pooled) if self.normalize else pooled
 
     def _write_modules(self, model: PreTrainedModel, folder: Path) -> None:
-        """Writes what sentence-transformers reads beside the model in `folder`, and a README.md."""
         from terakoya.toolkit.formats.tokenizer_needs import describe_tokenizer
 
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -145,5 +144,4 @@ def _write_json(file: Path, content: Any) -> None:
 
 @hookimpl
 def register_exporters() -> dict[str, type[Exporter]]:
-    """Registers `sentence_transformers`."""
     return {FORMAT: SentenceTransformersExporter}

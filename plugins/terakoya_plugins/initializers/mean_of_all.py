@@ -22,5 +22,4 @@ class MeanOfAll(Initializer):
 
 @hookimpl
 def register_initializers() -> dict[str, type[Initializer]]:
-    """Registers `mean_of_all`."""
     return {"mean_of_all": MeanOfAll}

@@ -29,5 +29,4 @@ class MeanOfPieces(Initializer):
 
 @hookimpl
 def register_initializers() -> dict[str, type[Initializer]]:
-    """Registers `mean_of_pieces`."""
     return {"mean_of_pieces": MeanOfPieces}

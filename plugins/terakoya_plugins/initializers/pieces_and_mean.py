@@ -34,7 +34,6 @@ class PiecesAndMean(Initializer):
         return [self._doubling(pieces) for pieces in divided]
 
     def _doubling(self, pieces: Sequence[int]) -> Mapping[int, float]:
-        """Returns the weights of `pieces`, whose sum is `share`."""
         weights: dict[int, float] = {}
         for before, id in enumerate(reversed(pieces)):
             weights[id] = weights.get(id, 0.0) + 0.5**before
@@ -44,5 +43,4 @@ class PiecesAndMean(Initializer):
 
 @hookimpl
 def register_initializers() -> dict[str, type[Initializer]]:
-    """Registers `pieces_and_mean`."""
     return {"pieces_and_mean": PiecesAndMean}

@@ -52,7 +52,6 @@ class CausalLM(Objective):
         return self
 
     def row_layout(self) -> Layout:
-        """Causal rows in the layout `layout`."""
         return Layout(
             kind=self.layout,
             framing="causal",
@@ -67,11 +66,9 @@ class CausalLM(Objective):
         return causal_objective.terms(z_loss=self.z_loss)
 
     def sums_by_position(self) -> bool:
-        """True: each token is predicted from one hidden state."""
         return True
 
     def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
-        """`perplexity`; see `causal_objective.perplexity`."""
         return causal_objective.perplexity(sums, counts)
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
@@ -79,17 +76,14 @@ class CausalLM(Objective):
         return causal_objective.batch(rows, whole_rows=self.layout != "packed")
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module with a randomly initialised model."""
         return causal_objective.build(
             "causal_lm", architecture, vocabulary, z_loss=self.z_loss, head_positions=self.head_positions
         )
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """One model, in the folder itself."""
         return {"": module.model}
 
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `causal_lm`."""
     return {"causal_lm": CausalLM}

@@ -13,7 +13,6 @@ class Cosine(DecaySchedule):
     """Warms up, then decays along half a cosine to `min_lr`, and stays there."""
 
     def factor(self, progress: Progress) -> float:
-        """min_lr + (peak - min_lr) (1 + cos(pi done)) / 2, over the peak."""
         warmup = self.warmup_factor(progress)
         if warmup is not None:
             return warmup
@@ -22,5 +21,4 @@ class Cosine(DecaySchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `cosine`."""
     return {"cosine": Cosine}

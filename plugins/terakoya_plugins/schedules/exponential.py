@@ -19,7 +19,6 @@ class Exponential(DecaySchedule):
     """The share of the peak at the end of the decay."""
 
     def factor(self, progress: Progress) -> float:
-        """decay_rate ** done, at least min_lr over the peak."""
         warmup = self.warmup_factor(progress)
         if warmup is not None:
             return warmup
@@ -28,5 +27,4 @@ class Exponential(DecaySchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `exponential`."""
     return {"exponential": Exponential}

@@ -37,7 +37,6 @@ class InverseSquareRoot(WarmupSchedule):
         return self
 
     def check(self, start: Progress) -> None:
-        """See `Schedule`."""
         check_min_lr(self.min_lr, start)
 
     def factor(self, progress: Progress) -> float:
@@ -60,5 +59,4 @@ class InverseSquareRoot(WarmupSchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `inverse_square_root`."""
     return {"inverse_square_root": InverseSquareRoot}

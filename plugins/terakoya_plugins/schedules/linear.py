@@ -36,5 +36,4 @@ class Linear(DecaySchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `linear`."""
     return {"linear": Linear}

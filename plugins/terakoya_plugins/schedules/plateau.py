@@ -37,7 +37,6 @@ class Plateau(WarmupSchedule):
     """A reduction by less than this is left out."""
 
     def check(self, start: Progress) -> None:
-        """See `Schedule`."""
         check_min_lr(self.min_lr, start)
 
     def factor(self, progress: Progress) -> float:
@@ -47,7 +46,6 @@ class Plateau(WarmupSchedule):
         return min(1.0 if warmup is None else warmup, self._reduced_rate(progress) / progress.learning_rate)
 
     def _reduced_rate(self, progress: Progress) -> float:
-        """The learning rate after the validations so far."""
         learning_rate, best, bad, cooling = progress.learning_rate, math.inf, 0, 0
         for _, loss in progress.validation:
             bound = best * (1.0 - self.threshold) if self.threshold_mode == "rel" else best - self.threshold
@@ -67,5 +65,4 @@ class Plateau(WarmupSchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `plateau`."""
     return {"plateau": Plateau}

@@ -16,7 +16,6 @@ class Polynomial(DecaySchedule):
     """The power of the remaining share of the decay; 1 is linear."""
 
     def factor(self, progress: Progress) -> float:
-        """min_lr + (peak - min_lr) left ** power, over the peak."""
         warmup = self.warmup_factor(progress)
         if warmup is not None:
             return warmup
@@ -25,5 +24,4 @@ class Polynomial(DecaySchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `polynomial`."""
     return {"polynomial": Polynomial}

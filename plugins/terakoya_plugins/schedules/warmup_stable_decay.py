@@ -86,5 +86,4 @@ class WarmupStableDecay(DecaySchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Registers `warmup_stable_decay`."""
     return {"warmup_stable_decay": WarmupStableDecay}

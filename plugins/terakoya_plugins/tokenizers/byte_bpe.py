@@ -168,7 +168,6 @@ class ByteBpe(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Registers `byte_bpe`."""
     return {NAME: ByteBpe}
 
 

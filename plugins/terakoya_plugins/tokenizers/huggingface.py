@@ -46,7 +46,6 @@ class HuggingFace(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """Raises UserError, because this kind cannot be trained."""
         raise UserError(
             f"tokenizer type {NAME}: expected a folder that is trained already, got a corpus to train on; train with "
             "another --type, see `terakoya plugins list`"
@@ -101,5 +100,4 @@ class HuggingFace(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Registers `huggingface`."""
     return {NAME: HuggingFace}

@@ -146,5 +146,4 @@ class MecabCharacter(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Registers `mecab_character`."""
     return {NAME: MecabCharacter}

@@ -171,7 +171,6 @@ class MecabWordPiece(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Registers `mecab_wordpiece`."""
     return {NAME: MecabWordPiece}
 
 

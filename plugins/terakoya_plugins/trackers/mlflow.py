@@ -40,7 +40,6 @@ class Mlflow(Tracker):
     """The server or folder; null is that of `MLFLOW_TRACKING_URI`. An address with a password belongs there."""
 
     def check(self) -> None:
-        """Raises UserError if MLflow is not installed."""
         _import_mlflow()
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
@@ -125,5 +124,4 @@ class _MlflowRun:
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Registers `mlflow`."""
     return {"mlflow": Mlflow}

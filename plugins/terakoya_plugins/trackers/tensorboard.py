@@ -55,5 +55,4 @@ class _TensorBoardRun:
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Registers `tensorboard`."""
     return {"tensorboard": TensorBoard}

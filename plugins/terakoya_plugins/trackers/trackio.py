@@ -26,7 +26,6 @@ class Trackio(Tracker):
     """The Space that shows the dashboard, such as `me/my-dashboard`; null stays on this machine."""
 
     def check(self) -> None:
-        """Raises UserError if Trackio is not installed."""
         _import_trackio()
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
@@ -80,5 +79,4 @@ class _TrackioRun:
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Registers `trackio`."""
     return {"trackio": Trackio}

@@ -42,7 +42,6 @@ class WandB(Tracker):
     otherwise online."""
 
     def check(self) -> None:
-        """Raises UserError if wandb is not installed."""
         _import_wandb()
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
@@ -111,5 +110,4 @@ def run_id(folder: Path, attempt: int = 1) -> str:
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Registers `wandb`."""
     return {"wandb": WandB}

@@ -114,5 +114,4 @@ def _in_original(spans: np.ndarray, text: str, normal: str) -> np.ndarray:
 
 @hookimpl
 def register_word_finders() -> Mapping[str, type[WordFinder]]:
-    """Registers `mecab`."""
     return {NAME: Mecab}

@@ -40,12 +40,10 @@ class Spaces(WordFinder):
 
 
 def _marks() -> str:
-    """Returns all punctuation marks and symbols, for a regular expression."""
     characters = map(chr, range(sys.maxunicode + 1))
     return re.escape("".join(each for each in characters if unicodedata.category(each)[0] in "PS"))
 
 
 @hookimpl
 def register_word_finders() -> Mapping[str, type[WordFinder]]:
-    """Registers `spaces`."""
     return {NAME: Spaces}

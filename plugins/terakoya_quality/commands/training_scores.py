@@ -34,7 +34,6 @@ class TuningProgress:
         self.status.stop()
 
     def progress(self, done: int, total: int) -> None:
-        """Shows that `done` of `total` steps are taken."""
         text = f"{self.name}: step {done:,} of {total:,}"
         if self.console.is_terminal:
             self.status.update(text)
@@ -43,7 +42,6 @@ class TuningProgress:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def report(self, trained: TrainedOnce) -> None:
-        """Prints the scores of a training that is done."""
         scores = trained.scores.get("eval", {})
         found = ", ".join(f"{name} {value:.4f}" for name, value in list(scores.items())[:2]) or "the loss is not finite"
         self.console.print(

@@ -120,7 +120,6 @@ def mean_of_tasks(suite: str, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measure(task: Any, vectors: TextVectors, batch_size: int, watched: Watch) -> dict[str, Any]:
-    """Returns the result of a task whose data are loaded, as JSON. Raises UserError if mteb cannot measure it."""
     import mteb
 
     encoder, cut = _Encoder(vectors, watched), vectors.encoder.cut
@@ -149,12 +148,10 @@ def _measure(task: Any, vectors: TextVectors, batch_size: int, watched: Watch) -
 
 
 def _scores(sets: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Returns the scores, set of examples -> name -> value, in the form of those of fine-tuned tasks."""
     return {"scores": summaries_as_json([sets]), "shown": list(next(iter(sets.values())))}
 
 
 def _find_tasks(names: Sequence[str]) -> dict[str, Any]:
-    """Returns mteb's tasks by their names on the command line. Raises UserError if there is no such task."""
     import mteb
 
     found: dict[str, Any] = {}
@@ -188,13 +185,11 @@ class _Encoder:
         return joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12)
 
     def similarity(self, one: Any, other: Any) -> Any:
-        """Returns the cosines (N, M) of two sets of vectors."""
         from mteb.similarity_functions import cos_sim
 
         return cos_sim(one, other)
 
     def similarity_pairwise(self, one: Any, other: Any) -> Any:
-        """Returns the cosines (N,) of pairs of vectors."""
         from mteb.similarity_functions import pairwise_cos_sim
 
         return pairwise_cos_sim(one, other)

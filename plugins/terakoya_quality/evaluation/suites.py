@@ -130,7 +130,6 @@ def _find_data(data: Path) -> Path:
 def _measure(
     folder: Path, chosen: ChosenTask, sets: Mapping[str, Any], tuning: TuningSettings, use: ModelUse, watch: Watch
 ) -> dict[str, Any]:
-    """Returns the result of a task in the form of `SearchResult.as_json`."""
     if chosen.task.task != SIMILARITY:
         kind = KINDS[chosen.task.task]
         return search(folder, kind, sets, tuning, use=use, shorten=True, watch=watch).as_json()

@@ -35,7 +35,6 @@ def measure(options: TaskOptions) -> Evaluation:
 
 
 def _measure_with_harness(options: TaskOptions, device: torch.device) -> Evaluation:
-    """Returns the numbers of lm-eval, beside those of the texts that are given as well."""
     from terakoya_quality.evaluation import harness
 
     if options.tuning:

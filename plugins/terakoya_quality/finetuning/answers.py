@@ -46,7 +46,6 @@ class Answers(Task[AskedText]):
         """Takes nothing from the training examples."""
 
     def _read(self, rows: Sequence[Row]) -> list[AskedText]:
-        """Implements `Task._read`."""
         found = in_characters("answers", [_answers(row) for row in rows])
         return [
             AskedText(row.text("question"), row.text("context"), [(str(part.own), part.start) for part in parts])
@@ -62,13 +61,11 @@ class Answers(Task[AskedText]):
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Implements `Task.loss`: the mean of the cross-entropy of the first and of the last token."""
         return torch.nn.functional.cross_entropy(logits.float(), targets)
 
     def scores(
         self, examples: Sequence[AskedText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:
-        """Implements `Task.scores`, over the best part of all windows of a context."""
         best: list[tuple[float, str]] = [(-np.inf, "")] * len(examples)
         for feature, each in zip(features, logits, strict=True):
             found = _best_span(feature.spans, each)
@@ -80,7 +77,6 @@ class Answers(Task[AskedText]):
 
 
 def _answers(row: Row) -> list[Part]:
-    """Returns the answers of `row` as its file has them."""
     value = row.value("answers")
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # the form of the Hub's copies of SQuAD
         value = [

@@ -38,7 +38,6 @@ class MultipleChoice(Task[Question]):
         self.count = len(_choices(train[0]))
 
     def _read(self, rows: Sequence[Row]) -> list[Question]:
-        """Implements `Task._read`."""
         return [self._question(row) for row in rows]
 
     def _question(self, row: Row) -> Question:
@@ -64,19 +63,16 @@ class MultipleChoice(Task[Question]):
         return super().logits(output, choices).reshape(-1, choices)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Implements `Task.loss`: cross-entropy over the choices."""
         return torch.nn.functional.cross_entropy(logits.float(), targets)
 
     def scores(
         self, examples: Sequence[Question], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:
-        """Implements `Task.scores`."""
         predicted = np.array([each.argmax() for each in logits])
         return {"accuracy": metrics.accuracy(predicted, np.array([each.answer for each in examples]))}
 
 
 def _choices(row: Row) -> list[str]:
-    """Returns the choices of `row`, of the column `choices` or of `choice0`, `choice1`, ..."""
     choices = row.values.get("choices")
     if choices is None:
         names = [f"choice{number}" for number in range(len(row.values)) if f"choice{number}" in row.values]

@@ -48,7 +48,6 @@ class NamedEntities(Task[TaggedText]):
         check_labels(self.labels, train)
 
     def _read(self, rows: Sequence[Row]) -> list[TaggedText]:
-        """Implements `Task._read`."""
         if self.in_words:
             return [self._words(row) for row in rows]
         found = in_characters("spans", [_spans(row) for row in rows])
@@ -118,7 +117,6 @@ class NamedEntities(Task[TaggedText]):
     def scores(
         self, examples: Sequence[TaggedText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:
-        """Implements `Task.scores`: spans are right where type, start and end are."""
         predicted = [self._decode_spans(feature, each) for feature, each in zip(features, logits, strict=True)]
         return metrics.span_scores(predicted, [each.spans for each in examples])
 
@@ -130,7 +128,6 @@ class NamedEntities(Task[TaggedText]):
 
 
 def _words(row: Row, column: str) -> list[str]:
-    """Returns the words in `column`: a list, or text with spaces between them."""
     value = row.value(column)
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, list) or not words or not all(isinstance(each, str) for each in words):
@@ -139,7 +136,6 @@ def _words(row: Row, column: str) -> list[str]:
 
 
 def _tags(row: Row) -> list[str]:
-    """Returns the tags of `row`. Raises UserError for one that is not O, or B-, I-, E- or S- before a type."""
     tags = _words(row, "tags")
     for tag in tags:
         if tag != OUTSIDE and (tag[:2] not in ("B-", "I-", "E-", "S-") or len(tag) < 3):
@@ -148,7 +144,6 @@ def _tags(row: Row) -> list[str]:
 
 
 def _spans(row: Row) -> list[Part]:
-    """Returns the spans of `row` as its file has them. Raises UserError for one that is none."""
     value = row.value("spans")
     if not isinstance(value, list):
         row.refuse(f"spans: expected a list, got {short_json(value)}")

@@ -109,7 +109,6 @@ def train(
 
 
 def _check_untrained(first: Tensor, batches: Batches) -> None:
-    """Raises UserError if one of `first` (2,), loss and norm of the gradient of the first step, is not finite."""
     loss, norm = first.tolist()
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise UserError(
@@ -120,7 +119,6 @@ def _check_untrained(first: Tensor, batches: Batches) -> None:
 
 
 def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the parameters in two groups: matrices decay, biases and the scales of norms do not."""
     weights = list(model.parameters())
     return [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},

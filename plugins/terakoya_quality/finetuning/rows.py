@@ -162,7 +162,6 @@ def _rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _json_rows(file: Path, text: str) -> Iterator[Row]:
-    """Yields the rows of JSON lines, of a list of objects, or of an object as SQuAD is published."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if len(lines) == 1 or (lines and lines[0][1].strip() in ("[", "{")):
         try:
@@ -194,7 +193,6 @@ def _object_row(place: str, value: Any) -> Row:
 
 
 def _squad_rows(file: Path, articles: Sequence[Any]) -> Iterator[Row]:
-    """Yields a row (id, question, context, answers) for each question of SQuAD's nested JSON."""
     try:
         for article in articles:
             for paragraph in article["paragraphs"]:

@@ -228,7 +228,6 @@ def search(
 
 
 def _refuse_empty(features: Sequence[Feature], rows: Sequence[Row]) -> None:
-    """Raises UserError with the place of a row of which a model would read nothing."""
     for feature in features:
         if not all(inputs["input_ids"] for inputs in feature.inputs):
             rows[feature.example].refuse(

@@ -42,7 +42,6 @@ class _TextTask(Task[LabelledText]):
     forms = (("text", "text"), ("text1", "pair"))
 
     def features(self, examples: Sequence[LabelledText], encoder: TextEncoder) -> list[Feature]:
-        """Implements `Task.features`."""
         pairs = [each.pair or "" for each in examples] if any(each.pair is not None for each in examples) else None
         encoded = encoder.encode([each.text for each in examples], pairs)
         return [
@@ -63,12 +62,10 @@ class Classification(_TextTask):
         check_labels(self.labels, train)
 
     def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
-        """Implements `Task._read`."""
         ids = label_ids(self.labels, [(row, read_label(row)) for row in rows])
         return [LabelledText(*read_texts(row), id) for row, id in zip(rows, ids, strict=True)]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Implements `Task.loss`: cross-entropy."""
         return torch.nn.functional.cross_entropy(logits.float(), targets)
 
     def scores(
@@ -96,25 +93,20 @@ class Regression(_TextTask):
         """Takes nothing from the training examples."""
 
     def _read(self, rows: Sequence[Row]) -> list[LabelledText]:
-        """Implements `Task._read`."""
         return [LabelledText(*read_texts(row), read_number(row)) for row in rows]
 
     def head_settings(self) -> dict[str, object]:
-        """Implements `Task.head_settings`."""
         return {"num_labels": 1, "problem_type": "regression"}
 
     def logits(self, output: object, choices: int) -> Tensor:
-        """Implements `Task.logits`: (B,)."""
         return super().logits(output, choices).squeeze(-1)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Implements `Task.loss`: the mean square of the errors."""
         return torch.nn.functional.mse_loss(logits.float(), targets.float())
 
     def scores(
         self, examples: Sequence[LabelledText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:
-        """Implements `Task.scores`."""
         gold, predicted = np.array([example.target for example in examples]), np.array(logits)
         return {"pearson": metrics.pearson(predicted, gold), "spearman": metrics.spearman(predicted, gold)}
 

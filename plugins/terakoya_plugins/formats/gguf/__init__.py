@@ -20,5 +20,4 @@ from terakoya_plugins.formats.gguf.exporter import GgufExporter
 
 @hookimpl
 def register_exporters() -> dict[str, type[Exporter]]:
-    """Registers `gguf`."""
     return {"gguf": GgufExporter}

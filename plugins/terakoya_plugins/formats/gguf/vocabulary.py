@@ -64,7 +64,6 @@ def write_vocabulary(writer: GGUFWriter, folder: Path, size: int, *, allow_unnor
 
 
 def _write_roles(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes which tokens are special, and whether they are added around a text."""
     for role in ROLES:
         if (number := getattr(tokenizer, f"{role}_token_id")) is not None:
             getattr(writer, f"add_{role}_token_id")(number)

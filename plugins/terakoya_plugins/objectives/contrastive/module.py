@@ -44,7 +44,6 @@ class ContrastiveModule(nn.Module):
                 each.requires_grad_(False)  # of the vocabulary head, which no loss reaches
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over the examples of the micro-batch."""
         examples = batch["examples"]
         rows, count = examples.shape
         if self.halves:
@@ -65,7 +64,6 @@ class ContrastiveModule(nn.Module):
 
 
 def _has_dropout(model: PreTrainedModel) -> bool:
-    """Whether `model` has dropout that is not 0, as a layer or as a setting of its config."""
     layers = any(isinstance(each, nn.Dropout) and each.p > 0 for each in model.modules())
     settings = model.config.to_dict()
     return layers or any("drop" in name and isinstance(value, float) and value > 0 for name, value in settings.items())

@@ -50,7 +50,6 @@ class Contrastive(Objective):
     """What cosines are divided by before the softmax."""
 
     def row_layout(self) -> Layout:
-        """Rows in the layout `layout`."""
         return Layout(kind=self.layout)
 
     def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
@@ -62,7 +61,6 @@ class Contrastive(Objective):
             )
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """The loss, and how often a view chooses its own document, over the examples."""
         return {"contrastive_loss": LossTerm("examples", 1.0), "contrastive_accuracy": LossTerm("examples")}
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
@@ -126,7 +124,6 @@ class Contrastive(Objective):
         return {"contrastive_loss": losses.where(real, 0.0), "contrastive_accuracy": right.float()}
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """The encoder with its vocabulary head, in the folder itself."""
         return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
@@ -138,5 +135,4 @@ class Contrastive(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `contrastive`."""
     return {"contrastive": Contrastive}

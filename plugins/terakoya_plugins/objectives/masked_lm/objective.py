@@ -67,7 +67,6 @@ class MaskedLM(Objective):
         return self
 
     def row_layout(self) -> Layout:
-        """Rows in the layout `layout`; `pairs` with its two probabilities."""
         return Layout(
             kind=self.layout,
             short_sequence_probability=self.short_sequence_probability,
@@ -75,14 +74,12 @@ class MaskedLM(Objective):
         )
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """`mlm_loss`, `masked_accuracy` over masked tokens; with pairs also `nsp_loss`, `nsp_accuracy` over rows."""
         terms = {"mlm_loss": LossTerm("masked", 1.0, bits="masked_bits"), "masked_accuracy": LossTerm("masked")}
         if self.next_sentence:
             terms |= {"nsp_loss": LossTerm("rows", 1.0), "nsp_accuracy": LossTerm("rows")}
         return terms
 
     def sums_by_position(self) -> bool:
-        """Whether all losses are sums over positions: the masked-token loss is, the next-sentence loss is not."""
         return not self.next_sentence
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
@@ -108,7 +105,6 @@ class MaskedLM(Objective):
         return Batch(arrays=arrays, counts=counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module with a randomly initialised model."""
         from terakoya_plugins.objectives.masked_lm.module import MaskedLMModule
 
         head: Literal["masked", "pretraining"] = "pretraining" if self.next_sentence else "masked"
@@ -116,7 +112,6 @@ class MaskedLM(Objective):
         return MaskedLMModule(architecture, architecture.build(vocabulary, head), next_sentence=self.next_sentence)
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """One model, in the folder itself."""
         return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
@@ -128,5 +123,4 @@ class MaskedLM(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `masked_lm`."""
     return {"masked_lm": MaskedLM}

@@ -155,7 +155,6 @@ class DisentangledEmbedding(nn.Module):
         self.difference = nn.Embedding.from_pretrained(difference, freeze=False, padding_idx=shared.padding_idx)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Embeddings (..., E) of `input_ids` (...)."""
         with torch.no_grad():
             shared = self.shared(input_ids)
         return shared + self.difference(input_ids)

@@ -90,11 +90,9 @@ class ReplacedToken(Objective):
         return self
 
     def row_layout(self) -> Layout:
-        """Rows in the layout `layout`."""
         return Layout(kind=self.layout)
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """The generator's terms over masked tokens, the discriminator's over all tokens."""
         from terakoya_plugins.objectives.replaced_token.module import BINS
 
         return {
@@ -106,14 +104,12 @@ class ReplacedToken(Objective):
         }
 
     def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
-        """The discriminator's accuracy, precision, recall and AUC, and the share of replaced tokens."""
         from terakoya_plugins.objectives.replaced_token.module import discriminator_metrics
 
         scores = sums.get("discriminator_scores")
         return {} if scores is None else discriminator_metrics(scores, centre=self._centre())
 
     def architectures(self, architecture: Architecture) -> Sequence[Architecture]:
-        """The discriminator's, then the generator's."""
         return [architecture, self._generator(architecture)]
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
@@ -138,7 +134,6 @@ class ReplacedToken(Objective):
         return Batch(arrays, batch.counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module with two randomly initialised models."""
         from terakoya.toolkit.architectures.encoder import share_embeddings
         from terakoya_plugins.objectives.replaced_token import module
 
@@ -188,7 +183,6 @@ class ReplacedToken(Objective):
             raise UserError(f"objective.generator_size: {error}") from None
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """Both models, each in its own folder."""
         from terakoya_plugins.objectives.replaced_token.module import with_plain_embeddings
 
         return {"generator": module.generator, "discriminator": with_plain_embeddings(module.discriminator)}
@@ -217,5 +211,4 @@ class ReplacedToken(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `replaced_token`."""
     return {"replaced_token": ReplacedToken}

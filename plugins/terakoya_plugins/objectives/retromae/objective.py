@@ -50,7 +50,6 @@ class RetroMAE(Objective):
     """The weight of the decoder's loss, a mean over all tokens; that of the encoder's has the weight 1."""
 
     def row_layout(self) -> Layout:
-        """Rows in the layout `layout`."""
         return Layout(kind=self.layout)
 
     def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
@@ -62,7 +61,6 @@ class RetroMAE(Objective):
             )
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """The encoder's terms over masked tokens, the decoder's over all tokens that are not special."""
         return {
             "mlm_loss": LossTerm("masked", 1.0, bits="masked_bits"),
             "masked_accuracy": LossTerm("masked"),
@@ -97,14 +95,12 @@ class RetroMAE(Objective):
         return Batch(arrays, {**batch.counts, "reconstructed": int(np.count_nonzero(ordinary))})
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """Returns the root module with a randomly initialised encoder and decoder."""
         from terakoya_plugins.objectives.retromae.module import RetroMAEModule
 
         check_head("retromae", architecture, "masked")
         return RetroMAEModule(architecture, architecture.build(vocabulary, "masked"), hidden_share=self.hidden_share)
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """The encoder, in the folder itself."""
         return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
@@ -118,5 +114,4 @@ class RetroMAE(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `retromae`."""
     return {"retromae": RetroMAE}

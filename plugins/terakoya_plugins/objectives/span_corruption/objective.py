@@ -42,7 +42,6 @@ class SpanCorruption(Objective):
     `<extra_id_1>`, ..., or of unused slots where the vocabulary has none of these."""
 
     def row_layout(self) -> Layout:
-        """Rows in the layout `layout`."""
         return Layout(kind=self.layout, framing="encoder_decoder")
 
     def terms(self) -> Mapping[str, LossTerm]:
@@ -118,14 +117,12 @@ class SpanCorruption(Objective):
         return Batch(arrays=arrays, counts=counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module with a randomly initialised model."""
         from terakoya_plugins.objectives.span_corruption.module import SpanCorruptionModule
 
         check_head("span_corruption", architecture, "seq2seq")
         return SpanCorruptionModule(architecture, architecture.build(vocabulary, "seq2seq"), vocabulary.special)
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """One model, in the folder itself."""
         return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
@@ -136,5 +133,4 @@ class SpanCorruption(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Registers `span_corruption`."""
     return {"span_corruption": SpanCorruption}

@@ -54,5 +54,4 @@ class Adafactor(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Registers `adafactor`."""
     return {"adafactor": Adafactor}

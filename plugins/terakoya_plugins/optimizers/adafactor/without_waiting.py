@@ -31,7 +31,6 @@ class AdafactorWithoutWaiting(torch.optim.Adafactor):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every weight that has a gradient."""
         if self.found_inf is None:
             return super().step(closure)
         assert closure is None, "terakoya computes gradients before"
@@ -83,7 +82,6 @@ def _update(
     steps = [state["step"] for of_stack in states for state in of_stack]
 
     def for_stacks(values: Tensor) -> list[Tensor]:
-        """Cuts `values`, one for each weight, into (n, 1, ...) for each stack."""
         parts = values.split([len(stack) for stack in stacks])
         return [part.view(-1, *[1] * stack[0].ndim) for part, stack in zip(parts, stacks, strict=True)]
 
@@ -157,7 +155,6 @@ def _put_back(tensors: Sequence[Tensor], stack: Tensor) -> None:
 
 
 def _root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the root mean square of each of n tensors, (n,)."""
     norms = torch._foreach_norm(list(tensors))
     torch._foreach_div_(norms, [each.numel() ** 0.5 for each in tensors])
     return torch.stack(norms)

@@ -36,7 +36,6 @@ class AdamW(Optimizer):
     ELECTRA."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """torch's AdamW over two groups, with and without weight decay."""
         from terakoya_plugins.optimizers.adamw import uncorrected
 
         return uncorrected.build(
@@ -51,5 +50,4 @@ class AdamW(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Registers `adamw`."""
     return {"adamw": AdamW}

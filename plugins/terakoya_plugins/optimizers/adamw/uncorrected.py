@@ -16,7 +16,6 @@ class UncorrectedAdamW(torch.optim.AdamW):
     """AdamW with uncorrected moments: each parameter's step count starts, and stays, at `LARGE_STEP`."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; see `torch.optim.AdamW.step`."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and not self.state[parameter]:

@@ -24,7 +24,6 @@ class LionByGroups(Lion):
     _step_supports_amp_scaling = True  # torch's name for it
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every weight that has a gradient."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if any(each.grad is not None for each in group["params"])]
         try:

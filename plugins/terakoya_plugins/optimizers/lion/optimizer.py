@@ -48,5 +48,4 @@ class Lion(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Registers `lion`."""
     return {"lion": Lion}

@@ -32,7 +32,6 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every matrix that has a gradient."""
         assert closure is None, "terakoya computes gradients before"
         for group in self.param_groups:
             step_by_shape(group, self.state, self.found_inf)

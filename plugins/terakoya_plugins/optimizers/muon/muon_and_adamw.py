@@ -36,7 +36,6 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._step_supports_amp_scaling = adamw is None or bool(adamw.defaults["fused"])  # torch's name for it
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every weight that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -52,7 +52,6 @@ class Muon(Optimizer):
     """A small number that AdamW adds to the root of the second moment, against division by zero."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """One optimizer that steps both."""
         from terakoya_plugins.optimizers.muon.muon_and_adamw import build
 
         return build(module, fused=fused, **dict(self))
@@ -60,5 +59,4 @@ class Muon(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Registers `muon`."""
     return {"muon": Muon}

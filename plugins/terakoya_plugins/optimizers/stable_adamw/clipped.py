@@ -31,7 +31,6 @@ class ClippedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates every weight that has a gradient."""
         assert closure is None, "terakoya computes gradients before"
         has_kernels = self.has_kernels
         for group in self.param_groups:
@@ -59,7 +58,6 @@ class ClippedAdamW(torch.optim.AdamW):
         return not any(lacking)
 
     def _tensors(self, weights: list[Tensor]) -> tuple[list[Tensor], ...]:
-        """Returns `weights`, their gradients, first and second moments, and steps."""
         states = [self._state_of(each) for each in weights]
         gradients: list[Tensor] = [each.grad for each in weights]  # type: ignore[misc]
         return weights, gradients, *([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
@@ -80,7 +78,6 @@ class ClippedAdamW(torch.optim.AdamW):
             torch._foreach_sub_(steps, [self.found_inf] * len(steps))
 
     def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
-        """Returns the state of `weight`, new where there is none yet."""
         state: dict[str, Tensor] = self.state[weight]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)

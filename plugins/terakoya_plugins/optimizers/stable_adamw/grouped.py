@@ -75,7 +75,6 @@ def _log(beta: float) -> float:
 
 
 def _addresses(tensors: Sequence[list[Tensor]]) -> Tensor:
-    """Returns the addresses of tensors on their device."""
     host = torch.tensor([[each.data_ptr() for each in row] for row in tensors], dtype=torch.int64)
     device = tensors[0][0].device
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

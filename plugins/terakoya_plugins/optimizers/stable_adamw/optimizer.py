@@ -53,5 +53,4 @@ class StableAdamW(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Registers `stable_adamw`."""
     return {"stable_adamw": StableAdamW}

@@ -146,7 +146,6 @@ class SentencePieceEncoder:
         return lengths
 
     def _starts(self, texts: list[str], rows: list[np.ndarray]) -> np.ndarray:
-        """Returns the word starts of all texts, concatenated."""
         assert self._words is not None
         counts, lengths = self._piece_lengths(texts, rows)
         normalized = self._processor.normalize(texts)
@@ -154,7 +153,6 @@ class SentencePieceEncoder:
         return word_start_flags(bounds, [*map(len, normalized)], counts, lengths)
 
     def _spans(self, texts: list[str], rows: list[np.ndarray]) -> np.ndarray:
-        """Returns the spans (T, 2) of all tokens in their texts."""
         counts, lengths = self._piece_lengths(texts, rows)
         return piece_spans(self._processor, texts, counts, lengths)
 

@@ -286,7 +286,6 @@ class SentencePiece(Tokenizer):
         return given if given is not None else defaults[("unk", "bos", "eos", "pad").index(role)]
 
     def _piece(self, role: str) -> str | None:
-        """Returns the piece of `role`, None if there is none."""
         bert = {"unk": "[UNK]", "bos": "[CLS]", "eos": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}
         gpt = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
         given: str | None = getattr(self, f"{role}_piece")
@@ -295,7 +294,6 @@ class SentencePiece(Tokenizer):
         return given or (bert if self.special_tokens == "bert" else gpt).get(role)
 
     def _arguments(self) -> dict[str, Any]:
-        """Returns the arguments of the trainer."""
         own = {"special_tokens", "special_tokens_in_text", "dictionary", "mecab_option"}
         own |= {"input_sentence_size", "shuffle_input_sentence", "random_seed"}
         own.update(f"{role}_piece" for role in ("cls", "sep", "mask"))
@@ -393,5 +391,4 @@ class SentencePiece(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Registers `sentencepiece`."""
     return {NAME: SentencePiece}

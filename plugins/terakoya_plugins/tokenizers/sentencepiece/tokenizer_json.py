@@ -202,7 +202,6 @@ class Divergence:
         return [number for number, other in zip(numbers, others, strict=True) if rows[number].tolist() != other.ids]
 
     def _rounds(self, text: str, ids: np.ndarray) -> bool:
-        """Returns whether a sum of scores of `text` may be too large to be exact in float32."""
         if len(text) < self._longest or not self.unigram:
             return False
         unknown = len(text) * self._costs.max() * bool((self._costs[ids] == self._costs.max()).any())
@@ -228,12 +227,10 @@ def _adds_up(proto: Any) -> bool:
 
 
 def _silent(proto: Any) -> list[str]:
-    """Returns the pieces that text never becomes."""
     return [piece.piece for piece in proto.pieces if piece.type in (piece.CONTROL, piece.UNKNOWN)]
 
 
 def _check(proto: Any) -> None:
-    """Raises NotConvertibleError for a model whose ids a tokenizer.json cannot give."""
     spec, rules, kind_of = proto.trainer_spec, proto.normalizer_spec, proto.SentencePiece
     if spec.model_type == spec.WORD:
         raise NotConvertibleError("it is a model of words")
@@ -355,6 +352,5 @@ def _suspects() -> list[str]:
 
 @functools.cache
 def _becoming(targets: tuple[str, ...]) -> list[str]:
-    """Returns the characters that NFKC makes one of `targets`."""
     characters = (chr(code) for code in range(_LAST + 1) if not 0xD800 <= code < 0xE000)
     return [one for one in characters if not set(targets).isdisjoint(unicodedata.normalize("NFKC", one))]

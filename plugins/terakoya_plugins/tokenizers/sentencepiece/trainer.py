@@ -65,7 +65,6 @@ class TrainingLines:
         self.facts |= {"documents": self._rejects.documents, "rejected": self._rejects.total}
 
     def _accepted_lines(self) -> Iterator[str]:
-        """Yields every line that the trainer accepts."""
         done = 0
         for block in self._corpus.blocks():
             for item in self._corpus.read(block):
@@ -101,7 +100,6 @@ class TrainingLines:
         return "the corpus has no line to train on"
 
     def warn(self) -> None:
-        """Logs warnings about skipped lines."""
         if self.facts["too_long"]:
             logger.warning(
                 "%s lines of more than %s bytes were left out of training; raise max_sentence_length to keep them",
