@@ -117,8 +117,8 @@ class Objective(Component):
         raise NotImplementedError
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """Returns the models to save, by sub-folder; "" is the folder itself."""
-        raise NotImplementedError
+        """Returns the models to save, by sub-folder; "" is the folder itself. By default that of `module.model`."""
+        return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """Returns the floating point operations of one real token, forward and backward, for the reported TFLOP/s.

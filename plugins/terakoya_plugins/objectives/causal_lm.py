@@ -16,7 +16,6 @@ from terakoya.toolkit.objectives import causal_objective
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from transformers import PreTrainedModel
 
 
 class CausalLM(Objective):
@@ -79,9 +78,6 @@ class CausalLM(Objective):
         return causal_objective.build(
             "causal_lm", architecture, vocabulary, z_loss=self.z_loss, head_positions=self.head_positions
         )
-
-    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        return {"": module.model}
 
 
 @hookimpl

@@ -26,7 +26,6 @@ from terakoya.toolkit.random_keys import integers_below, numbers, streams
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 LEAST_TOKENS = 8
 """Shorter documents are no examples: they are in the row, and nothing is learned from them."""
@@ -122,9 +121,6 @@ class Contrastive(Objective):
         losses = torch.nn.functional.cross_entropy(scores, own, reduction="none")
         right = (scores.argmax(1) == own) & real
         return {"contrastive_loss": losses.where(real, 0.0), "contrastive_accuracy": right.float()}
-
-    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """FLOPs of the encoder's passes with gradients, without a head: one for each view that is a pass of its own."""

@@ -22,7 +22,6 @@ from terakoya.toolkit.objectives.check_head import check_head
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -110,9 +109,6 @@ class MaskedLM(Objective):
         head: Literal["masked", "pretraining"] = "pretraining" if self.next_sentence else "masked"
         check_head("masked_lm", architecture, head)
         return MaskedLMModule(architecture, architecture.build(vocabulary, head), next_sentence=self.next_sentence)
-
-    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """FLOPs per token; the vocabulary head runs at the predicted positions only."""

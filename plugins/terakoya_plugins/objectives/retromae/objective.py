@@ -25,7 +25,6 @@ from terakoya.toolkit.random_keys import streams
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 class RetroMAE(Objective):
@@ -99,9 +98,6 @@ class RetroMAE(Objective):
 
         check_head("retromae", architecture, "masked")
         return RetroMAEModule(architecture, architecture.build(vocabulary, "masked"), hidden_share=self.hidden_share)
-
-    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """FLOPs of the encoder, whose vocabulary head runs at the predicted positions and once more at all of them, and
