@@ -22,7 +22,6 @@ from terakoya.toolkit.objectives.check_head import check_head
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 class SpanCorruption(Objective):
@@ -94,20 +93,13 @@ class SpanCorruption(Objective):
         `decoder_document_ids` and `labels`, -100 at padding, (B, S), where S is as large as the batch needs, a multiple
         of 8. Counts: targets; replaced, those of them that are text; tokens.
         """
-        from terakoya_plugins.objectives.span_corruption.rows import corrupt
+        from terakoya_plugins.objectives.span_corruption.rows import Noising, corrupt
 
         end = vocabulary.encoder_end
         assert vocabulary.pad is not None and end is not None, "the rows require them"
-        arrays = corrupt(
-            rows,
-            rows.document_ids >= 0,
-            ~vocabulary.is_special.take(rows.tokens),
-            self._sentinels(vocabulary),
-            density=self.noise_density,
-            span_length=self.mean_noise_span_length,
-            pad=vocabulary.pad,
-            end=end,
-        )
+        sentinels = self._sentinels(vocabulary)
+        noising = Noising(self.noise_density, self.mean_noise_span_length, sentinels, pad=vocabulary.pad, end=end)
+        arrays = corrupt(rows, ~vocabulary.is_special.take(rows.tokens), noising)
         targets = arrays["labels"][arrays["labels"] >= 0]
         counts = {
             "targets": len(targets),
@@ -121,9 +113,6 @@ class SpanCorruption(Objective):
 
         check_head("span_corruption", architecture, "seq2seq")
         return SpanCorruptionModule(architecture, architecture.build(vocabulary, "seq2seq"), vocabulary.special)
-
-    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """FLOPs per token; the head runs at the targets only: the replaced tokens, and a sentinel for each span."""

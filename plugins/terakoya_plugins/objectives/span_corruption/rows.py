@@ -9,13 +9,24 @@ Letters: B rows, T positions of a row, S positions of a target, D documents of a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from terakoya.components.rows import Rows
+from terakoya.toolkit.masking import IGNORED
 from terakoya.toolkit.random_keys import draws
 
-IGNORED = -100
-"""The label of a position without a target."""
+
+@dataclass(frozen=True)
+class Noising:
+    """How rows are corrupted. Spans of a document after the last of `sentinels` (n,) stay as they are."""
+
+    density: float
+    span_length: float
+    sentinels: np.ndarray
+    pad: int
+    end: int
 
 
 def noise_and_spans(lengths: np.ndarray, density: float, span_length: float) -> tuple[np.ndarray, np.ndarray]:
@@ -29,26 +40,16 @@ def noise_and_spans(lengths: np.ndarray, density: float, span_length: float) -> 
     return noise, np.where(noise > 0, np.minimum(spans, np.minimum(noise, lengths - noise + 1)), 0)
 
 
-def corrupt(
-    rows: Rows,
-    real: np.ndarray,
-    ordinary: np.ndarray,
-    sentinels: np.ndarray,
-    *,
-    density: float,
-    span_length: float,
-    pad: int,
-    end: int,
-) -> dict[str, np.ndarray]:
+def corrupt(rows: Rows, ordinary: np.ndarray, noising: Noising) -> dict[str, np.ndarray]:
     """`input_ids`, `position_ids`, `document_ids` (B, T), `decoder_input_ids`, `decoder_document_ids`, `labels` (B, S),
     all int64.
 
-    `real` (B, T) bool is False at padding, `ordinary` (B, T) bool is False at special tokens, which are never replaced
-    and split a span around them. Spans after the last of `sentinels` (n,) stay as they are.
+    `ordinary` (B, T) bool is False at special tokens, which are never replaced and split a span around them.
     """
     batch, width = rows.tokens.shape
+    real, sentinels, pad = rows.document_ids >= 0, noising.sentinels, noising.pad
     edges = _document_edges(rows.document_ids)
-    noise = _select_noise(rows, real, ordinary, edges, density, span_length)
+    noise = _select_noise(rows, ordinary, edges, noising)
     first = noise & ~np.concatenate([[False], noise[:-1]])
     number = first.cumsum() - 1  # of the position's span, counted over all documents
     document = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, batch * width)))
@@ -74,7 +75,9 @@ def corrupt(
     last = np.append(document[replaced][1:] != document[replaced][:-1], True)[: len(replaced)]
     source = np.repeat(np.arange(len(replaced)), 1 + first[replaced] + last)
     ordinal = _rank(source) - first[replaced][source]  # -1 sentinel, 0 token, 1 end
-    labels = np.where(ordinal < 0, sentinel[replaced][source], np.where(ordinal > 0, end, tokens[replaced][source]))
+    labels = np.where(
+        ordinal < 0, sentinel[replaced][source], np.where(ordinal > 0, noising.end, tokens[replaced][source])
+    )
     begins = np.append(True, last[source][:-1] & (ordinal[:-1] > 0))[: len(source)]
     inputs = np.where(begins, pad, np.append(pad, labels[:-1])[: len(labels)])
     owner = of_row[replaced][source]
@@ -97,20 +100,18 @@ def _document_edges(document_ids: np.ndarray) -> np.ndarray:
     return np.flatnonzero(starts)
 
 
-def _select_noise(
-    rows: Rows, real: np.ndarray, ordinary: np.ndarray, edges: np.ndarray, density: float, span_length: float
-) -> np.ndarray:
+def _select_noise(rows: Rows, ordinary: np.ndarray, edges: np.ndarray, noising: Noising) -> np.ndarray:
     """Which positions of the flattened rows are replaced, (B * T,) bool."""
     batch, width = rows.tokens.shape
     flat = ordinary.reshape(-1)
-    sizes = np.diff(np.append(edges, batch * width)) * real.reshape(-1)[edges]
+    sizes = np.diff(np.append(edges, batch * width)) * (rows.document_ids.reshape(-1)[edges] >= 0)
     # A document's body is the range from its first to its last ordinary token.
     before = np.append(0, flat.cumsum())
     has_body = before[edges + sizes] > before[edges]
     positions = np.flatnonzero(flat)
     start = np.where(has_body, positions[np.minimum(before[edges], len(positions) - 1)] if len(positions) else 0, 0)
     stop = np.where(has_body, positions[before[edges + sizes] - 1] + 1 if len(positions) else 0, 0)
-    noise, spans = noise_and_spans(stop - start, density, span_length)
+    noise, spans = noise_and_spans(stop - start, noising.density, noising.span_length)
 
     row, column = np.divmod(start, width)
     keys = rows.keys[row]
