@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 def dimensions(parameter: nn.Parameter) -> int:

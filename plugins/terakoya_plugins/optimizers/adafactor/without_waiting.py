@@ -19,12 +19,8 @@ DIMENSIONS = {"row_var": -1, "col_var": -2, "variance": 0}
 
 
 class AdafactorWithoutWaiting(torch.optim.Adafactor):
-    """torch's Adafactor, with its settings and state.
-
-    Attributes:
-        found_inf: () float32, 1 where the step must change nothing; None on a CPU, where torch's own step is taken. Set
-            by who calls `step`, as for torch's fused optimizers.
-    """
+    """torch's Adafactor, with its settings and state. `found_inf` is that of torch's fused optimizers; None on a CPU,
+    where torch's own step is taken."""
 
     found_inf: Tensor | None = None
     _step_supports_amp_scaling = True  # torch's name for it

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
-from terakoya.toolkit.parameter_groups import decay_groups, trainable_parameters
+from terakoya.toolkit.parameter_groups import Beta, decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
-
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class AdamW(Optimizer):
@@ -36,16 +34,13 @@ class AdamW(Optimizer):
     ELECTRA."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        from terakoya_plugins.optimizers.adamw import uncorrected
+        import torch
 
-        return uncorrected.build(
-            decay_groups(trainable_parameters(module), self.weight_decay),
-            learning_rate=self.learning_rate,
-            betas=self.betas,
-            eps=self.eps,
-            bias_correction=self.bias_correction,
-            fused=fused,
-        )
+        from terakoya_plugins.optimizers.adamw.uncorrected import UncorrectedAdamW
+
+        groups = decay_groups(trainable_parameters(module), self.weight_decay)
+        kind = torch.optim.AdamW if self.bias_correction else UncorrectedAdamW
+        return kind(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=fused)
 
 
 @hookimpl

@@ -1,8 +1,8 @@
-"""torch's AdamW, optionally without its bias correction."""
+"""torch's AdamW without its bias correction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,17 +25,3 @@ class UncorrectedAdamW(torch.optim.AdamW):
                         "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     }
         return super().step(closure)
-
-
-def build(
-    groups: Sequence[dict[str, Any]],
-    *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    bias_correction: bool,
-    fused: bool,
-) -> torch.optim.AdamW:
-    """An AdamW over parameter `groups`, with or without bias correction."""
-    kind = torch.optim.AdamW if bias_correction else UncorrectedAdamW
-    return kind(list(groups), lr=learning_rate, betas=betas, eps=eps, fused=fused)

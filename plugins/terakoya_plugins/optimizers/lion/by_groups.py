@@ -13,11 +13,7 @@ from torch import Tensor
 
 class LionByGroups(Lion):
     """Skips groups in which no weight has a gradient: the torch functions of Lion need at least one tensor.
-
-    Attributes:
-        found_inf: () float32, 1 where the step must change nothing; None where it must not be skipped. Set by who calls
-            `step`, as for torch's fused optimizers.
-    """
+    `found_inf` is that of torch's fused optimizers."""
 
     param_groups: list[dict[str, Any]]
     found_inf: Tensor | None = None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
 from terakoya.errors import UserError
-from terakoya.toolkit.parameter_groups import decay_groups, trainable_parameters
+from terakoya.toolkit.parameter_groups import Beta, decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
-
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Lion(Optimizer):

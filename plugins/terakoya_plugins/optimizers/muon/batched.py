@@ -21,12 +21,7 @@ TRANSPOSED = "transposed"
 
 
 class BatchedMuon(torch.optim.Muon):
-    """torch's Muon, with its settings and state.
-
-    Attributes:
-        found_inf: () float32, 1 where the step must change nothing; None where it must not be skipped. Set by who calls
-            `step`, as for torch's fused optimizers.
-    """
+    """torch's Muon, with its settings and state. `found_inf` is that of torch's fused optimizers."""
 
     found_inf: Tensor | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable_parameters
 from terakoya_plugins.optimizers.muon.batched import TRANSPOSED, BatchedMuon
+
+if TYPE_CHECKING:
+    from terakoya_plugins.optimizers.muon.optimizer import Muon
 
 WIDTH_POWERS = {"original": 0.0, "match_rms_adamw": 0.5}
 """By which power of the width learning rates of matrices go down with the key `mup`, by `adjust_lr_fn`: the largest
@@ -43,10 +46,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
         for part in self.parts:
             is_adamw = isinstance(part, torch.optim.AdamW)
             # `load_state_dict` replaces state and groups, and ZeRO passes one group after another
-            part.state, part.param_groups = (
-                self.state,
-                [each for each in self.param_groups if ("betas" in each) == is_adamw],
-            )
+            part.state = self.state
+            part.param_groups = [each for each in self.param_groups if ("betas" in each) == is_adamw]
             rates = [group["lr"] for group in part.param_groups]
             if is_adamw:
                 for group, rate in zip(part.param_groups, rates, strict=True):
@@ -59,41 +60,31 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return loss
 
 
-def build(
-    module: nn.Module,
-    *,
-    fused: bool,
-    learning_rate: float,
-    adamw_learning_rate: float | None,
-    weight_decay: float,
-    momentum: float,
-    nesterov: bool,
-    ns_steps: int,
-    adjust_lr_fn: Literal["original", "match_rms_adamw"],
-    betas: tuple[float, float],
-    eps: float,
-) -> MuonAndAdamW:
-    """Muon for the trainable matrices of `module`'s blocks, AdamW for the rest, with the settings of `Muon`."""
+def build(module: nn.Module, settings: Muon, *, fused: bool) -> MuonAndAdamW:
+    """Muon for the trainable matrices of `module`'s blocks, AdamW for the rest."""
+    learning_rate, adjust_lr_fn = settings.learning_rate, settings.adjust_lr_fn
     hidden = {id(parameter) for parameter in hidden_matrices(module)}
     matrices = [parameter for parameter in trainable_parameters(module) if id(parameter) in hidden]
     rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
     muon = adamw = None
     if matrices:
-        transposed = transposed_weights(module) if adjust_lr_fn == "original" else set()  # else the size is the same
+        transposed: set[int] = set()  # those of GPT-2, which are (inputs, outputs)
+        if adjust_lr_fn == "original":  # else the size is the same
+            transposed = {id(each.weight) for each in module.modules() if isinstance(each, Conv1D)}
         sides = [(side, [each for each in matrices if (id(each) in transposed) == side]) for side in (False, True)]
         muon = BatchedMuon(
             [{"params": params, TRANSPOSED: side} for side, params in sides if params],
-            lr=learning_rate, weight_decay=weight_decay, momentum=momentum,
-            nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn,
+            lr=learning_rate, adjust_lr_fn=adjust_lr_fn,
+            **settings.model_dump(include={"weight_decay", "momentum", "nesterov", "ns_steps"}),
         )  # fmt: skip
         for group in muon.param_groups:
             group["width_power"] = WIDTH_POWERS[adjust_lr_fn]
     if rest:
         adamw = torch.optim.AdamW(
-            [{**group, "elementwise": True} for group in decay_groups(rest, weight_decay)],
-            lr=learning_rate, betas=betas, eps=eps, fused=fused,
+            [{**group, "elementwise": True} for group in decay_groups(rest, settings.weight_decay)],
+            lr=learning_rate, betas=settings.betas, eps=settings.eps, fused=fused,
         )  # fmt: skip
-    return MuonAndAdamW(muon, adamw, ratio=(adamw_learning_rate or learning_rate) / learning_rate)
+    return MuonAndAdamW(muon, adamw, ratio=(settings.adamw_learning_rate or learning_rate) / learning_rate)
 
 
 def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -109,8 +100,3 @@ def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
             if dimensions(parameter) == 2 and not is_head and id(parameter) not in known | seen:
                 seen.add(id(parameter))
                 yield parameter
-
-
-def transposed_weights(module: nn.Module) -> set[int]:
-    """Returns the ids of the weights of `module` that are (inputs, outputs): GPT-2's."""
-    return {id(each.weight) for each in module.modules() if isinstance(each, Conv1D)}

@@ -9,11 +9,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
+from terakoya.toolkit.parameter_groups import Beta
 
 if TYPE_CHECKING:
     import torch
-
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Muon(Optimizer):
@@ -54,7 +53,7 @@ class Muon(Optimizer):
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         from terakoya_plugins.optimizers.muon.muon_and_adamw import build
 
-        return build(module, fused=fused, **dict(self))
+        return build(module, self, fused=fused)
 
 
 @hookimpl

@@ -20,12 +20,7 @@ MOST_AT_ONCE = 1 << 26
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """torch's fused AdamW, with its settings and state, and update clipping.
-
-    Attributes:
-        found_inf: () float32, 1 where the step must change nothing; None where it must not be skipped. Set by who calls
-            `step`, as for torch's fused optimizers.
-    """
+    """torch's fused AdamW, with its settings, its state and its `found_inf`, and update clipping."""
 
     found_inf: Tensor | None = None
 

@@ -27,7 +27,8 @@ def update(
     weights, gradients, first, second, steps = tensors
     sums = stable_adamw_sums(gradients, second, steps, betas[1], eps)
     rates = stable_adamw_rates_(sums, steps, gradients, found_inf, lr)
-    stable_adamw_update_(weights, gradients, first, second, steps, rates, found_inf, *betas, weight_decay, eps)
+    numbers = [number for beta in betas for number in (beta, 1.0 - beta, _log(beta))]
+    stable_adamw_update_(weights, [*first, *second], gradients, steps, rates, found_inf, [*numbers, weight_decay, eps])
 
 
 @operation(lambda gradients, *further: gradients[0].new_empty(1))
@@ -57,16 +58,17 @@ def stable_adamw_rates_(
     return rates
 
 
-@operation(lambda *_: None, changes=("weights", "first", "second"))
+@operation(lambda *_: None, changes=("weights", "moments"))
 def stable_adamw_update_(
-    weights: list[Tensor], gradients: list[Tensor], first: list[Tensor], second: list[Tensor], steps: list[Tensor],
-    rates: Tensor, found_inf: Tensor | None, first_beta: float, beta: float, weight_decay: float, eps: float,
+    weights: list[Tensor], moments: list[Tensor], gradients: list[Tensor], steps: list[Tensor], rates: Tensor,
+    found_inf: Tensor | None, numbers: list[float],
 ) -> None:  # fmt: skip
-    """Takes AdamW's step with the learning rates (T,)."""
+    """Takes AdamW's step with the learning rates (T,). `moments` are the first ones, then the second; `numbers` are
+    those of `kernels.update`."""
     from terakoya_plugins.optimizers.stable_adamw import kernels
 
     sizes, pieces, _ = _layout(tuple(map(Tensor.numel, weights)), rates.device)
-    numbers = (first_beta, 1.0 - first_beta, _log(first_beta), beta, 1.0 - beta, _log(beta), weight_decay, eps)
+    first, second = moments[: len(weights)], moments[len(weights) :]
     kernels.update(_addresses([weights, gradients, first, second, steps]), pieces, sizes, found_inf, rates, *numbers)
 
 
