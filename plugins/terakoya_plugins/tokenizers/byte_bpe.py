@@ -157,9 +157,8 @@ class ByteBpe(Tokenizer):
         texts = {
             "tokenizer_config.json": _json(config),
             "terakoya.json": _json(record),
-            "vocab.json": json.dumps(
-                vocabulary, ensure_ascii=False
-            ),  # this and merges.txt are for programs that read GPT-2's files
+            # this and merges.txt are for programs that read GPT-2's files
+            "vocab.json": json.dumps(vocabulary, ensure_ascii=False),
             "merges.txt": f"#version: 0.2\n{lines}",
         }
         for name, text in texts.items():

@@ -72,14 +72,8 @@ class MecabCharacter(Tokenizer):
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
-        special = japanese_folder.special_tokens(self.num_unused_tokens)
-        pieces = self._pieces(table.counts, special)
-        record = {
-            "type": NAME,
-            "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
-            "words": word_splitters.splitter_identity(self._config()),
-        }
-        japanese_folder.save_folder(folder, pieces, self._config(), record)
+        pieces = self._pieces(table.counts, japanese_folder.special_tokens(self.num_unused_tokens))
+        japanese_folder.save_folder(folder, pieces, self._config(), NAME, self)
         return {"pieces": len(pieces), **table.facts(self.max_words)}
 
     @classmethod

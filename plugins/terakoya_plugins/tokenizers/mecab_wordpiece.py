@@ -88,13 +88,7 @@ class MecabWordPiece(Tokenizer):
             limit_alphabet=self.limit_alphabet,
             special_tokens=japanese_folder.special_tokens(self.num_unused_tokens),
         )
-        config = self._config()
-        record = {
-            "type": NAME,
-            "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
-            "words": word_splitters.splitter_identity(config),
-        }
-        japanese_folder.save_folder(folder, pieces, config, record)
+        japanese_folder.save_folder(folder, pieces, self._config(), NAME, self)
         warn_of_few_pieces(len(pieces), vocab_size=self.vocab_size, min_frequency=self.min_frequency)
         left_out = set().union(*words).difference(pieces)
         return {"pieces": len(pieces), "characters_left_out": len(left_out), **table.facts(self.max_words)}
@@ -118,8 +112,9 @@ class MecabWordPiece(Tokenizer):
                 return None
             settings |= mecab
         elif words == "sudachi":
+            given = config.get("sudachi_kwargs") or {}
             known = ("sudachi_split_mode", "sudachi_dict_type")
-            settings |= {name: value for name, value in _sudachi(config).items() if name in known}
+            settings |= {name: value for name, value in given.items() if name in known}
         settings["do_lower_case"] = bool(config.get("do_lower_case", False))
         return cls.model_validate(settings)
 
@@ -181,7 +176,3 @@ def _is_supported(config: Mapping[str, Any]) -> bool:
         and config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
         and config.get("do_subword_tokenize", True)
     )
-
-
-def _sudachi(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return config.get("sudachi_kwargs") or {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import vocabulary
-from terakoya.components.tokenizer import RECORD
+from terakoya.components.tokenizer import RECORD, Tokenizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers import mecab, word_splitters
 from terakoya.toolkit.tokenizers.bert_folder import read_config
@@ -77,19 +77,18 @@ def fingerprint(folder: Path) -> Mapping[str, str]:
     }
 
 
-def save_folder(folder: Path, pieces: Sequence[str], config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Writes the folder; the same arguments give the same bytes. User dictionaries are copied into it, and named so."""
+def save_folder(
+    folder: Path, pieces: Sequence[str], config: Mapping[str, Any], kind: str, tokenizer: Tokenizer
+) -> None:
+    """Writes the folder of a `tokenizer` of this `kind`; the same arguments give the same bytes. User dictionaries are
+    copied into it, and named so."""
     folder.mkdir(parents=True, exist_ok=True)
+    settings = tokenizer.model_dump(exclude={"special_tokens_in_text", "counts"})
     if (option := word_splitters.mecab_arguments(config).get("mecab_option")) is not None:
         option = mecab.copy_user_dictionaries(option, folder)
         config = {**config, "mecab_kwargs": {**config["mecab_kwargs"], "mecab_option": option}}
-        settings = record["settings"]
-        own = mecab.copy_user_dictionaries(settings["mecab_option"], folder)
-        record = {
-            **record,
-            "settings": {**settings, "mecab_option": own},
-            "words": word_splitters.splitter_identity(config, folder),
-        }
+        settings["mecab_option"] = mecab.copy_user_dictionaries(settings["mecab_option"], folder)
+    record = {"type": kind, "settings": settings, "words": word_splitters.splitter_identity(config, folder)}
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8", newline="\n")
     for name, content in (("tokenizer_config.json", config), (RECORD, record)):
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
