@@ -24,7 +24,7 @@ from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run, StepReport
 from terakoya.errors import UserError
 from terakoya.process_pool import start_child
-from terakoya.toolkit.checkpoint_copies import copy_checkpoint
+from terakoya.toolkit.checkpoint_copies import check_every, copy_checkpoint
 
 FOLDER = "task_scores"
 OF_THE_RUN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_", "SLURM_")
@@ -52,9 +52,7 @@ class TaskScores(EventPlugin):
     test_settings: ClassVar[Mapping[str, Any]] = {"tasks": "jsts", "data": "data", "every": 1000}
 
     def check(self, parameters: Any) -> None:
-        save_steps = parameters.checkpoint.save_steps
-        if self.every % save_steps:
-            raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {self.every}")
+        check_every(self.every, parameters)
 
     def start(self, run: Run) -> EventListener:
         """Returns the listener. Raises UserError where the folder of the tasks' files is missing."""

@@ -8,6 +8,16 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from terakoya.errors import UserError
+
+
+def check_every(every: int, parameters: Any) -> None:
+    """Raises UserError where not every `every`th step of a run with these `parameters` has a checkpoint."""
+    save_steps = parameters.checkpoint.save_steps
+    if every % save_steps:
+        raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {every}")
 
 
 def copy_checkpoint(source: Path, target: Path, *, more: Mapping[str, str] | None = None) -> None:

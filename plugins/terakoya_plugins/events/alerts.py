@@ -187,15 +187,13 @@ class _Sender:
                     send(facts)
                 except (OSError, ValueError, smtplib.SMTPException) as error:
                     # urllib and smtplib may quote the address or the answer of the server
-                    secrets = [os.environ.get(name, "") for name in self._secret_names()]
+                    mail = self.settings.email
+                    names = (self.settings.webhook_variable, mail.password_variable if mail else None)
+                    secrets = [os.environ.get(name, "") for name in names if name]
                     text = hide_secrets(f"{type(error).__name__}: {error}")
                     for secret in filter(None, secrets):
                         text = text.replace(secret, "***")
                     self.warn(f"alerts: the message about {facts['kind']} was not sent: {text}")
-
-    def _secret_names(self) -> list[str]:
-        names = [self.settings.webhook_variable or ""]
-        return [*names, *([self.settings.email.password_variable] if self.settings.email else [])]
 
     def _post(self, facts: Mapping[str, Any]) -> None:
         if self.settings.webhook_variable is None:
@@ -203,7 +201,7 @@ class _Sender:
         address = _variable("webhook_variable", self.settings.webhook_variable)
         if not address.startswith(("https://", "http://")):
             raise ValueError(f"{self.settings.webhook_variable}: expected an address that begins with https://")
-        line = _line(facts)
+        line = f"{facts['run']} on {facts['host']}, step {facts['step']:,}: {facts['kind']}: {facts['text']}"
         body = {"slack": {"text": line}, "discord": {"content": line[:2000]}, "json": dict(facts)}
         data = json.dumps(body[self.settings.webhook_format], ensure_ascii=False).encode()
         request = urllib.request.Request(address, data=data, headers={"Content-Type": "application/json"})
@@ -224,10 +222,6 @@ class _Sender:
             if mail.user is not None:
                 server.login(mail.user, _variable("email.password_variable", mail.password_variable))
             server.send_message(message)
-
-
-def _line(facts: Mapping[str, Any]) -> str:
-    return f"{facts['run']} on {facts['host']}, step {facts['step']:,}: {facts['kind']}: {facts['text']}"
 
 
 @hookimpl

@@ -12,8 +12,7 @@ from pydantic import PositiveInt
 from terakoya import hookimpl
 from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run
-from terakoya.errors import UserError
-from terakoya.toolkit.checkpoint_copies import copy_checkpoint, finish_copy
+from terakoya.toolkit.checkpoint_copies import check_every, copy_checkpoint, finish_copy
 
 FOLDER = "permanent"
 
@@ -27,9 +26,7 @@ class PermanentCheckpoints(EventPlugin):
     test_settings: ClassVar[Mapping[str, Any]] = {"every": 1000}
 
     def check(self, parameters: Any) -> None:
-        save_steps = parameters.checkpoint.save_steps
-        if self.every % save_steps:
-            raise UserError(f"every: expected a multiple of checkpoint.save_steps, {save_steps}; got {self.every}")
+        check_every(self.every, parameters)
 
     def count_copies(self, steps: int) -> int:
         return steps // self.every
@@ -61,9 +58,8 @@ class _Listener(EventListener):
         try:
             target.parent.mkdir(exist_ok=True)
             finish_copy(target)
-            if not (target / "manifest.json").is_file() or not (target / "manifest.json").samefile(
-                folder / "manifest.json"
-            ):
+            kept = target / "manifest.json"
+            if not kept.is_file() or not kept.samefile(folder / "manifest.json"):
                 copy_checkpoint(folder, target)
         except OSError as error:
             run.warn(f"{folder.name} could not be kept in {FOLDER}: {error.strerror}; the run continues")
