@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from terakoya_quality.finetuning.search import SearchResult, Summary, TrainedOnce
+    from terakoya_quality.finetuning.search import SearchResult, TrainedOnce
 
 SECONDS_BETWEEN = 30.0
 """The time between two lines about a training where standard error is not a terminal."""
@@ -63,14 +63,9 @@ def score_table(result: SearchResult) -> Table:
     grid.add_column("number", justify="right")
     grid.add_column("cut", justify="right")
     for name, scores in result.scores.items():
-        cells = [format_summary(scores[each]) for each in names]
+        cells = [_format(scores[each].mean, scores[each].interval) for each in names]
         grid.add_row(name, *cells, f"{result.examples[name]:,}", f"{result.cut.get(name, 0):,}")
     return grid
-
-
-def format_summary(summary: Summary) -> str:
-    """Returns the mean of a score, with half of its 95 % interval if there are several seeds."""
-    return _format(summary.mean, summary.interval)
 
 
 def show_benchmark(result: Mapping[str, Any]) -> None:
@@ -78,9 +73,8 @@ def show_benchmark(result: Mapping[str, Any]) -> None:
     published for the same examples, and where they are from."""
     from terakoya.log import console
 
-    settings = result["settings"]
-    words = [f"{name.replace('_', ' ')} {settings[name]}" for name in _SETTINGS if name in settings]
-    console().print(f"{result['title']} ({result['suite']}): {', '.join(words)}", markup=False, soft_wrap=True)
+    settings = {name: result["settings"][name] for name in _SETTINGS if name in result["settings"]}
+    console().print(f"{result['title']} ({result['suite']}): {_words(settings)}", markup=False, soft_wrap=True)
     console().print(_benchmark_table(result))
     if result["limit"] is not None:
         text = f"of the first {result['limit']:,} examples alone: not to be compared with published scores"
@@ -99,8 +93,7 @@ def show_embedding(results: Mapping[str, Any]) -> None:
     for suite in dict.fromkeys(name.partition(":")[0] for name in results):
         chosen = {name: each for name, each in results.items() if name.partition(":")[0] == suite}
         first = next(iter(chosen.values()))
-        words = [f"{name.replace('_', ' ')} {value}" for name, value in first["settings"].items()]
-        console().print(f"{first['suite']}: {', '.join(words)}", markup=False, soft_wrap=True)
+        console().print(f"{first['suite']}: {_words(first['settings'])}", markup=False, soft_wrap=True)
         grid = Table("task", "examples", "score", box=None, header_style="bold", pad_edge=False)
         grid.add_column("value", justify="right")
         grid.add_column("cut", justify="right")
@@ -111,6 +104,10 @@ def show_embedding(results: Mapping[str, Any]) -> None:
                     cells = (_format(scores[score]["mean"], None), f"{each['cut'].get('all', 0):,}")
                     grid.add_row(task, "" if part == "eval" else part, score.replace("_", " "), *cells)
         console().print(grid)
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
 
 
 _SETTINGS = ("learning_rate", "epochs", "batch_size", "max_length", "seeds", "pooling")

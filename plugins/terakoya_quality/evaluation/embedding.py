@@ -53,8 +53,10 @@ def measure_embedding(options: TaskOptions, device: torch.device) -> Evaluation:
         raise UserError(f"--tasks {','.join(others)}: not together with jmteb; give it in a second command")
     not_for_it = options.tuned
     batch_size = not_for_it.pop("--batch-size", BATCH_SIZE)
-    not_for_it |= {"--data": options.stores, "--corpus": options.corpora or options.corpus, "--limit": options.limit}
-    not_for_it["--stride"] = options.stride
+    not_for_it |= {
+        "--data": options.stores, "--corpus": options.corpora or options.corpus, "--limit": options.limit,
+        "--stride": options.stride,
+    }  # fmt: skip
     if given := [option for option, value in not_for_it.items() if value]:
         raise UserError(
             f"{given[0]}: not for tasks of jmteb, which train nothing and read all of their own data; leave it out"

@@ -73,16 +73,12 @@ class NamedEntities(Task[TaggedText]):
         return [self._feature(number, each, encoder) for number, each in enumerate(examples)]
 
     def _feature(self, number: int, example: TaggedText, encoder: TextEncoder) -> Feature:
-        encoded = encoder.tokenizer(
-            example.text, is_split_into_words=self.in_words, return_offsets_mapping=True,
-            return_special_tokens_mask=True, verbose=False,
-        )  # fmt: skip
+        options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+        options["is_split_into_words"] = self.in_words
+        encoded = encoder.tokenizer(example.text, verbose=False, **options)
         if len(encoded["input_ids"]) > encoder.max_length:
             encoder.cut += 1
-            encoded = encoder.tokenizer(
-                example.text, is_split_into_words=self.in_words, return_offsets_mapping=True,
-                return_special_tokens_mask=True, truncation=True, max_length=encoder.max_length,
-            )  # fmt: skip
+            encoded = encoder.tokenizer(example.text, truncation=True, max_length=encoder.max_length, **options)
         special = encoded.pop("special_tokens_mask")
         offsets = encoded.pop("offset_mapping")
         spans: list[tuple[int, int] | None] = []
@@ -155,10 +151,8 @@ def _span(row: Row, value: Any) -> Part:
         own = None
         if isinstance(value, dict):
             start, end = value["span"] if "span" in value else (value["start"], value["end"])
-            kind, own = (
-                value["label"] if "label" in value else value["type"],
-                value.get("text") or value.get("name") or None,
-            )
+            kind = value["label"] if "label" in value else value["type"]
+            own = value.get("text") or value.get("name") or None
         else:
             start, end, kind = value
         if type(start) is int and type(end) is int and isinstance(kind, str) and isinstance(own, str | None):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from terakoya.atomic_files import check_new_folder, new_folder
+from terakoya.errors import UserError, nearest
 from terakoya.inference.loading import find_device
-from terakoya_quality.finetuning.kinds import find_kind
+from terakoya_quality.finetuning.kinds import KINDS
 from terakoya_quality.finetuning.model import ModelUse, finished_model, load_with_head, write_model
 from terakoya_quality.finetuning.options import FinetuneOptions
 from terakoya_quality.finetuning.rows import read_rows
@@ -32,7 +33,9 @@ def finetune(source: Path, out: Path, **options: Any) -> SearchResult:
 
 def finetune_model(options: FinetuneOptions) -> SearchResult:
     """Does what `options` say, as `finetune`."""
-    kind, settings = find_kind(options.task), options.settings
+    if options.task not in KINDS:
+        raise UserError(f"--task {options.task}: expected a kind of task{nearest(options.task, KINDS)}")
+    settings = options.settings
     check_new_folder(options.out)
     files = {"train": options.train, "eval": options.eval, **({} if options.test is None else {"test": options.test})}
     sets = {name: read_rows(file, columns=dict(options.columns), limit=options.limit) for name, file in files.items()}
@@ -40,9 +43,8 @@ def finetune_model(options: FinetuneOptions) -> SearchResult:
     use = ModelUse(device=device, precision=options.precision, trust=options.trust_remote_code)
     with finished_model(options.source) as folder:
         result = search(
-            folder, kind, sets, settings, use=use,
-            watch=Callbacks(options.report, options.progress),
-        )  # fmt: skip
+            folder, KINDS[options.task], sets, settings, use=use, watch=Callbacks(options.report, options.progress)
+        )
         with torch.random.fork_rng(devices=[]), new_folder(options.out) as draft:
             model = load_with_head(folder, result.task, seed=1, trust=use.trust, pad=result.pad)
             model.load_state_dict(result.best_weights)

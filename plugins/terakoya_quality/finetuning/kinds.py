@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from terakoya.errors import UserError, nearest
 from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.choices import MultipleChoice
 from terakoya_quality.finetuning.entities import NamedEntities
@@ -15,10 +14,3 @@ from terakoya_quality.finetuning.texts import Classification, Regression
 KINDS: Mapping[str, type[Task[Any]]] = {
     kind.name: kind for kind in (Classification, Regression, MultipleChoice, NamedEntities, Answers)
 }
-
-
-def find_kind(name: str) -> type[Task[Any]]:
-    """Returns the kind of task `name`. Raises UserError if there is none."""
-    if name not in KINDS:
-        raise UserError(f"--task {name}: expected a kind of task{nearest(name, KINDS)}")
-    return KINDS[name]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from terakoya.errors import UserError
+from terakoya.toolkit.parameter_groups import decay_groups
 from terakoya.training.batches import copy_to_device
 from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya_quality.finetuning.task import Feature, Inputs, Task
@@ -80,7 +81,7 @@ def train(
     model, task = batches.model, batches.task
     size = settings.batch_size
     total = epochs * math.ceil(len(features) / size)
-    optimizer = torch.optim.AdamW(_groups(model, settings.weight_decay), lr=learning_rate, eps=1e-8)
+    optimizer = torch.optim.AdamW(decay_groups(model.parameters(), settings.weight_decay), lr=learning_rate, eps=1e-8)
     schedule = get_linear_schedule_with_warmup(optimizer, math.ceil(total * settings.warmup_ratio), total)
     order = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -118,24 +119,26 @@ def _check_untrained(first: Tensor, batches: Batches) -> None:
         )
 
 
-def _groups(model: PreTrainedModel, weight_decay: float) -> list[dict[str, Any]]:
-    weights = list(model.parameters())
-    return [
-        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": weight_decay},
-        {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
 @torch.no_grad()
 def predict(batches: Batches, features: Sequence[Feature], *, batch_size: int) -> list[np.ndarray]:
     """Returns the logits of each of `features`, without padding, in their order; longest ones are computed first."""
     batches.model.eval()
     lengths = [max(len(row["input_ids"]) for row in feature.inputs) for feature in features]
-    order = sorted(range(len(features)), key=lambda number: -lengths[number])
+
+    def compute(numbers: Sequence[int]) -> list[np.ndarray]:
+        logits = batches.logits([features[number] for number in numbers]).float().cpu().numpy()
+        return [each[: lengths[n]] if features[n].spans else each for n, each in zip(numbers, logits, strict=True)]
+
+    return longest_first(lengths, batch_size, compute)
+
+
+def longest_first(
+    lengths: Sequence[int], batch_size: int, compute: Callable[[Sequence[int]], Iterable[np.ndarray]]
+) -> list[np.ndarray]:
+    """Returns what `compute` gives for the numbers of a batch, in the order of `lengths`; long ones come first."""
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     found: dict[int, np.ndarray] = {}
     for first in range(0, len(order), batch_size):
         numbers = order[first : first + batch_size]
-        logits = batches.logits([features[number] for number in numbers]).float().cpu().numpy()
-        for number, each in zip(numbers, logits, strict=True):
-            found[number] = each[: lengths[number]] if features[number].spans else each
-    return [found[number] for number in range(len(features))]
+        found.update(zip(numbers, compute(numbers), strict=True))
+    return [found[number] for number in range(len(lengths))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from terakoya_quality.finetuning.metrics import mean_and_interval
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import LONGEST, TuningSettings
-from terakoya_quality.finetuning.task import Feature, Task, TextEncoder
+from terakoya_quality.finetuning.task import Task, TextEncoder
 
 Scores = Mapping[str, float]
 
@@ -104,43 +104,24 @@ class SearchResult:
             "scores": _as_json(self.scores),
             "examples": dict(self.examples),
             "cut": dict(self.cut),
-            "trainings": [
-                {
-                    "learning_rate": each.learning_rate,
-                    "epochs": each.epochs,
-                    "seed": each.seed,
-                    "scores": {
-                        name: {score: _or_null(value) for score, value in scores.items()}
-                        for name, scores in each.scores.items()
-                    },
-                    "seconds": round(each.seconds, 1),
-                }
-                for each in self.trainings
-            ],
+            "trainings": [_as_json(replace(each, seconds=round(each.seconds, 1))) for each in self.trainings],
         }
 
 
 def summaries_as_json(trainings: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
     """Returns the summaries of the scores of several trainings, set -> name -> score, as a JSON object."""
-    return _as_json(summarise(trainings))
+    found: dict[str, Any] = _as_json(summarise(trainings))
+    return found
 
 
-def _as_json(scores: Mapping[str, Mapping[str, Summary]]) -> dict[str, Any]:
-    return {
-        name: {
-            score: {
-                "mean": _or_null(each.mean),
-                "interval": None if each.interval is None else _or_null(each.interval),
-                "values": [_or_null(value) for value in each.values],
-            }
-            for score, each in summaries.items()
-        }
-        for name, summaries in scores.items()
-    }
-
-
-def _or_null(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Summary | TrainedOnce):
+        return _as_json(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: _as_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def search(
@@ -178,9 +159,17 @@ def search(
         }
         features = {name: task.features(each, encoders[name]) for name, each in examples.items()}
         for name, rows in sets.items():
-            _refuse_empty(features[name], rows)
+            for feature in features[name]:
+                if not all(inputs["input_ids"] for inputs in feature.inputs):
+                    rows[feature.example].refuse(
+                        "its text has no tokens, and this model's tokenizer adds none; leave the example out"
+                    )
+
+        trainings: list[TrainedOnce] = []
+        best: tuple[TrainedOnce, dict[str, Tensor]] | None = None
 
         def train_once(learning_rate: float, epochs: int, seed: int) -> tuple[TrainedOnce, dict[str, Tensor]]:
+            """Adds a training to `trainings`; returns it with its weights, or `best` where that is no worse."""
             start = time.monotonic()
             model = load_with_head(folder, task, seed=seed, trust=use.trust, pad=pad)
             model.to(use.device)
@@ -189,32 +178,24 @@ def search(
                 batches, features["train"], settings, learning_rate=learning_rate, epochs=epochs, seed=seed,
                 progress=watch.progress,
             )  # fmt: skip
-            scores = {
-                name: _score(batches, task, each, features[name], settings.batch_size)
-                for name, each in examples.items()
-                if name != "train" and finite
-            }
+            logits = {name: loop.predict(batches, features[name], batch_size=settings.batch_size)
+                      for name in examples if name != "train" and finite}  # fmt: skip
+            scores = {name: task.scores(examples[name], features[name], each) for name, each in logits.items()}
             trained = TrainedOnce(learning_rate, epochs, seed, scores, time.monotonic() - start)
             watch.report(trained)
+            trainings.append(trained)
+            if best is not None and _first(task, trained) <= _first(task, best[0]):
+                return best
             return trained, {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
 
-        grid = [(rate, epochs) for rate in settings.learning_rates for epochs in settings.epochs]
-        trainings: list[TrainedOnce] = []
-        best: tuple[TrainedOnce, dict[str, Tensor]] | None = None
-        for rate, epochs in grid:
-            trained, weights = train_once(rate, epochs, 1)
-            trainings.append(trained)
-            if best is None or _first(task, trained) > _first(task, best[0]):
-                best = (trained, weights)
+        for rate, epochs in [(rate, epochs) for rate in settings.learning_rates for epochs in settings.epochs]:
+            best = train_once(rate, epochs, 1)
         assert best is not None
         chosen = (best[0].learning_rate, best[0].epochs)
         of_chosen = [best[0]]
         for seed in range(2, settings.seeds + 1):
-            trained, weights = train_once(*chosen, seed)
-            trainings.append(trained)
-            of_chosen.append(trained)
-            if _first(task, trained) > _first(task, best[0]):
-                best = (trained, weights)
+            best = train_once(*chosen, seed)
+            of_chosen.append(trainings[-1])
     if not all(each.scores for each in of_chosen):
         raise UserError(
             f"{folder}: the loss is not finite with learning rate {chosen[0]:g}; try smaller ones, such as "
@@ -225,20 +206,6 @@ def search(
         task, settings, chosen, summarise([each.scores for each in of_chosen]), trainings, counts,
         {name: each.cut for name, each in encoders.items() if each.cut}, pad, best[1],
     )  # fmt: skip
-
-
-def _refuse_empty(features: Sequence[Feature], rows: Sequence[Row]) -> None:
-    for feature in features:
-        if not all(inputs["input_ids"] for inputs in feature.inputs):
-            rows[feature.example].refuse(
-                "its text has no tokens, and this model's tokenizer adds none; leave the example out"
-            )
-
-
-def _score(
-    batches: loop.Batches, task: Task[Any], examples: Sequence[Any], features: Sequence[Feature], batch_size: int
-) -> Scores:
-    return task.scores(examples, features, loop.predict(batches, features, batch_size=batch_size))
 
 
 def _first(task: Task[Any], trained: TrainedOnce) -> float:

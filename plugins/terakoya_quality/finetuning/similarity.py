@@ -42,13 +42,8 @@ class TextVectors:
     def vectors(self, texts: Sequence[str], *, batch_size: int) -> np.ndarray:
         """Returns the vectors of `texts`, (N, hidden size)."""
         rows = self.encoder.encode(texts)
-        order = sorted(range(len(rows)), key=lambda number: -len(rows[number]["input_ids"]))
-        found: dict[int, np.ndarray] = {}
-        for first in range(0, len(order), batch_size):
-            numbers = order[first : first + batch_size]
-            for number, vector in zip(numbers, self._means([rows[number] for number in numbers]), strict=True):
-                found[number] = vector
-        return np.stack([found[number] for number in range(len(rows))])
+        lengths = [len(row["input_ids"]) for row in rows]
+        return np.stack(loop.longest_first(lengths, batch_size, lambda some: self._means([rows[n] for n in some])))
 
     def _means(self, rows: Sequence[Inputs]) -> np.ndarray:
         tensors = loop.pad_inputs(rows, self.model, self.pad)

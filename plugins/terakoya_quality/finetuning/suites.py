@@ -134,11 +134,6 @@ class ChosenTask:
     suite: Suite
     task: SuiteTask
 
-    @property
-    def url(self) -> str:
-        """Where the task's files are published."""
-        return self.task.url or self.suite.url
-
     def settings(self, given: Mapping[str, Any]) -> TuningSettings:
         """Returns the suite's settings, with the task's own and those `given`. Raises UserError for unknown ones."""
         merged = {**self.suite.settings, **self.task.settings, **given}
@@ -245,7 +240,7 @@ def find_files(chosen: ChosenTask, data: Path) -> FoundFiles:
         missing.append(" and ".join(lacking))
     raise UserError(
         f"{data}: {chosen.task.title}: expected {', or '.join(missing)} (also with .gz), found no such file; "
-        f"published at {chosen.url}"
+        f"published at {chosen.task.url or chosen.suite.url}"
     )
 
 

@@ -123,11 +123,12 @@ def test_a_finetuned_model_has_no_card_and_scores_of_its_base_and_says_how_many_
 def test_the_weights_of_the_best_seed_are_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
 
-    def score(batches: Any, *arguments: Any, **options: Any) -> dict[str, float]:
+    def predict(batches: loop.Batches, *arguments: Any, **options: Any) -> list[np.ndarray]:
         seen.append(batches.model.classifier.weight.detach().clone())
-        return {"accuracy": (0.3, 0.9, 0.6)[len(seen) - 1]}
+        return []
 
-    monkeypatch.setattr("terakoya_quality.finetuning.search._score", score)
+    monkeypatch.setattr(loop, "predict", predict)
+    monkeypatch.setattr(Classification, "scores", lambda *_: {"accuracy": (0.3, 0.9, 0.6)[len(seen) - 1]})
     file = write(tmp_path / "t.jsonl", classified(8, 1))
     settings = TuningSettings(epochs=(1,), seeds=3)
     result = finetune(model, tmp_path / "out", task="classification", train=file, eval=file, **dict(settings))
