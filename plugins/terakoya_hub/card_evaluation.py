@@ -96,8 +96,9 @@ def table(results: Sequence[Measurement]) -> str:
         return ""
     lines = ["## Evaluation", "", "| data | measured | metric | value |", "|---|---|---|---:|"]
     for each in results:
+        data = each.data.replace("|", "\\|").replace("\n", " ")
         lines += [
-            f"| {_cell(each.data)} | {each.origin} | {meaning(name)} | {_number(value, each.intervals.get(name))} |"
+            f"| {data} | {each.origin} | {meaning(name)} | {_number(value, each.intervals.get(name))} |"
             for name, value in each.values.items()
         ]
     settings = {json.dumps(dict(each.settings), ensure_ascii=False): each for each in results if len(each.settings) > 1}
@@ -122,7 +123,3 @@ def _interval_args(half: float | None) -> dict[str, float]:
 
 def _number(value: float, half: float | None) -> str:
     return (f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}") + ("" if half is None else f" ± {half:.4f}")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

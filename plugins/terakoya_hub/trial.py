@@ -11,28 +11,22 @@ from typing import Any
 from terakoya.components.tokenizer import encode_texts, mecab_arguments
 from terakoya.errors import UserError
 
-TOKENIZER = "tokenizer_config.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Returns config.json of the model in `folder`."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config
-
-
-def read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Returns tokenizer_config.json of the tokenizer in `folder`."""
-    settings: dict[str, Any] = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))
-    return settings
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in `file`."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 def load_class(folder: Path) -> str:
     """Name of the Transformers class that loads the model in `folder`; an Auto class if the folder contains code."""
-    config = read_config(folder)
+    config = read_object(folder / CONFIG)
     autos = [name for name in config.get("auto_map", {}) if name.startswith("AutoModel")]
     names = autos or config.get("architectures") or []
     if not names:
-        raise UserError(f"{folder / 'config.json'}: expected the model's class in architectures, found none")
+        raise UserError(f"{folder / CONFIG}: expected the model's class in architectures, found none")
     return str(names[0])
 
 
@@ -69,7 +63,7 @@ def outputs_of(
             config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
             names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
             kind = getattr(transformers, (names or config.architectures)[0])
-            wanted = ["tokenizer_config.json", *beside] if beside else []
+            wanted = [TOKENIZER, *beside] if beside else []
             fetched = [Path(hf_hub_download(str(source), name, **options)) for name in wanted]
             words = mecab_arguments(fetched[0].parent if fetched else Path(source))
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options, **words)

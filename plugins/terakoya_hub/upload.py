@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from terakoya.atomic_files import FileFacts, check_new_folder, copy_folder, new_folder, scratch_folder
+from terakoya.atomic_files import check_new_folder, copy_folder, new_folder, scratch_folder
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
@@ -30,7 +30,7 @@ from terakoya_hub.card_training import CHART, TrainingFacts
 from terakoya_hub.model_card import CARD, Card
 from terakoya_hub.options import UploadOptions, UploadResult
 from terakoya_hub.published_files import Published, choose_files, refuse_local_paths
-from terakoya_hub.trial import TOKENIZER, load_class, outputs_of, read_config, read_tokenizer
+from terakoya_hub.trial import CONFIG, TOKENIZER, load_class, outputs_of, read_object
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -73,11 +73,11 @@ def upload_model(options: UploadOptions) -> UploadResult:
             _check_token()
         models = {sub: load_class(folder / sub) for sub in list_models(folder)}
         _check_files(folder, models, source)
-        custom_code = any("auto_map" in read_config(folder / sub) for sub in models)
+        custom_code = any("auto_map" in read_object(folder / sub / CONFIG) for sub in models)
         if custom_code and not options.trust_remote_code:
             raise UserError(f"{source}: the model contains its own code; --trust-remote-code allows running it")
         first, text = folder / next(iter(models)), options.prompt or PROBE
-        settings = read_tokenizer(first)
+        settings = read_object(first / TOKENIZER)
         outputs = {sub: outputs_of(folder / sub, text, trust=custom_code) for sub in models}
         sample = None
         if options.prompt is not None and options.try_model is not None:
@@ -118,7 +118,7 @@ def upload_model(options: UploadOptions) -> UploadResult:
         address, commit = _push(folder, options.name, private=not options.public)
         options.report(f"pushed {commit[:12]}")
         for sub in models:
-            beside = user_dictionaries(read_tokenizer(folder / sub))
+            beside = user_dictionaries(read_object(folder / sub / TOKENIZER))
             back = outputs_of(options.name, text, subfolder=sub, revision=commit, trust=custom_code, beside=beside)
             if back != outputs[sub]:
                 raise UserError(
@@ -228,12 +228,12 @@ def _find_origin(source: Path, model: Path, run: Path) -> Path:
 
 
 def _weights(folder: Path, models: Iterable[str]) -> dict[str, str]:
-    recorded = {f"{sub}/{name}".lstrip("/"): facts for sub in models for name, facts in _digests(folder / sub).items()}
-    return {name: facts.sha256 for name, facts in recorded.items() if name.endswith(folder_digests.WEIGHTS)}
-
-
-def _digests(folder: Path) -> Mapping[str, FileFacts]:
-    return folder_digests.read(folder) or {}
+    return {
+        f"{sub}/{name}".lstrip("/"): facts.sha256
+        for sub in models
+        for name, facts in (folder_digests.read(folder / sub) or {}).items()
+        if name.endswith(folder_digests.WEIGHTS)
+    }
 
 
 def _read_citation(file: Path) -> str:

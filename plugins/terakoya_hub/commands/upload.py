@@ -37,11 +37,9 @@ def command(options: UploadOptions) -> None:
             console.print(text, markup=False, soft_wrap=True)
         return
     console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
-    given: dict[str, object] = {
-        "--license": options.license, "--dataset": options.datasets, "--dataset-license": options.dataset_license,
-        "--language": options.languages, "--evaluation": options.evaluations, "--author": options.authors,
-        "--citation": options.citation, "--run": options.run, "--only": options.only, "--public": options.public,
-        "--trust-remote-code": options.trust_remote_code, "--also": options.also, "--prompt": options.prompt,
+    given: dict[str, object] = options.of_the_card() | {
+        "--only": options.only, "--public": options.public, "--trust-remote-code": options.trust_remote_code,
+        "--also": options.also, "--prompt": options.prompt,
     }  # fmt: skip
     missing = [each for each in ("--run", "--prompt", "--license", "--dataset", "--dataset-license") if not given[each]]
     missing += [] if options.authors or options.citation else ["--author"]
