@@ -44,6 +44,7 @@ WORDS = {
     "gone": "the server is gone; this is the last state",
 }
 """What the scripts of the page say."""
+PHASE_COLUMNS = ("phase", "from step", "to step", "began", "what")
 SHOWN_WARNINGS = 50
 SHOWN_SAMPLES = 12
 MARKED, MARKS = ("loss", "grad_norm"), 200
@@ -105,13 +106,13 @@ def render_main(runs: Sequence[RunReport], *, created: str, against: Against = "
             _heading("Summary"),
             _facts(runs),
             _heading("Phases"),
-            _phases(runs),
-            _profiles(runs),
+            _records([(run, phase) for run in runs for phase in run.phases], PHASE_COLUMNS) or _nothing(),
+            _records([(run, rank) for run in runs for rank in run.profile], heading="Phases of a step, milliseconds"),
             _heading("Parameters"),
             _parameters(runs),
             _heading("Last validation"),
             _validations(runs),
-            _task_scores(runs),
+            _records([(run, step) for run in runs for step in run.task_scores], heading="Scores of tasks"),
             _heading("Token stores"),
             _stores(runs),
             _heading("Versions"),
@@ -201,10 +202,7 @@ def _dash_legend(dashes: Mapping[str, int]) -> str:
 
 def _facts(runs: Sequence[RunReport]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.facts))
-    rows = []
-    for name in names:
-        cells = "".join(_fact(run, name) for run in runs)
-        rows.append(f"<tr><th>{_label(name)}</th>{cells}</tr>")
+    rows = [f"<tr><th>{_label(name)}</th>{''.join(_fact(run, name) for run in runs)}</tr>" for name in names]
     folders = "".join(f"<td><code>{escape(str(run.status.folder))}</code></td>" for run in runs)
     rows.append(f"<tr><th>{_label('folder')}</th>{folders}</tr>")
     return _table(_heads(runs), rows)
@@ -237,25 +235,13 @@ def _thin(samples: Mapping[int, Mapping[str, str]]) -> dict[int, Mapping[str, st
     return {step: samples[step] for at, step in enumerate(steps) if at % every == 0 or at == len(steps) - 1}
 
 
-def _phases(runs: Sequence[RunReport]) -> str:
-    names = ("phase", "from step", "to step", "began", "what")
-    rows = [_row([run.label, *(translated(phase[name]) for name in names)]) for run in runs for phase in run.phases]
-    return _table(map(translated, ["run", *names]), rows) if rows else _nothing()
-
-
-def _profiles(runs: Sequence[RunReport]) -> str:
-    names = list(dict.fromkeys(name for run in runs for rank in run.profile for name in rank))
-    rows = [
-        _row([run.label, *(translated(rank.get(name, "")) for name in names)]) for run in runs for rank in run.profile
-    ]
-    heading = _heading("Phases of a step, milliseconds")
-    return f"{heading}{_table(map(translated, ['run', *names]), rows)}" if rows else ""
-
-
-def _task_scores(runs: Sequence[RunReport]) -> str:
-    names = list(dict.fromkeys(name for run in runs for step in run.task_scores for name in step))
-    rows = [_row([run.label, *(step.get(name, "") for name in names)]) for run in runs for step in run.task_scores]
-    return f"{_heading('Scores of tasks')}{_table(map(translated, ['run', *names]), rows)}" if rows else ""
+def _records(
+    found: Sequence[tuple[RunReport, Mapping[str, str]]], names: Sequence[str] = (), *, heading: str = ""
+) -> str:
+    """Returns a row for each record, below `heading`; "" without one. The columns are `names`, or all that occur."""
+    names = names or list(dict.fromkeys(name for _, record in found for name in record))
+    rows = [_row([run.label, *(translated(record.get(name, "")) for name in names)]) for run, record in found]
+    return (_heading(heading) if heading else "") + _table(map(translated, ["run", *names]), rows) if rows else ""
 
 
 def _parameters(runs: Sequence[RunReport]) -> str:
