@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable_parameters
-from terakoya_plugins.optimizers.muon.batched import TRANSPOSED, BatchedMuon
-
-if TYPE_CHECKING:
-    from terakoya_plugins.optimizers.muon.optimizer import Muon
+from terakoya.toolkit.parameter_groups import dimensions
+from terakoya_plugins.optimizers.muon.batched import BatchedMuon
 
 WIDTH_POWERS = {"original": 0.0, "match_rms_adamw": 0.5}
 """By which power of the width learning rates of matrices go down with the key `mup`, by `adjust_lr_fn`: the largest
@@ -58,33 +54,6 @@ class MuonAndAdamW(torch.optim.Optimizer):
             for group, rate in zip(part.param_groups, rates, strict=True):
                 group["lr"] = rate
         return loss
-
-
-def build(module: nn.Module, settings: Muon, *, fused: bool) -> MuonAndAdamW:
-    """Muon for the trainable matrices of `module`'s blocks, AdamW for the rest."""
-    learning_rate, adjust_lr_fn = settings.learning_rate, settings.adjust_lr_fn
-    hidden = {id(parameter) for parameter in hidden_matrices(module)}
-    matrices = [parameter for parameter in trainable_parameters(module) if id(parameter) in hidden]
-    rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
-    muon = adamw = None
-    if matrices:
-        transposed: set[int] = set()  # those of GPT-2, which are (inputs, outputs)
-        if adjust_lr_fn == "original":  # else the size is the same
-            transposed = {id(each.weight) for each in module.modules() if isinstance(each, Conv1D)}
-        sides = [(side, [each for each in matrices if (id(each) in transposed) == side]) for side in (False, True)]
-        muon = BatchedMuon(
-            [{"params": params, TRANSPOSED: side} for side, params in sides if params],
-            lr=learning_rate, adjust_lr_fn=adjust_lr_fn,
-            **settings.model_dump(include={"weight_decay", "momentum", "nesterov", "ns_steps"}),
-        )  # fmt: skip
-        for group in muon.param_groups:
-            group["width_power"] = WIDTH_POWERS[adjust_lr_fn]
-    if rest:
-        adamw = torch.optim.AdamW(
-            [{**group, "elementwise": True} for group in decay_groups(rest, settings.weight_decay)],
-            lr=learning_rate, betas=settings.betas, eps=settings.eps, fused=fused,
-        )  # fmt: skip
-    return MuonAndAdamW(muon, adamw, ratio=(settings.adamw_learning_rate or learning_rate) / learning_rate)
 
 
 def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:

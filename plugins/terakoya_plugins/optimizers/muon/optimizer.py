@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
-from terakoya.toolkit.parameter_groups import Beta
+from terakoya.toolkit.parameter_groups import Beta, decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +51,34 @@ class Muon(Optimizer):
     """A small number that AdamW adds to the root of the second moment, against division by zero."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        from terakoya_plugins.optimizers.muon.muon_and_adamw import build
+        import torch
+        from transformers.pytorch_utils import Conv1D
 
-        return build(module, self, fused=fused)
+        from terakoya_plugins.optimizers.muon.batched import TRANSPOSED, BatchedMuon
+        from terakoya_plugins.optimizers.muon.muon_and_adamw import WIDTH_POWERS, MuonAndAdamW, hidden_matrices
+
+        hidden = {id(parameter) for parameter in hidden_matrices(module)}
+        matrices = [parameter for parameter in trainable_parameters(module) if id(parameter) in hidden]
+        rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
+        muon = adamw = None
+        if matrices:
+            transposed: set[int] = set()  # those of GPT-2, which are (inputs, outputs)
+            if self.adjust_lr_fn == "original":  # else the size is the same
+                transposed = {id(each.weight) for each in module.modules() if isinstance(each, Conv1D)}
+            sides = [(side, [each for each in matrices if (id(each) in transposed) == side]) for side in (False, True)]
+            muon = BatchedMuon(
+                [{"params": params, TRANSPOSED: side} for side, params in sides if params],
+                lr=self.learning_rate, weight_decay=self.weight_decay, momentum=self.momentum,
+                nesterov=self.nesterov, ns_steps=self.ns_steps, adjust_lr_fn=self.adjust_lr_fn,
+            )  # fmt: skip
+            for group in muon.param_groups:
+                group["width_power"] = WIDTH_POWERS[self.adjust_lr_fn]
+        if rest:
+            adamw = torch.optim.AdamW(
+                [{**group, "elementwise": True} for group in decay_groups(rest, self.weight_decay)],
+                lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=fused,
+            )  # fmt: skip
+        return MuonAndAdamW(muon, adamw, ratio=(self.adamw_learning_rate or self.learning_rate) / self.learning_rate)
 
 
 @hookimpl
