@@ -39,9 +39,7 @@ class ArchitectureCase(settings.Case):
     @cached_property
     def architecture(self) -> Architecture:
         """The architecture at toy size."""
-        architecture = self.settings()
-        assert isinstance(architecture, Architecture)
-        return architecture
+        return self.settings_of(Architecture)
 
     def build(self, head: Head, *, seed: int = 3) -> PreTrainedModel:
         """A new model for `head` in eval mode, with the attention of a run on the CPU."""
@@ -63,6 +61,11 @@ class ArchitectureCase(settings.Case):
     def model(self) -> PreTrainedModel:
         """The model that the checks share."""
         return self.build(self.head)
+
+    def require_head(self, head: Head) -> None:
+        """Raises CheckSkipped where the model that the checks share has another head."""
+        if self.head != head:
+            raise CheckSkipped(f"its hidden states are checked with the head {self.head!r}")
 
     def length(self) -> int:
         """A row length that the model accepts, in tokens."""

@@ -13,13 +13,12 @@ import torch
 from terakoya.toolkit.architectures import attention
 from terakoya_contract import architecture, objective, toy
 from terakoya_contract.batches import difference, make_row
-from terakoya_contract.results import Check, CheckFailed, CheckSkipped
+from terakoya_contract.results import Check, CheckFailed
 
 
 def check_is_causal(case: architecture.ArchitectureCase) -> None:
     """With a causal head, a token changes nothing before it."""
-    if not _has_causal_head(case):
-        return
+    case.require_head("causal")
     batch = make_row(9, case.length() - 9)
     for position in (4, 9 + 3):  # in the row's first document, and in its second
         changed = dict(batch, input_ids=batch["input_ids"].clone())
@@ -41,8 +40,7 @@ def check_is_causal(case: architecture.ArchitectureCase) -> None:
 
 def check_whole_rows(case: architecture.ArchitectureCase) -> None:
     """With a causal head, rows marked as one document each give the same hidden states as with a mask."""
-    if not _has_causal_head(case):
-        return
+    case.require_head("causal")
     batch = make_row(case.length() - 5, padding=5)
     masked, marked = (case.hidden(each) for each in (batch, {**batch, attention.WHOLE_ROWS: torch.empty(0)}))
     error = difference(masked[:, :-5], marked[:, :-5])
@@ -68,15 +66,6 @@ def check_labels_are_unseen(case: objective.ObjectiveCase) -> None:
                 f"{name} over the first {middle} positions is {sums[name].item():.6g}, with other tokens after them "
                 f"{others[name].item():.6g}; rows.labels are already shifted: a position's label is the next token"
             )
-
-
-def _has_causal_head(case: architecture.ArchitectureCase) -> bool:
-    """Whether the architecture has a causal head. Raises CheckSkipped where the case's model has another head."""
-    if "causal" not in case.architecture.heads:
-        return False
-    if case.head != "causal":
-        raise CheckSkipped(f"its hidden states are checked with the head {case.head!r}")
-    return True
 
 
 ARCHITECTURE: tuple[Check, ...] = (check_is_causal, check_whole_rows)

@@ -12,15 +12,9 @@ from terakoya_contract.word_finder import TEXTS
 _TWICE = (*TEXTS, *TEXTS)
 
 
-def _step(case: Case) -> CleaningStep:
-    step = case.settings()
-    assert isinstance(step, CleaningStep)
-    return step
-
-
 def check_texts(case: Case) -> None:
     """It changes a text to a text and says whether it stays, the same each time and in every process."""
-    one, other = _step(case), _step(case)
+    one, other = case.settings_of(CleaningStep), case.settings_of(CleaningStep)
     for text in TEXTS:
         changed = one.change(text)
         if not isinstance(changed, str):
@@ -36,7 +30,7 @@ def check_texts(case: Case) -> None:
 
 def check_notes(case: Case) -> None:
     """Documents that it drops by their notes are some of those that are left, in whatever parts the notes come."""
-    step = _step(case)
+    step = case.settings_of(CleaningStep)
     if step.note_type is None:
         raise CheckSkipped("it does not compare documents")
     notes = np.zeros(len(_TWICE), np.dtype([("note", step.note_type)]))["note"]

@@ -66,9 +66,12 @@ def check_saved_model(case: ArchitectureCase) -> None:
             rows = [batches.add_target(batch) for batch in rows]
         trained = [_trained_output(case, model, head, batch) for batch in rows]
         attention.release(model)
+        # a discriminator may be a token classifier
+        is_classifier = type(model).__name__.endswith("TokenClassification")
+        auto = "AutoModelForTokenClassification" if is_classifier else AUTO[head]
         with tempfile.TemporaryDirectory() as folder:
             model_folder.write(model, Path(folder))
-            loaded = _load(Path(folder), _auto_class(head, model), type(model)._auto_class)
+            loaded = _load(Path(folder), auto, type(model)._auto_class)
         for batch, expected in zip(rows, trained, strict=True):
             given = {"input_ids": batch["input_ids"], "attention_mask": (batch["document_ids"] >= 0).long()}
             if head == "seq2seq":
@@ -95,11 +98,6 @@ def check_saved_model(case: ArchitectureCase) -> None:
                     f"tokens than hidden and logits do{most}. {_PADDED if padding else _WHOLE}; the matrices of its "
                     f"blocks were multiplied by {scale:g}"
                 )
-
-
-def _auto_class(head: Head, model: PreTrainedModel) -> str:
-    """The Transformers class that loads `model`; a discriminator may be a token classifier."""
-    return "AutoModelForTokenClassification" if type(model).__name__.endswith("TokenClassification") else AUTO[head]
 
 
 def _trained_output(case: ArchitectureCase, model: PreTrainedModel, head: Head, batch: Mapping[str, Tensor]) -> Tensor:

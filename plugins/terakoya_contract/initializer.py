@@ -28,8 +28,7 @@ def _change(folder: Path) -> VocabularyChange:
 
 def check_weights(case: Case) -> None:
     """Every new row is a mean of old rows, and the same one when it is made again."""
-    initializer = case.settings()
-    assert isinstance(initializer, Initializer)
+    initializer = case.settings_of(Initializer)
     with tempfile.TemporaryDirectory() as home:
         change = _change(Path(home))
         first, second = initializer.weights(change), initializer.weights(change)

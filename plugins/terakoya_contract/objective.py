@@ -35,9 +35,7 @@ class ObjectiveCase(settings.Case):
     @cached_property
     def objective(self) -> Objective:
         """The objective at toy size."""
-        objective = self.settings()
-        assert isinstance(objective, Objective)
-        return objective
+        return self.settings_of(Objective)
 
     @cached_property
     def layout(self) -> Layout:

@@ -30,27 +30,17 @@ TOLERANCE = 1e-4
 SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Forgotten:
-    """What a partition may lack, as a question, where `hidden` states or a `gradient` are wrong."""
-
-    hidden: str
-    gradient: str
-
-
-FORGOTTEN = Forgotten(
+FORGOTTEN = (
     "are all layers between an input and its row_parallel layer in column_parallel, fused layers with their number of "
     "matrices, and all modules that hold a number of heads in divided_attributes?",
     "are the modules whose input goes into the shared layers in inputs, and those that each process applies to its own "
     "part, such as a norm of heads, in local?",
 )
-READS_POSITIONS = Forgotten(
-    *[
-        "does anything between the shared layers read several positions, such as a convolution? Then set positions to "
-        "False"
-    ]
-    * 2
-)
+"""What a partition may lack, as questions: where hidden states are wrong, and where a gradient is."""
+READS_POSITIONS = (
+    "does anything between the shared layers read several positions, such as a convolution? Then set positions to "
+    "False",
+) * 2
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,6 @@ class ThreadGroup(TensorParallelGroup):
     thread_sum: ThreadSum
 
     def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
-        """See `TensorParallelGroup`."""
         return self.thread_sum.add(self.index, values, largest=largest)
 
 
@@ -189,7 +178,7 @@ def _compute(
     )
 
 
-def _compare(expected: Computed, results: Sequence[Computed], shared: str, forgotten: Forgotten) -> None:
+def _compare(expected: Computed, results: Sequence[Computed], shared: str, forgotten: tuple[str, str]) -> None:
     """Raises CheckFailed where the `results` of several processes, which have `shared` among themselves, differ from
     `expected`, the result of one; the message asks what may be `forgotten`."""
     whole = torch.cat([each.flatten() for each in expected.gradients.values()]).norm()
@@ -197,7 +186,7 @@ def _compare(expected: Computed, results: Sequence[Computed], shared: str, forgo
         error = float((computed.hidden - expected.hidden).abs().max() / expected.hidden.abs().max())
         if error > TOLERANCE:
             raise CheckFailed(
-                f"hidden states of {SIZE} processes that share {shared} are off by {error:.1g}: {forgotten.hidden}"
+                f"hidden states of {SIZE} processes that share {shared} are off by {error:.1g}: {forgotten[0]}"
             )
         if computed.logits is not None and expected.logits is not None:
             is_whole = computed.logits.shape == expected.logits.shape
@@ -216,5 +205,5 @@ def _compare(expected: Computed, results: Sequence[Computed], shared: str, forgo
             if (gradient - reference).norm() > TOLERANCE * (reference.norm() + 0.01 * whole):
                 raise CheckFailed(
                     f"the gradient of {name} in {SIZE} processes that share {shared} is not that of one process: "
-                    f"{forgotten.gradient}"
+                    f"{forgotten[1]}"
                 )

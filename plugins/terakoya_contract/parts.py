@@ -29,9 +29,7 @@ from terakoya_contract.sharded_optimizer import check_shards
 
 
 def _build_optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
-    settings = case.settings()
-    assert isinstance(settings, Optimizer)
-    optimizer = settings.build(module, fused=False)
+    optimizer = case.settings_of(Optimizer).build(module, fused=False)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise CheckFailed(f"build returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
     return optimizer
@@ -70,9 +68,7 @@ def check_parameter_groups(case: Case) -> None:
             f"it updates {len(grouped)} tensors, of which {len(trainable & set(grouped))} are among the "
             f"{len(trainable)} trainable ones; its groups must hold every tensor with requires_grad once"
         )
-    settings = case.settings()
-    assert isinstance(settings, Optimizer)
-    rate = settings.learning_rate
+    rate = case.settings_of(Optimizer).learning_rate
     other_rates = [group["lr"] for group in optimizer.param_groups if group["lr"] != rate]
     if other_rates:
         raise CheckFailed(
@@ -110,8 +106,7 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 
 def check_factors(case: Case) -> None:
     """Its factor is a finite number, never negative, and depends on the progress alone."""
-    schedule = case.settings()
-    assert isinstance(schedule, Schedule)
+    schedule = case.settings_of(Schedule)
     for unit, max_steps in product(UNITS, (1, 2, 1000)):
         validation = tuple((step, 3.0 - step / max_steps) for step in range(0, max_steps + 1, 2))
         run = [_progress(step, max_steps, unit, validation) for step in range(max_steps + 1)]
@@ -146,8 +141,7 @@ def _progress(step: int, max_steps: int, unit: Unit, validation: tuple[tuple[int
 
 def check_export(case: Case) -> None:
     """It writes every model and the tokenizer into the folder it is given."""
-    exporter = case.settings()
-    assert isinstance(exporter, Exporter)
+    exporter = case.settings_of(Exporter)
     try:
         exporter.check()
     except UserError as error:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from terakoya_contract import architecture, batches, toy
-from terakoya_contract.results import Check, CheckFailed, CheckSkipped
+from terakoya_contract.results import Check, CheckFailed
 
 
 def check_decoder_is_causal(case: architecture.ArchitectureCase) -> None:
     """With a seq2seq head, a target token changes nothing before it."""
-    if not _has_seq2seq_head(case):
-        return
+    case.require_head("seq2seq")
     batch = case.row(case.length())
     position = batch["decoder_input_ids"].shape[1] // 2
     changed = {**batch, "decoder_input_ids": _replace_ids(batch["decoder_input_ids"], slice(position, None))}
@@ -34,8 +33,7 @@ def check_decoder_is_causal(case: architecture.ArchitectureCase) -> None:
 
 def check_decoder_reads_source(case: architecture.ArchitectureCase) -> None:
     """With a seq2seq head, every target token sees the whole source of its document, and no other source."""
-    if not _has_seq2seq_head(case):
-        return
+    case.require_head("seq2seq")
     first = 9 if case.architecture.document_masking != "none" else case.length()
     further = (case.length() - first,) if first < case.length() else ()
     batch = case.row(first, *further)
@@ -54,15 +52,6 @@ def check_decoder_reads_source(case: architecture.ArchitectureCase) -> None:
                 "a changed token of one document's source changes the target of another in the row; pass the decoder "
                 "attention.document_mask(target, source) for the encoder's hidden states"
             )
-
-
-def _has_seq2seq_head(case: architecture.ArchitectureCase) -> bool:
-    """Whether the architecture has a seq2seq head. Raises CheckSkipped where the case's model has another head."""
-    if "seq2seq" not in case.architecture.heads:
-        return False
-    if case.head != "seq2seq":
-        raise CheckSkipped(f"its hidden states are checked with the head {case.head!r}")
-    return True
 
 
 def _replace_ids(ids: Tensor, where: slice) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -11,6 +12,8 @@ from terakoya.components import KINDS, Component
 from terakoya.config.meanings import descriptions
 from terakoya_contract import toy
 from terakoya_contract.results import Check, CheckFailed
+
+OfKind = TypeVar("OfKind", bound=Component)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Case:
             raise CheckFailed(
                 f"cannot be built from {toy.values(self.component)}: {reasons}; fix its `test_settings`"
             ) from error
+
+    def settings_of(self, kind: type[OfKind]) -> OfKind:
+        """As `settings`, of the type `kind`."""
+        settings = self.settings()
+        assert isinstance(settings, kind)
+        return settings
 
 
 def check_docstring(case: Case) -> None:

@@ -37,8 +37,7 @@ class _Network(nn.Module):
 
 def check_shards(case: Case) -> None:
     """On parts of tensors, or on some of the tensors, it takes the same steps as on all, as it declares."""
-    settings = case.settings()
-    assert isinstance(settings, Optimizer)
+    settings = case.settings_of(Optimizer)
     if not settings.elementwise and not settings.tensorwise:
         raise CheckSkipped(
             "it declares that its updates depend on other tensors too (elementwise and tensorwise are False): it runs "

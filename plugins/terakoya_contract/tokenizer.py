@@ -55,9 +55,7 @@ class TokenizerCase(settings.Case):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer at toy size."""
-        tokenizer = self.settings()
-        assert isinstance(tokenizer, Tokenizer)
-        return tokenizer
+        return self.settings_of(Tokenizer)
 
     def train(self, folder: Path) -> Path:
         """Trains on LINES, writes into the new `folder` and returns it."""

@@ -43,34 +43,30 @@ def values(component: type[Component]) -> dict[str, Any]:
 
 def make_tokenizer(folder: Path) -> Path:
     """Saves a Transformers tokenizer that splits at spaces, with the words of `VOCABULARY`, into `folder`."""
-    from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast
 
-    words = {
-        token: id for id, token in enumerate([*SPECIAL, *(f"w{n}" for n in range(VOCABULARY.size - len(SPECIAL)))])
-    }
-    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
+    words = [*SPECIAL, *(f"w{n}" for n in range(VOCABULARY.size - len(SPECIAL)))]
     names = ("unk", "cls", "sep", "pad", "mask", "bos", "eos")
-    roles = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=False)}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
-    return folder
+    return _save_tokenizer(folder, WordLevel, words, dict(zip(names, SPECIAL, strict=False)))
 
 
 def make_wordpiece(folder: Path, words: Sequence[str]) -> Path:
     """Saves a Transformers tokenizer with WordPiece over words between spaces into `folder`; the id of each of `words`
     is its place. Those in brackets are special."""
-    from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
+
+    special = {word.strip("[]").lower(): word for word in words if word.startswith("[")}
+    return _save_tokenizer(folder, WordPiece, words, special)
+
+
+def _save_tokenizer(folder: Path, model: Any, words: Sequence[str], special: Mapping[str, str]) -> Path:
+    from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(model({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    special = [word for word in words if word.startswith("[")]
-    roles = {f"{word.strip('[]').lower()}_token": word for word in special}
+    roles = {f"{name}_token": word for name, word in special.items()}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
     return folder
 

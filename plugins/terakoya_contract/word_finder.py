@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from terakoya.components import FindWords, WordFinder
+from terakoya.components import WordFinder
 from terakoya_contract.results import Check, CheckFailed
 from terakoya_contract.settings import Case
 from terakoya_contract.tokenizer import LINES, UNSEEN
@@ -14,15 +14,9 @@ from terakoya_contract.tokenizer import LINES, UNSEEN
 TEXTS = (*LINES, *UNSEEN, "\n".join(LINES), " \n\n 寺子屋　では、 two  spaces\n", "ｶﾞｷﾞ㌔㍿。\0 後")
 
 
-def _build(case: Case) -> FindWords:
-    finder = case.settings()
-    assert isinstance(finder, WordFinder)
-    return finder.build()
-
-
 def check_spans(case: Case) -> None:
     """Its words are in the text and in order, do not overlap, and have no white space at their ends."""
-    found = _build(case)(TEXTS)
+    found = case.settings_of(WordFinder).build()(TEXTS)
     if len(found) != len(TEXTS):
         raise CheckFailed(f"it returned {len(found)} arrays for {len(TEXTS)} texts; return one for each")
     for text, words in zip(TEXTS, found, strict=True):
@@ -45,7 +39,7 @@ def _describe(words: object) -> str:
 
 def check_independence(case: Case) -> None:
     """The words of a text do not depend on the texts beside it, and are the same each time."""
-    find, other = _build(case), _build(case)
+    find, other = (case.settings_of(WordFinder).build() for _ in range(2))
     together = find(TEXTS)
     if not _same(together, other(TEXTS)):
         raise CheckFailed("a second function that it builds finds other words in the same texts")
@@ -59,8 +53,7 @@ def _same(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> bool:
 
 def check_fingerprint(case: Case) -> None:
     """Its fingerprint is a mapping of name to hash or version, the same each time."""
-    finder = case.settings()
-    assert isinstance(finder, WordFinder)
+    finder = case.settings_of(WordFinder)
     facts = finder.fingerprint()
     if not facts or not all(isinstance(value, str) for value in facts.values()):
         raise CheckFailed(f"fingerprint returned {facts!r}, expected a mapping of name to hash or version")
