@@ -18,6 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -31,7 +32,7 @@ from terakoya.store.block_checksums import BLOCK_BYTES, CHECKSUMS, CheckedFile, 
 from terakoya.store.file_hashes import check_hashes, check_tokenizer
 from terakoya.store.token_store import StoreFacts, TokenStore, bytes_of_tokens, read_facts
 from terakoya_places.block_budget import BlockBudget, can_remove_blocks
-from terakoya_places.fetched_blocks import FetchedFile, Fetcher, fill
+from terakoya_places.fetched_blocks import THREADS, FetchedFile, fetch, fill
 from terakoya_places.object_folder import ObjectFolder, cache_folder, cache_name
 
 LIMIT_VARIABLE = "TERAKOYA_CACHE_GB"
@@ -48,7 +49,7 @@ IN_USE = ".in-use"
 
 @dataclass(frozen=True)
 class RemoteStore(TokenStore):
-    """A store at an address, which is its `folder`.
+    """A store at an address, which is its `folder`. See `TokenStore`, also for what each method does.
 
     Attributes:
         cache: the folder of this machine with its index and tokenizer.
@@ -68,20 +69,22 @@ class RemoteStore(TokenStore):
 
     @property
     def local_folder(self) -> Path:
-        """As `TokenStore.local_folder`."""
         return self.cache
 
     @property
     def data_folder(self) -> Path:
-        """As `TokenStore.data_folder`."""
         return self.data_cache
 
     @cached_property
     def _checked_files(self) -> dict[str, CheckedFile]:
-        """As of a `TokenStore`; but for the index, files whose blocks are fetched."""
         check_hashes(self.cache, self.facts.files, CHECKSUMS)
         checksums = np.fromfile(self.cache / CHECKSUMS, "<u4")
-        make = partial(_open_file, self.remote, self.data_cache, self.facts)
+
+        def make(file: Path, own: np.ndarray) -> CheckedFile:
+            if file.name == INDEX:
+                return CheckedFile(file, own)
+            return FetchedFile(self.remote, self.data_cache, file.name, self.facts.files[file.name].size, own)
+
         files = open_checked_files(self.cache, checksums, self.facts.data_files, open_file=make)
         self._skip_lengths(files)
         if self.budget_bytes is None:
@@ -93,19 +96,17 @@ class RemoteStore(TokenStore):
         return {name: file for name, file in self._checked_files.items() if isinstance(file, FetchedFile)}
 
     @cached_property
-    def _fetcher(self) -> Fetcher:
-        return Fetcher()
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, "terakoya-fetch")
 
     @cached_property
     def _budget(self) -> BlockBudget | None:
         return None if self.budget_bytes is None else BlockBudget(self._fetched_files, self.budget_bytes)
 
     def reading(self) -> AbstractContextManager[None]:
-        """As `TokenStore.reading`."""
         return nullcontext() if self._budget is None else self._budget.reading()
 
     def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
-        """As `TokenStore.touch`; fetches the blocks that are not here, those of all files at the same time."""
         if self._budget is None and not any(file.remaining for file in self._fetched_files.values()):
             return
         start, stop = start[real := np.broadcast_to(length, start.shape) > 0], (start + length)[real]
@@ -116,15 +117,9 @@ class RemoteStore(TokenStore):
         for name, file in self._fetched_files.items():
             first, end = bytes_of_tokens(name, start, stop, size)
             wanted.append((file, file.find_unchecked(first, end) if budget is None else budget.touch(file, first, end)))
-        self._fetcher.fetch(wanted)
+        fetch(self._threads, wanted)
         if budget is not None:
             budget.make_room()
-
-
-def _open_file(remote: ObjectFolder, folder: Path, facts: StoreFacts, file: Path, checksums: np.ndarray) -> CheckedFile:
-    if file.name == INDEX:
-        return CheckedFile(file, checksums)
-    return FetchedFile(remote, folder, file.name, facts.files[file.name].size, checksums)
 
 
 def open_remote(address: str) -> RemoteStore:
@@ -256,7 +251,6 @@ def _make_room(cache: Path, facts: StoreFacts) -> int | None:
 
 
 def _read_limit() -> float:
-    """Returns how large the cache may be, in GB. Raises UserError for a limit that is no number above 0."""
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     try:
         limit = float(text) if text else LIMIT_GB
@@ -316,7 +310,6 @@ def _use(cache: Path) -> int:
 
 
 def _remove_unused(cache: Path) -> bool:
-    """Removes the cached store if no process uses it; returns whether it has."""
     try:
         handle = os.open(cache / IN_USE, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError:

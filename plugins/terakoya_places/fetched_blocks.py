@@ -3,8 +3,6 @@
 A file here is as long as the one there, with holes for what was not fetched. Whether a block is here its checksum
 says: a hole, or a block that was written in part, has another one and is fetched. So nothing is recorded, and
 several processes may fill one file.
-
-See docs/design/object-stores.md.
 """
 
 from __future__ import annotations
@@ -120,27 +118,15 @@ def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-class Fetcher:
-    """Fetches blocks of several files at the same time; and in the background those that nobody has asked for yet."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
-
-    def fetch(self, wanted: Sequence[tuple[FetchedFile, Sequence[int]]]) -> None:
-        """Returns when the blocks that each file wants are here. Raises as `FetchedFile.fetch` does."""
-        requests = [(file, *run) for file, blocks in wanted for run in runs(file.missing(blocks))]
-        if len(requests) == 1:
-            file, first, stop = requests[0]
-            file.fetch(first, stop)
-        elif requests:
-            list(self._threads().map(lambda each: each[0].fetch(each[1], each[2]), requests))
-
-    def _threads(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS, "terakoya-fetch")
-            return self._pool
+def fetch(pool: ThreadPoolExecutor, wanted: Sequence[tuple[FetchedFile, Sequence[int]]]) -> None:
+    """Returns when the blocks that each file wants are here, those of several files at the same time. Raises as
+    `FetchedFile.fetch` does."""
+    requests = [(file, *run) for file, blocks in wanted for run in runs(file.missing(blocks))]
+    if len(requests) == 1:
+        file, first, stop = requests[0]
+        file.fetch(first, stop)
+    elif requests:
+        list(pool.map(lambda each: each[0].fetch(each[1], each[2]), requests))
 
 
 def fill(files: Sequence[FetchedFile], stop: threading.Event, *, ended: Callable[[], None]) -> None:

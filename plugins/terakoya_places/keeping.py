@@ -1,7 +1,4 @@
-"""The beginning and the end of a run at an address: what is fetched, who waits, and what is sent at last.
-
-See docs/design/object-stores.md.
-"""
+"""The beginning and the end of a run at an address: what is fetched, who waits, and what is sent at last."""
 
 from __future__ import annotations
 
@@ -139,7 +136,6 @@ def _open(address: str, out: Path, *, keep: int, start_over: bool) -> Mirror:
 
 
 def _check_record(out: Path, store: ObjectFolder) -> None:
-    """Raises UserError if the work folder `out` belongs to another address."""
     if (address := _recorded_address(out)) not in (None, str(store)):
         raise UserError(
             f"{out}: expected the work folder of {store}, got that of {address}; give each run a --work-folder of its "
@@ -148,7 +144,6 @@ def _check_record(out: Path, store: ObjectFolder) -> None:
 
 
 def _recorded_address(out: Path) -> str | None:
-    """Returns the address to which the work folder `out` belongs; None where nothing is noted."""
     try:
         address: str | None = json.loads((out / RECORD).read_bytes()).get("address")
     except (FileNotFoundError, ValueError):

@@ -1,8 +1,6 @@
 """Folders at addresses such as s3://bucket/run, through fsspec: objects are read, written, listed and removed by name.
 
 Credentials come from the environment, profiles and roles that the store's library knows, never from settings.
-
-See docs/design/object-stores.md.
 """
 
 from __future__ import annotations

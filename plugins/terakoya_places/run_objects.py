@@ -68,8 +68,8 @@ class SentOtherwise(UserError):  # noqa: N818 - what was found
     """The store holds something else than what was sent to it."""
 
 
-def send_checkpoint(store: ObjectFolder, folder: Path, name: str, sizes: Sizes) -> int:
-    """Writes the checkpoint `folder` as `name`, manifest last, and returns the bytes that were sent.
+def send_checkpoint(store: ObjectFolder, folder: Path, name: str, sizes: Sizes) -> None:
+    """Writes the checkpoint `folder` as `name`, manifest last.
 
     Each file is read back and compared with the manifest's hash before the manifest is written. A checkpoint that is
     there under this name loses its manifest first. What is there already, in the right size and with the right hash,
@@ -87,24 +87,22 @@ def send_checkpoint(store: ObjectFolder, folder: Path, name: str, sizes: Sizes) 
     wanted = {f"{name}/{each}" for each in files}
     store.remove([f"{name}/{MANIFEST}", *(each for each in there if each not in wanted)])
 
-    def send(file: str) -> int:
+    def send(file: str) -> None:
         target, expected = f"{name}/{file}", files[file]
         if there.get(target) == expected["size"] and store.facts(target).model_dump() == expected:
-            return 0
+            return
         store.upload(folder / file, target)
         if store.facts(target).model_dump() != expected:
             if file_facts(folder / file) != expected:
                 raise DamagedError(f"{folder}: {file}: content changed")
             raise SentOtherwise(f"{store}/{target}: another content arrived than was sent")
-        return int(expected["size"])
 
     with ThreadPoolExecutor(THREADS, "mirror") as pool:
-        sent = sum(pool.map(send, files))
+        list(pool.map(send, files))
     store.write(f"{name}/{MANIFEST}", content)
     if store.read(f"{name}/{MANIFEST}") != content:
         store.remove([f"{name}/{MANIFEST}"])
         raise SentOtherwise(f"{store}/{name}/{MANIFEST}: another content arrived than was sent")
-    return sent
 
 
 def remove_checkpoint(store: ObjectFolder, name: str, sizes: Sizes) -> None:

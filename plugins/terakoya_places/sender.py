@@ -2,8 +2,6 @@
 
 The thread reads the folder alone, in which every checkpoint is whole or not there; the training does not wait for it,
 and nothing that fails here ends it.
-
-See docs/design/object-stores.md.
 """
 
 from __future__ import annotations
