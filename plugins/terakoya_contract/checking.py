@@ -74,7 +74,6 @@ def check_component(offer: plugins.Registration, *, train: bool = True) -> Itera
 
 
 def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequence[Check]]:
-    """The case to check, and the checks of its kind."""
     from terakoya_contract import (
         architecture,
         causal,

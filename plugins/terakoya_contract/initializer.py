@@ -18,7 +18,6 @@ NEW_WORDS = (*WORDS, "aba", "##ab", "東京", "鯨", "[MASK]")
 
 
 def _change(folder: Path) -> VocabularyChange:
-    """A small WordPiece vocabulary that gets five more pieces."""
     for name, words in (("old", WORDS), ("new", NEW_WORDS)):
         toy.make_wordpiece(folder / name, words)
     old, new = (load_tokenizer(folder / name) for name in ("old", "new"))

@@ -14,11 +14,9 @@ class Example(CleaningStep):
     """The number of different characters with which a document stays."""
 
     def change(self, text: str) -> str:
-        """Returns the changed text of a document."""
         return text.replace("\t", " ")
 
     def keeps(self, text: str) -> bool:
-        """Whether a document stays, as far as its own changed text decides."""
         return len(set(text)) >= self.min_different
 
 

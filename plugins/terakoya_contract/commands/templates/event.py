@@ -17,7 +17,6 @@ class Example(EventPlugin):
     """A step that takes longer than this is slow."""
 
     def start(self, run: Run) -> EventListener:
-        """Returns what listens to the events of `run`, on each rank."""
         return Listener(self.slow_seconds)
 
 
@@ -29,7 +28,6 @@ class Listener(EventListener):
         self.slow = 0
 
     def step_finished(self, run: Run, report: StepReport) -> None:
-        """Called on every rank after each step."""
         self.slow += report.seconds > self.slow_seconds
 
     def evaluate(self, run: Run) -> Mapping[str, float]:

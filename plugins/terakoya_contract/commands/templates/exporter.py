@@ -21,7 +21,6 @@ class Example(Exporter):
     """A Transformers folder with a file `SHA256SUMS`, for `sha256sum --check SHA256SUMS`."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
-        """Writes `models`, by sub-folder ("" is `out` itself), and their tokenizer into the new folder `out`."""
         from terakoya.toolkit.architectures import attention
         from terakoya.toolkit.formats import model_files, model_folder
 

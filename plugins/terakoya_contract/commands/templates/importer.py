@@ -16,8 +16,6 @@ class Example(Importer):
     """Reads `pytorch_model.bin` and `config.json`."""
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads the checkpoint at `source`, writes a Transformers folder to `out`. Raises UserError if weights do
-        not fit."""
         import torch
         from terakoya.toolkit.formats import model_folder
         from transformers import AutoConfig, AutoModelForMaskedLM
@@ -40,5 +38,4 @@ class Example(Importer):
 
 @hookimpl
 def register_importers() -> dict[str, type[Importer]]:
-    """Registers `example`."""
     return {"example": Example}

@@ -30,5 +30,4 @@ class Example(Launcher):
 
 @hookimpl
 def register_launchers() -> dict[str, type[Launcher]]:
-    """Registers `example`."""
     return {"example": Example}

@@ -27,7 +27,6 @@ class Example(Objective):
     """The share of tokens that are hidden."""
 
     def row_layout(self) -> Layout:
-        """Returns how rows are cut from the token store."""
         return Layout(kind=self.layout)
 
     def terms(self) -> Mapping[str, LossTerm]:
@@ -74,7 +73,6 @@ class Example(Objective):
         return Module()
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """Returns the models to save, by sub-folder; "" is the folder itself."""
         return {"": module.model}
 
 

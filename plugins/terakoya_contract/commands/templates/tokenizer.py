@@ -71,7 +71,6 @@ class Example(Tokenizer):
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Returns hashes of the data on which ids depend, without paths and times."""
         return {"tokenizer": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()}
 
 

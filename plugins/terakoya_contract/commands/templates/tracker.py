@@ -29,12 +29,10 @@ class Open:
         self.digits = digits
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Writes the numbers of a logged step."""
         self.file.writelines(f"{step},{name},{value:.{self.digits}g}\n" for name, value in values.items())
         self.file.flush()
 
     def close(self) -> None:
-        """Closes the file at the end of the run."""
         self.file.close()
 
 
