@@ -56,11 +56,7 @@ class MegatronDeepSpeed(Importer):
     """The version that decides the order of queries, keys and values; null is the version in the checkpoint."""
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads `source`, a `global_step` folder or its parent with a file `latest`, and writes a Transformers folder.
-
-        Raises:
-            UserError: no layer files, a missing rank, or a model or weight that cannot be imported.
-        """
+        """Reads `source`, a `global_step` folder or its parent with a file `latest`."""
         from terakoya.toolkit.formats import restricted_unpickler
         from terakoya_megatron import arguments
 
@@ -135,20 +131,23 @@ def read_layers(folder: Path, model: Gpt, *, version: float) -> dict[str, Tensor
 
 
 def _reorder_qkv(fused: Tensor, model: Gpt, version: float, ranks: int, file: Path) -> Tensor:
-    """Returns a rank's fused queries, keys and values in the order of version 2; raises UserError if grouped."""
-    from terakoya_megatron.qkv_order import reorder
+    """Returns a rank's fused queries, keys and values (3 N S, ...), of N heads of size S, in the order of version 2 and
+    later: per head its query, key and value. Raises UserError if grouped.
 
-    if version < 2 and model.groups != model.heads:
+    Version 0 has all queries, then all keys, then all values; version 1 interleaves the three within each head.
+    """
+    if version >= 2:
+        return fused
+    if model.groups != model.heads:
         raise UserError(f"{file}: grouped queries in checkpoint version {version}, which does not support them")
-    return reorder(fused, version=version, heads=model.heads // ranks, head_size=model.head_size)
+    heads, rest = model.heads // ranks, fused.shape[1:]
+    if version >= 1:
+        return fused.reshape(heads, model.head_size, 3, *rest).transpose(1, 2).reshape(-1, *rest)
+    return fused.reshape(3, heads, model.head_size, *rest).transpose(0, 1).reshape(-1, *rest)
 
 
 def _core_name(name: str, layer: int | None, file: Path) -> str:
-    """Returns Megatron-Core's name of the weight `name`, which is in layer `layer` or, if None, outside the layers.
-
-    Raises:
-        UserError: the name is unknown.
-    """
+    """Returns Megatron-Core's name of the weight `name`, which is in layer `layer` or, if None, outside the layers."""
     module, _, end = name.rpartition(".")
     if layer is not None and module in LAYER_NAMES:
         return f"decoder.layers.{layer}.{LAYER_NAMES[module]}.{end}"
@@ -159,11 +158,7 @@ def _core_name(name: str, layer: int | None, file: Path) -> str:
 
 
 def _check_tensors(content: Any, file: Path) -> Mapping[str, Tensor]:
-    """Returns the weights of a layer's file, without Transformer Engine's extra state and computed frequencies.
-
-    Raises:
-        UserError: the file contains anything else.
-    """
+    """Returns the weights of a layer's file, without Transformer Engine's extra state and computed frequencies."""
     import torch
 
     if not isinstance(content, dict):

@@ -48,12 +48,8 @@ class MegatronExporter(Exporter):
     """The checkpoint's number."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
-        """Writes the only model of `models` into the new folder `out`, and the tokenizer into `out/tokenizer`.
-
-        Raises:
-            UserError: several models, a model that is neither a Llama nor a GPT-2 as in Megatron, or sizes that `tp`
-                and `pp` do not divide.
-        """
+        """Writes the only model of `models`, and the tokenizer into `out/tokenizer`. Raises UserError for several
+        models, one that Megatron does not have, or sizes that `tp` and `pp` do not divide."""
         from terakoya.toolkit.formats import model_folder
         from terakoya_megatron import weights
 
@@ -76,7 +72,8 @@ class MegatronExporter(Exporter):
         }
         for rank in range(self.tp):
             for stage in range(self.pp):
-                folder = out / f"iter_{self.iteration:07d}" / self._rank_folder(rank, stage)
+                name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if self.pp > 1 else "")
+                folder = out / f"iter_{self.iteration:07d}" / name
                 folder.mkdir(parents=True)
                 own = self._stage_weights({name: shard[rank] for name, shard in shards.items()}, stage, model)
                 content = {
@@ -93,7 +90,6 @@ class MegatronExporter(Exporter):
                 shutil.copyfile(file, out / "tokenizer" / file.name)
 
     def _check_sizes(self, model: Gpt) -> None:
-        """Raises UserError for a size that `tp` or `pp` does not divide."""
         for size, description, divisor, name in (
             (model.heads, "attention heads", self.tp, "tp"),
             (model.groups, "heads of keys and values", self.tp, "tp"),
@@ -110,9 +106,6 @@ class MegatronExporter(Exporter):
         multiple = self.make_vocab_size_divisible_by * self.tp
         missing = -len(weight) % multiple
         return torch.cat([weight, weight[-1:].expand(missing, -1)])
-
-    def _rank_folder(self, rank: int, stage: int) -> str:
-        return f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if self.pp > 1 else "")
 
     def _stage_weights(self, weights: Mapping[str, Tensor], stage: int, model: Gpt) -> dict[str, Tensor | None]:
         """Returns those of a tensor-parallel rank's `weights` that are in pipeline stage `stage`.
@@ -145,7 +138,6 @@ class MegatronExporter(Exporter):
     def _megatron_arguments(
         self, model: Gpt, config: PretrainedConfig, vocabulary: int, padded: int, dtype: Any
     ) -> argparse.Namespace:
-        """Megatron's arguments for the model and for its parallel sizes."""
         import torch
 
         is_llama = model.family == "llama"
@@ -226,13 +218,21 @@ def read_model(source: PreTrainedModel) -> Gpt:
     }
     if isinstance(source, LlamaForCausalLM):
         rope = config.rope_parameters
-        for is_unsupported, feature in (
+        unsupported = (
             (config.hidden_act != "silu", f"hidden_act {config.hidden_act}"),
             (rope.get("rope_type") != "default", f"rotary positions of type {rope.get('rope_type')}"),
             (config.attention_bias != config.mlp_bias, "biases in some of its linear layers"),
-        ):
-            if is_unsupported:
-                raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
+        )
+    else:
+        unsupported = (
+            (config.activation_function not in GELUS, f"activation_function {config.activation_function}"),
+            (not config.scale_attn_weights, "attention that is not scaled"),
+            (config.scale_attn_by_inverse_layer_idx, "attention that is scaled by the layer's number"),
+        )
+    for is_unsupported, feature in unsupported:
+        if is_unsupported:
+            raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
+    if isinstance(source, LlamaForCausalLM):
         return Gpt(
             family="llama",
             groups=config.num_key_value_heads,
@@ -244,13 +244,6 @@ def read_model(source: PreTrainedModel) -> Gpt:
             activation="silu",
             **shared,
         )
-    for is_unsupported, feature in (
-        (config.activation_function not in GELUS, f"activation_function {config.activation_function}"),
-        (not config.scale_attn_weights, "attention that is not scaled"),
-        (config.scale_attn_by_inverse_layer_idx, "attention that is scaled by the layer's number"),
-    ):
-        if is_unsupported:
-            raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
     return Gpt(
         family="gpt2",
         groups=config.num_attention_heads,

@@ -42,11 +42,7 @@ class MegatronImporter(Importer):
     """NAME=VALUE: values of shell variables, which replace those that a launch script assigns."""
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads `source`, a folder with iterations or one of them, and writes a Transformers folder to `out`.
-
-        Raises:
-            UserError: another format, a missing file, or a model or weight that cannot be imported.
-        """
+        """Reads `source`, a folder with iterations or one of them."""
         from terakoya_megatron import arguments
 
         folder = find_iteration(source)
@@ -164,7 +160,6 @@ def join_ranks(ranks: Mapping[tuple[int, int], Mapping[str, Any]], model: Gpt, f
 
 
 def _check_tied(full: Mapping[str, Tensor], output: Tensor, where: str) -> None:
-    """Raises UserError if the last stage's tied output layer differs from the embeddings."""
     import torch
 
     from terakoya_megatron.weights import WORD_EMBEDDINGS
@@ -176,11 +171,6 @@ def _check_tied(full: Mapping[str, Tensor], output: Tensor, where: str) -> None:
 
 
 def _read_tensors(content: Any, where: str) -> dict[str, Tensor]:
-    """Returns the weights of one rank's model, by name.
-
-    Raises:
-        UserError: `content` is not a dict of tensors, or a model from before Megatron-Core.
-    """
     import torch
 
     if not isinstance(content, dict):

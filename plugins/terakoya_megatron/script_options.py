@@ -115,7 +115,6 @@ def parse_ranges(text: str) -> list[list[int]]:
 
 
 def _describe(parse: Callable[[str], Any]) -> str:
-    """Describes the values that `parse` accepts."""
     descriptions: dict[Callable[[str], Any], str] = {
         parse_integer: "a whole number",
         float: "a number",

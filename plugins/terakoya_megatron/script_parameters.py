@@ -80,7 +80,6 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ConvertedConfig:
 
 
 def _remove_fp8_with_zero(options: Options, result: dict[str, Any]) -> None:
-    """Replaces fp8 by bf16 if the run uses ZeRO."""
     if result.get("precision") == "fp8" and result["parallel"].get("engine") == "deepspeed":
         result["precision"] = "bf16"
         for name in ("fp8-format", "fp8-hybrid"):

@@ -57,15 +57,8 @@ class Script:
     """Interprets a script from top to bottom and keeps the values of its variables."""
 
     def __init__(self, folder: Path, defined: Mapping[str, str]) -> None:
-        """Prepares the parser.
-
-        Args:
-            folder: the script's folder.
-            defined: variable -> value that replaces those which the script assigns.
-
-        Raises:
-            UserError: the parser is not installed.
-        """
+        """`folder` is the script's, and `defined` has variable -> value that replaces those which the script assigns.
+        Raises UserError where the parser is not installed."""
         try:
             import tree_sitter
             import tree_sitter_bash
@@ -246,7 +239,6 @@ class Script:
         return [text]
 
     def _expand(self, node: Node) -> list[str]:
-        """Returns the values of an expansion."""
         text = re.sub(r"^[^$`]+", "", _text(node))
         if node.type == "arithmetic_expansion":
             return [self._evaluate_arithmetic(node)]
@@ -269,7 +261,6 @@ class Script:
         return [self._placeholder(text)] if sign and sign[0] in "%#" else values
 
     def _evaluate_arithmetic(self, node: Node) -> str:
-        """Returns the value of `$((...))`."""
         expression = re.sub(r"^[^$]+", "", _text(node))[3:-2]
         names = re.sub(r"\$\{?(\w+)\}?", r"\1", expression)
         try:
@@ -319,5 +310,4 @@ def _text(node: Node) -> str:
 
 
 def _unescape(text: str) -> str:
-    """Returns the text between double quotes without its escapes."""
     return re.sub(r"\\(\n|[\"$`\\])", lambda match: "" if match[1] == "\n" else match[1], text)

@@ -58,11 +58,7 @@ class SmDistributed(Importer):
     """Number of dimensions of each head that rotary positions rotate."""
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads `source`, the file or a folder with one file `full*`, and writes a Transformers folder to `out`.
-
-        Raises:
-            UserError: no such file, a part of a model, a weight that the model does not have, or unknown settings.
-        """
+        """Reads `source`, the file or a folder with one file `full*`."""
         from transformers import GPTJConfig, GPTJForCausalLM
 
         from terakoya.toolkit.formats import from_state_dict, restricted_unpickler

@@ -177,7 +177,6 @@ def _read_blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np
 
 
 def _parse_block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
-    """Returns the ids of one line without padding."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:

@@ -19,7 +19,9 @@ from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_folder
 from terakoya.store.quick_checks import check_ids, check_some_ids
 from terakoya.store.token_store import WORDS, Counts, StoreFacts, Unit
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya_megatron.token_files import REMEDY, MegatronFiles
+from terakoya_megatron.word_start_marks import word_start_table
 
 logger = logging.getLogger("terakoya")
 
@@ -43,6 +45,18 @@ class IdsOf:
     folder: Path
     fingerprints: Mapping[str, str]
     starts_word: np.ndarray | None = None
+
+    @classmethod
+    def find(cls, folder: Path, type: str | None, *, word_starts: bool) -> Self:
+        """Opens the tokenizer in `folder`, of the registered `type`, recognised if None; with `word_starts` it looks
+        for marks of the pieces. Raises UserError as `recognise_tokenizer`."""
+        tokenizer = recognise_tokenizer(folder, type=type)
+        return cls(
+            tokenizer.encoder(folder).vocabulary,
+            folder,
+            {f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(folder).items())},
+            word_start_table(tokenizer, folder) if word_starts else None,
+        )
 
 
 def import_megatron(
@@ -93,7 +107,8 @@ def import_megatron(
 
 @dataclass(frozen=True)
 class MegatronContent:
-    """Megatron's files as the content of a store; checks ids while it reads them."""
+    """Megatron's files as the content of a store, which has neither sizes of the text nor rejects. See
+    `StoreContent`."""
 
     files: MegatronFiles
     vocabulary: Vocabulary
@@ -115,35 +130,30 @@ class MegatronContent:
         return cls(files, vocabulary, unit, starts_word, Counts(tokens, sequences, documents, known=known))
 
     def ids(self) -> Iterator[np.ndarray]:
-        """Yields all ids. Raises UserError for an id outside the vocabulary."""
+        """Raises UserError for an id outside the vocabulary."""
         for start in range(0, len(self.files.tokens), CHUNK):
             ids = np.asarray(self.files.tokens[start : start + CHUNK])
             check_ids(self.files.file("bin"), start, ids, self.vocabulary.size, remedy=_OTHER_TOKENIZER)
             yield ids.astype(self.vocabulary.dtype().newbyteorder("<"))
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Yields the number of tokens of each sequence."""
         for lengths, counts in self.files.chunks():
             joined = lengths if self.unit == "line" else np.add.reduceat(lengths, np.cumsum(counts) - counts)
             yield joined.astype("<i4")
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Yields the number of sequences of each document."""
         for _, counts in self.files.chunks():
             yield counts if self.unit == "line" else np.ones_like(counts)
 
     def flags(self, name: str) -> Iterator[Bits]:
-        """Yields which tokens start a word."""
         assert self.starts_word is not None and name == WORDS
         for ids in self.ids():
             yield np.packbits(self.starts_word[ids], bitorder="little"), len(ids)
 
     def sizes(self) -> Iterator[np.ndarray]:
-        """Yields nothing: Megatron's files do not know the text."""
         return iter(())
 
     def rejects(self) -> Iterator[bytes]:
-        """Yields nothing: Megatron's files do not list rejects."""
         return iter(())
 
 

@@ -21,9 +21,10 @@ def import_command(
 ) -> None:
     """Make a store from blocks of ids: each becomes a document, without its padding."""
     from terakoya.log import console
-    from terakoya_megatron.import_tokens import make_store_from_blocks
+    from terakoya_megatron.token_blocks import import_blocks
+    from terakoya_megatron.token_import import IdsOf
 
-    facts = make_store_from_blocks(files, tokenizer=tokenizer, out=out, type=type, word_starts=word_starts)
+    facts = import_blocks(files, out, IdsOf.find(tokenizer, type, word_starts=word_starts))
     console().print(
         f"{out}: {facts.documents:,} blocks, {facts.tokens:,} tokens; word starts "
         f"{'rebuilt from the pieces' if facts.word_starts else 'not known'}",

@@ -27,7 +27,7 @@ def parse_eos(text: str) -> int | Literal["find"] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `store import`: those of `make_store_from_megatron`."""
+    """The options of `store import`."""
 
     prefix: Annotated[Path, typer.Argument(help="The files are PREFIX.bin and PREFIX.idx.", metavar="PREFIX")]
     tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer that made the ids.")]
@@ -50,12 +50,14 @@ class Options:
 def command(options: Options) -> None:
     """Make a store from token files of Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
     from terakoya.log import console, plural
-    from terakoya_megatron.import_tokens import make_store_from_megatron
+    from terakoya_megatron.token_files import MegatronFiles
+    from terakoya_megatron.token_import import IdsOf, import_megatron
 
-    facts = make_store_from_megatron(
-        options.prefix, tokenizer=options.tokenizer, out=options.out, type=options.type, repair=options.repair,
-        unit=options.unit, eos=options.eos, word_starts=options.word_starts,
-    )  # fmt: skip
+    MegatronFiles.open(options.prefix)  # first, since a tokenizer takes longer to open
+    ids_of = IdsOf.find(options.tokenizer, options.type, word_starts=options.word_starts)
+    facts = import_megatron(
+        options.prefix, options.out, ids_of, repair=options.repair, unit=options.unit, eos=options.eos
+    )
     console().print(
         f"{options.out}: {facts.documents:,} document{plural(facts.documents)}, "
         f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens; "
