@@ -217,7 +217,6 @@ def carry(run: Path, out: Path, say: Say) -> None:
 
 
 def _is_same(run: Path, out: Path) -> bool:
-    """Returns whether both are one folder or one address."""
     return as_written(run) == as_written(out) or (is_local(out) and out.absolute() == run.absolute())
 
 

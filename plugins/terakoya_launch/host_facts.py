@@ -57,7 +57,11 @@ def collect_facts(
         "gpus": sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*")),
         "unknown_names": [name for name in names if not _resolves(name)],
         "missing": [path for path in paths if not Path(path).exists()],
-        "contents": {path: _hash(Path(path) / STORE) for path in paths if (Path(path) / STORE).is_file()},
+        "contents": {
+            path: hashlib.sha256(file.read_bytes()).hexdigest()
+            for path in paths
+            if (file := Path(path) / STORE).is_file()
+        },
         **_network(peer, interface),
         "call": None if call is None else _call(str(call[0]), int(call[1])),
     }
@@ -101,7 +105,8 @@ def _bind(listener: socket.socket, port: int) -> str | None:
 
 
 def _accept(listener: socket.socket, callers: int, end: float) -> str | None:
-    """Answers until all have called, or the monotonic time `end`; returns the address of the last one."""
+    """Tells each caller the time of this host, until all have called or the monotonic time `end`; returns the address
+    of the last one."""
     peer = None
     for _ in range(callers):
         listener.settimeout(max(0.01, end - time.monotonic()))
@@ -110,16 +115,11 @@ def _accept(listener: socket.socket, callers: int, end: float) -> str | None:
         except TimeoutError:
             break
         with connection:
-            _answer(connection)
+            connection.settimeout(CALL_SECONDS)
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{time.time()}\n".encode())
+                connection.recv(1)  # the caller closes first, so that the port is free again at once
     return peer
-
-
-def _answer(connection: socket.socket) -> None:
-    """Tells a caller the time of this host."""
-    connection.settimeout(CALL_SECONDS)
-    with contextlib.suppress(OSError):
-        connection.sendall(f"{time.time()}\n".encode())
-        connection.recv(1)  # the caller closes first, so that the port is free again at once
 
 
 def collect_in_job(*, nodes: int, seconds: float = JOB_SECONDS, **request: Any) -> dict[str, Any]:
@@ -154,10 +154,6 @@ def _read_clock(host: str, port: int) -> tuple[float | None, str | None]:
         return None, f"no answer in {CALL_SECONDS:.0f} s"
     except (OSError, ValueError) as error:
         return None, getattr(error, "strerror", None) or str(error)
-
-
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _versions() -> dict[str, str]:

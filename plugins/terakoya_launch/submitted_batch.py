@@ -1,10 +1,10 @@
-"""Numbers of batch jobs as settings and arguments, and the lines that a job's output has so far."""
+"""Batch jobs of schedulers: their numbers as settings and arguments, and the lines that their output has so far."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 
@@ -29,7 +29,20 @@ def _are_jobs(value: str) -> str:
 JobNumbers = Annotated[str, AfterValidator(_are_jobs)]
 
 
-def check_number(number: str, where: str) -> None:
-    """Raises UserError if `number` is no job's number; the message begins with `where`."""
-    if not re.fullmatch(r"\d+", number):
-        raise UserError(f"{where}: expected a job's number or a run's folder, got {number}")
+class BatchJob:
+    """The job `number` of a scheduler. `SubmittedJob` says what each method of a subclass does."""
+
+    where: ClassVar[str]
+    """The beginning of messages: `launch` and the launcher's name."""
+
+    def __init__(self, number: str) -> None:
+        if not re.fullmatch(r"\d+", number):
+            raise UserError(f"{self.where}: expected a job's number or a run's folder, got {number}")
+        self.number = number
+        self._read = 0
+
+    def fetch(self, out: Path) -> str:
+        """Raises UserError: there is nothing to copy."""
+        raise UserError(
+            f"{self.where} fetch: the run's folder is on a shared file system: terakoya export RUN --out DIR"
+        )

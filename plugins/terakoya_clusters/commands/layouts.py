@@ -70,20 +70,11 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     from terakoya_clusters.layouts.find_layouts import NOT_VALIDATED
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in (
-        "parallel",
-        "micro-batch",
-        "recomputed",
-        "memory",
-        "a step",
-        "tokens/s",
-        "MFU",
-        "run",
-        "supported",
-    ):
+    rows = [_cells(suggestion, steps) for suggestion in layouts.suggestions]
+    for name in rows[0]:
         table.add_column(name, justify="left" if name in ("parallel", "supported") else "right", no_wrap=True)
-    for suggestion in layouts.suggestions:
-        table.add_row(*_cells(suggestion, steps))
+    for row in rows:
+        table.add_row(*row.values())
     cluster = layouts.cluster
     console().print(
         f"layouts over {cluster.gpus} x {cluster.gpu.name}, {min(cluster.gpus, cluster.per_node)} on a node, "
@@ -99,19 +90,20 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
         console().print(Text(json.dumps(layouts.as_parameters(supported))[1:-1]), soft_wrap=True)
 
 
-def _cells(suggestion: Suggestion, steps: int | None) -> tuple[str, ...]:
-    """Returns a row of the table."""
+def _cells(suggestion: Suggestion, steps: int | None) -> dict[str, str]:
     from terakoya.log import translated
     from terakoya_clusters.layouts.find_layouts import describe_parallel
 
     time = suggestion.time
     hours = "" if steps is None else translated(_duration(suggestion.hours(steps)))
     micro = f"{suggestion.micro_batch_size} x {suggestion.layout.micro_steps}"
-    return (
-        describe_parallel(suggestion.parallel), micro, suggestion.activation_checkpointing or translated("nothing"),
-        f"{suggestion.bytes / 1e9:.1f} GB", f"{time.seconds:.2f} s", f"{time.tokens_per_second:,.0f}",
-        f"{time.mfu:.2f}", hours, translated("yes") if suggestion.refused is None else f"no: {suggestion.refused}",
-    )  # fmt: skip
+    return {
+        "parallel": describe_parallel(suggestion.parallel), "micro-batch": micro,
+        "recomputed": suggestion.activation_checkpointing or translated("nothing"),
+        "memory": f"{suggestion.bytes / 1e9:.1f} GB", "a step": f"{time.seconds:.2f} s",
+        "tokens/s": f"{time.tokens_per_second:,.0f}", "MFU": f"{time.mfu:.2f}", "run": hours,
+        "supported": translated("yes") if suggestion.refused is None else f"no: {suggestion.refused}",
+    }  # fmt: skip
 
 
 def _duration(hours: float) -> str:

@@ -194,11 +194,6 @@ class BatchLauncher(Launcher):
         raise NotImplementedError
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """Returns a plan with the job's script and `node.sh`; the job's output is appended to `JOB.out` beside them.
-
-        Raises:
-            UserError: the folder's name is not allowed in a directive, or the job would save before it has started.
-        """
         name = type(self).__name__
         if re.search(r"[\s%:$\\^]", str(folder)):
             raise UserError(f"launch: {folder}: {name} accepts no folder with spaces, %, :, $, ^ or \\; use --folder")
@@ -236,15 +231,9 @@ class BatchLauncher(Launcher):
         )
 
     def check(self, job: Job, folder: Path) -> None:
-        """Checks the hosts in a short job; see `check_in_job`."""
         check_in_job(self, job, folder)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Submits the script and records the job's number; returns 0.
-
-        Raises:
-            UserError: the scheduler is not installed, or rejects the script.
-        """
         command = [*self.qsub_again.split(), *self.qsub_command(folder)[1:]]
         answer = run_program(self.submitted.where, *command) or ""
         number = answer.strip().rpartition("\n")[2].partition(".")[0]
@@ -262,7 +251,6 @@ class BatchLauncher(Launcher):
         return [f"{name} {value}" for name, value in options.items() if value is not None]
 
     def _node(self, job: Job, folder: Path) -> str:
-        """Returns the script of a host."""
         inside = f"{self.inside} " if self.inside else ""
         if job.module != "terakoya":
             command = quote("python", "-m", job.module, *job.arguments)
@@ -282,7 +270,6 @@ class BatchLauncher(Launcher):
         )
 
     def _environment(self, nodes: int) -> str:
-        """Returns lines of bash that set further variables."""
         lines = ["export WANDB_MODE=offline"] if self.offline else []
         if nodes > 1:
             peer = '"${hosts[rank == 0 ? 1 : 0]}"'

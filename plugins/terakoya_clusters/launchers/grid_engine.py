@@ -71,11 +71,6 @@ class GridEngine(BatchLauncher):
         return self
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """Returns the plan of a batch job.
-
-        Raises:
-            UserError: nothing asks for the hosts of `batch_size`, or as with every batch job.
-        """
         if len(job.batch_size) > 1 and self.pe is None and not any("{nodes}" in each for each in self.resources):
             raise UserError(
                 f"launch grid_engine: batch_size is for {len(job.batch_size)} hosts: give pe, the parallel environment "
@@ -84,7 +79,6 @@ class GridEngine(BatchLauncher):
         return super().plan(job, folder)
 
     def directives(self, job: Job, folder: Path) -> list[str]:
-        """Returns lines that begin with `#$`."""
         nodes = len(job.batch_size)
         lines = [f"-N {job_name(job)}", "-S /bin/bash", f"-l h_rt={self.time}"]
         lines += [f"-pe {self.pe} {nodes * self.slots}"] if self.pe is not None else []
@@ -96,6 +90,5 @@ class GridEngine(BatchLauncher):
         return [f"#$ {line}" for line in (*lines, "-notify", "-r y", "-j y", f"-o {folder}/scheduler.out", *self.qsub)]
 
     def qsub_command(self, folder: Path) -> list[str]:
-        """Returns the command that submits the script."""
         after = [] if self.after is None else ["-hold_jid", self.after]
         return ["qsub", *after, str(folder / self.script)]

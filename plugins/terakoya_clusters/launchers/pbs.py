@@ -72,7 +72,6 @@ class Pbs(BatchLauncher):
     """The command to which a host and the command to run there are appended; ssh where hosts let you in."""
 
     def directives(self, job: Job, folder: Path) -> list[str]:
-        """Returns lines that begin with `#PBS`."""
         asked = {"ncpus": self.cpus, "ngpus": self.gpus or None, "mem": self.memory}
         each = "".join(f":{name}={value}" for name, value in asked.items() if value is not None)
         if batch_table.has_host_names(job.batch_size):
@@ -88,6 +87,5 @@ class Pbs(BatchLauncher):
         ]
 
     def qsub_command(self, folder: Path) -> list[str]:
-        """Returns the command that submits the script."""
         after = [] if self.after is None else ["-W", f"depend=afterok:{self.after.replace(',', ':')}"]
         return ["qsub", *after, str(folder / self.script)]

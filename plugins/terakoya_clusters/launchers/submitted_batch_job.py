@@ -13,49 +13,34 @@ from typing import ClassVar
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
 from terakoya_launch.scheduler_programs import run_program
-from terakoya_launch.submitted_batch import check_number, read_lines
+from terakoya_launch.submitted_batch import BatchJob, read_lines
 
 
-class SubmittedBatchJob:
+class SubmittedBatchJob(BatchJob):
     """The job `number`, whose plan lies in `folder`; None if the folder is not known.
 
     Attributes:
         number: of the job, or of the last one that was submitted to continue it.
     """
 
-    where: ClassVar[str]
-    """The beginning of messages: `launch` and the launcher's name."""
     waiting: ClassVar[str]
     """A regular expression for the states of jobs that have not started."""
 
     def __init__(self, number: str, folder: Path | None) -> None:
-        check_number(number, self.where)
-        self.number, self.folder = number, folder
-        self._read = 0
+        super().__init__(number)
+        self.folder = folder
         self._follow()
 
     def find_state(self) -> JobState | None:
-        """Returns the state of a job that waits or runs, in the scheduler's words; None if it has ended.
-
-        Raises:
-            UserError: the scheduler does not answer.
-        """
+        """Returns the state of a job that waits or runs, in the scheduler's words; None if it has ended."""
         raise NotImplementedError
 
     def exit_status(self) -> int | None:
-        """Returns with which code the scheduler says that the job ended; None if it knows nothing of that.
-
-        Raises:
-            UserError: the scheduler does not answer.
-        """
+        """Returns with which code the scheduler says that the job ended; None if it knows nothing of that."""
         raise NotImplementedError
 
     def state(self) -> JobState:
-        """Returns the state; of a job that has ended, how its script or the scheduler says that it did.
-
-        Raises:
-            UserError: the scheduler does not answer.
-        """
+        """Returns the state; of a job that has ended, how its script or the scheduler says that it did."""
         self._follow()
         state = self.find_state()
         if state is not None:
@@ -70,11 +55,7 @@ class SubmittedBatchJob:
         return JobState("ended", f"exit code {code}" if code else "", done=True, failed=code != 0)
 
     def stop(self) -> str:
-        """Asks its processes to save and exit, for good; deletes a job that is still waiting.
-
-        Raises:
-            UserError: the scheduler does not answer, the job has ended, or its plan's folder is not known.
-        """
+        """Asks its processes to save and exit, for good; deletes a job that is still waiting."""
         self._follow()
         state = self.find_state()
         if state is None:
@@ -89,23 +70,13 @@ class SubmittedBatchJob:
         return f"left a stop request for job {self.number}: it saves and exits, and no other job continues it"
 
     def output(self) -> Iterator[str]:
-        """Yields the whole lines added to its output, and to that of the jobs that continue it, since the last call.
-
-        Raises:
-            UserError: the plan's folder is not known.
-        """
+        """Yields the whole lines added to its output, and to that of the jobs that continue it, since the last call."""
         if self.folder is None:
             raise UserError(f"{self.where} logs: {self.number}: give the run's folder, beside which the output lies")
         yield from self._new_lines()
         while self._follow():
             self._read = 0
             yield from self._new_lines()
-
-    def fetch(self, out: Path) -> str:
-        """Raises UserError: the run's folder is on a shared file system."""
-        raise UserError(
-            f"{self.where} fetch: the run's folder is on a shared file system: terakoya export RUN --out DIR"
-        )
 
     def _new_lines(self) -> Iterator[str]:
         file = self._file("out")

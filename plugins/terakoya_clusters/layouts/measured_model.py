@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor, nn
 
@@ -31,20 +31,14 @@ PROCESSES = 2
 NOT_ACTIVATIONS = {WEIGHTS, GRADIENTS, OPTIMIZER}
 
 
-class SimulateStep(Protocol):
-    """`fake_step.simulate_step` of a run on GPUs."""
-
-    def __call__(
-        self, parameters: Parameters, *, rows: int, divide: Callable[[nn.Module], None] | None = None
-    ) -> fake_step.Simulation:
-        """Returns the memory of a step of `rows` rows."""
+SimulateStep = Callable[..., fake_step.Simulation]
+"""`fake_step.simulate_step` of a run on GPUs: takes its parameters, `rows` and `divide`."""
 
 
 class LonelyGroup(TensorParallelGroup):
     """Tensor-parallel processes of which one is there: what they add up is its own values."""
 
     def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
-        """Returns a copy of `values`."""
         return values.clone()
 
 

@@ -24,7 +24,8 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     copies = model.weight_copies if program.cast_weights else 0.0
     parts = {
         "weights": program.weights * weights * whole + copies * weights,
-        "gradients": program.gradients * weights / (shards if _shards_gradients(layout) else 1),
+        # in stage 1 a device has all of them until they are reduced
+        "gradients": program.gradients * weights / (shards if stage >= 2 else 1),
         "optimizer": program.optimizer * weights / (shards if stage else 1),
     }
     if stage:
@@ -35,12 +36,11 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
         parts["gathered"] = program.gathered * min(gathered, weights)
     tokens = layout.micro_batch_size * model.sequence_length / layout.sequence
     hidden = program.hidden * model.hidden_size * tokens if layout.pipeline > 1 else 0.0
-    parts["communication"] = (
-        2 * hidden * (2 * layout.virtual - 1)
-    )  # received and sent by each stage, in both directions
+    # received and sent by each stage, in both directions
+    parts["communication"] = 2 * hidden * (2 * layout.virtual - 1)
     if stage or replicas > 1:
         parts["communication"] += program.bucket
-    first, last = in_flight(layout), 1.0
+    first = in_flight(layout)
     of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline + hidden * layout.virtual
     whole_keys, working = _whole_keys(model, layout, program) * tokens, 0.0
     if layout.recomputation is None:
@@ -50,8 +50,8 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     if layout.recomputation == "full":  # one layer's activations exist while its gradient is computed
         working += activations(model, layout.replace(recomputation=None)) * tokens
     logits, backward = model.head_activations * tokens / layout.tensor, model.backward * tokens
-    if layout.pipeline == 1 or last * of_layer + logits > first * of_layer + backward:
-        parts |= {"activations": last * of_layer + working, "logits": logits}
+    if layout.pipeline == 1 or of_layer + logits > first * of_layer + backward:
+        parts |= {"activations": of_layer + working, "logits": logits}
     else:
         parts["activations"] = first * of_layer + backward + working
     return parts
@@ -79,8 +79,3 @@ def in_flight(layout: Layout) -> float:
     p, v = layout.pipeline, layout.virtual
     factor = 1 + (p - 1) / (p * v) if v > 1 else 1.0
     return min(p * factor, float(layout.micro_steps))
-
-
-def _shards_gradients(layout: Layout) -> bool:
-    """Whether a device keeps only its own part of the gradients: stage 1 has all of them until they are reduced."""
-    return layout.zero_stage >= 2

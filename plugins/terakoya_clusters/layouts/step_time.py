@@ -124,7 +124,6 @@ def ring_seconds(size: float, members: int, cluster: Cluster, stride: int = 1, *
 
 
 def _tokens(model: Transformer, layout: Layout) -> float:
-    """Tokens of a micro-batch on each device."""
     return layout.micro_batch_size * model.sequence_length / layout.sequence
 
 
@@ -187,7 +186,6 @@ def _most_attention(model: Transformer, layout: Layout) -> float:
 def _recomputation_seconds(
     layout: Layout, program: Program, products: float, attention: float, pointwise: float, scores: float
 ) -> float:
-    """Seconds of the forward that a backward recomputes."""
     if layout.recomputation is None:
         return 0.0
     if layout.recomputation == "full":

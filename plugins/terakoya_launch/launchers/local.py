@@ -48,15 +48,9 @@ class Local(Launcher):
     """Lines of bash to run first: modules, an environment."""
 
     def nodes(self) -> int:
-        """Returns 1: this machine."""
         return 1
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """Returns a plan with one script, `run.sh`.
-
-        Raises:
-            UserError: the parameters are for several nodes.
-        """
         if len(job.batch_size) > 1:
             raise UserError(
                 f"launch local: batch_size is for {len(job.batch_size)} nodes, this machine is one; sum its rows: "

@@ -37,7 +37,7 @@ def create(request: Mapping[str, Any], files: Mapping[str, bytes], channel: str,
 
 
 class SageMakerJob:
-    """The training job with this name or ARN."""
+    """The training job with this name or ARN. See `SubmittedJob` for the methods' errors."""
 
     def __init__(self, name: str) -> None:
         arn = ARN.fullmatch(name)
@@ -49,11 +49,7 @@ class SageMakerJob:
         self._clients: dict[str, Any] = {}
 
     def state(self) -> JobState:
-        """Returns the state from `DescribeTrainingJob`, with the last value of each metric found in the log.
-
-        Raises:
-            UserError: no such job, or SageMaker does not answer.
-        """
+        """Returns the state from `DescribeTrainingJob`, with the last value of each metric found in the log."""
         facts = self._describe("status")
         status = facts["TrainingJobStatus"]
         done = status in END_STATES
@@ -68,21 +64,13 @@ class SageMakerJob:
         return JobState(status, "; ".join(filter(None, details)), done, status == "Failed", values)
 
     def stop(self) -> str:
-        """Requests a stop from SageMaker, which sends SIGTERM, and SIGKILL two minutes later.
-
-        Raises:
-            UserError: no such job, the job has ended, or SageMaker does not answer.
-        """
+        """Requests a stop from SageMaker, which sends SIGTERM, and SIGKILL two minutes later."""
         with _aws_errors("stop"):
             self._client("sagemaker").stop_training_job(TrainingJobName=self.name)
         return f"sent a stop request to job {self.name}: it saves and exits within two minutes"
 
     def output(self) -> Iterator[str]:
-        """Yields the lines added to the logs since the last call, after the instance's name if there are several.
-
-        Raises:
-            UserError: CloudWatch does not answer.
-        """
+        """Yields the lines added to the logs since the last call, after the instance's name if there are several."""
         with _aws_errors("logs"):
             logs = self._client("logs")
             try:
@@ -111,11 +99,7 @@ class SageMakerJob:
             self._read[stream] = page["nextForwardToken"]
 
     def fetch(self, out: Path) -> str:
-        """Downloads the job's model from S3 and unpacks it into the empty folder `out`.
-
-        Raises:
-            UserError: there is no model yet, it is no packed model, or S3 does not answer.
-        """
+        """Downloads the job's model from S3 and unpacks it into the empty folder `out`."""
         facts = self._describe("fetch")
         uri = facts.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         if facts["TrainingJobStatus"] not in END_STATES or not uri:
@@ -172,11 +156,9 @@ def _split_uri(uri: str) -> tuple[str, str]:
 
 
 def _client(service: str, region: str | None) -> Any:
-    """Returns boto3's client; endpoint and credentials come from boto3's own sources."""
-    try:
-        import boto3
-    except ImportError:
-        raise UserError('launch sagemaker: needs boto3: pip install "terakoya[sagemaker]"') from None
+    """Returns boto3's client; endpoint and credentials come from boto3's own sources. Called in `_aws_errors`."""
+    import boto3
+
     return boto3.session.Session(region_name=region).client(service)
 
 
@@ -184,6 +166,7 @@ def _client(service: str, region: str | None) -> Any:
 def _aws_errors(verb: str) -> Iterator[None]:
     """Converts errors of boto3 to a UserError with AWS's message."""
     try:
+        import boto3  # noqa: F401
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
     except ImportError:
         raise UserError('launch sagemaker: needs boto3: pip install "terakoya[sagemaker]"') from None

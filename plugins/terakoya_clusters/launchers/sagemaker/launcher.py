@@ -29,16 +29,9 @@ class SageMaker(SageMakerSettings):
     `config_sample.json` with `aws_config` and `fsx_config`."""
 
     def nodes(self) -> int | None:
-        """Returns the number of instances that the settings name."""
         return self.instance_count
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """Returns a plan with `request.json` and the files for S3: the script, the parameters, plugins that are files.
-
-        Raises:
-            UserError: a path is in no channel, the instances do not match `batch_size`, no storage would keep the run,
-                or botocore's model of SageMaker rejects the request.
-        """
         nodes = len(job.batch_size)
         if self.instance_count not in (None, nodes):
             raise UserError(
@@ -73,11 +66,6 @@ class SageMaker(SageMakerSettings):
         return LaunchPlan(files, [*uploads, create + (f" --region {self.region}" if self.region else "")], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Uploads the plan's files to S3, creates the job through boto3 and records its ARN; returns 0.
-
-        Raises:
-            UserError: boto3 or credentials are missing, or SageMaker rejects the request.
-        """
         request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
         files = {name: (folder / name).read_bytes() for name in plan.files if name != "request.json"}
         arn = sagemaker_job.create(request, files, CODE, region=self.region)
@@ -90,11 +78,6 @@ class SageMaker(SageMakerSettings):
         return sagemaker_job.SageMakerJob(name)
 
     def _run(self, job: Job, instances: int) -> str:
-        """Returns the run's folder on the instances.
-
-        Raises:
-            UserError: no storage would keep the run, or not with several instances.
-        """
         shared = [channel.name for channel in self.channels if channel.is_writable_file_system]
         if self.run_folder is not None:
             if self.run_folder.split("/")[0] not in shared:
@@ -157,17 +140,12 @@ class SageMaker(SageMakerSettings):
 
 
 def _values(job: Job, option: str) -> list[str]:
-    """Returns the values of an `option` of the job, in their order."""
     pairs = zip(job.arguments[::2], job.arguments[1::2], strict=True)
     return [value for name, value in pairs if name == option]
 
 
 def _ship_plugin(word: str, files: dict[str, str]) -> str:
-    """Returns `word` or, if it is a plugin's file, its path on the instances; adds the file to `files`.
-
-    Raises:
-        UserError: the plugin is a folder.
-    """
+    """Returns `word` or, if it is a plugin's file, its path on the instances; adds the file to `files`."""
     file = Path(word)
     if file.is_dir():
         raise UserError(

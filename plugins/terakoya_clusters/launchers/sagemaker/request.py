@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
-from terakoya_clusters.launchers.sagemaker.settings import CODE, DATA, ROOT
+from terakoya_clusters.launchers.sagemaker.settings import CODE, DATA, ROOT, Channel
 
 if TYPE_CHECKING:
     from terakoya_clusters.launchers.sagemaker.settings import SageMakerSettings
@@ -27,9 +27,7 @@ METRICS: Mapping[str, str] = {
 
 def request(settings: SageMakerSettings, *, name: str, run_name: str, instances: int, code: str) -> dict[str, Any]:
     """Returns the arguments of `CreateTrainingJob`. `code` is the S3 prefix of the script."""
-    channels = [channel.request() for channel in settings.channels]
-    source = {"S3DataType": "S3Prefix", "S3Uri": code, "S3DataDistributionType": "FullyReplicated"}
-    channels.append({"ChannelName": CODE, "DataSource": {"S3DataSource": source}, "InputMode": "File"})
+    channels = [channel.request() for channel in (*settings.channels, Channel(name=CODE, s3_uri=code))]
     metrics = {**METRICS, **dict(settings.metric_definitions)}
     result: dict[str, Any] = {
         "TrainingJobName": name,

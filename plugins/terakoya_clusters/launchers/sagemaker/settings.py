@@ -82,11 +82,9 @@ def _pairs(value: Any) -> Any:
     """Converts an object to (key, value) pairs of strings; numbers and booleans are written as JSON."""
     if not isinstance(value, Mapping):
         return value
-    return [(key, text if isinstance(text, str) else _to_json(text)) for key, text in value.items()]
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return [
+        (key, text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)) for key, text in value.items()
+    ]
 
 
 Channels = Annotated[tuple[Channel, ...], BeforeValidator(_channel_list)]

@@ -134,7 +134,6 @@ def _query_all(request: HostRequest, query: Mapping[str, Any], addresses: Sequen
 
 
 def _query_others(request: HostRequest, query: Mapping[str, Any]) -> list[Answer]:
-    """Returns the answers of all hosts but the first, queried in parallel."""
     answers: dict[int, Answer] = {}
 
     def run(index: int) -> None:
@@ -183,17 +182,13 @@ def _query_first(request: HostRequest, query: Mapping[str, Any], *, callers: int
         process.kill()
         process.wait()
         for stream in (process.stdout, process.stderr):
-            _close(stream)
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def _next_answer(lines: IO[str]) -> str:
     """Returns the next line of JSON, "" at the end; skips what the host's start-up files print."""
     return next((line for line in lines if line.startswith("{")), "")
-
-
-def _close(stream: IO[str]) -> None:
-    with contextlib.suppress(OSError):
-        stream.close()
 
 
 def _read(

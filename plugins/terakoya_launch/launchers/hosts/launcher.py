@@ -64,15 +64,9 @@ class Hosts(Launcher):
     """The command to which a host and the command to run there are appended."""
 
     def nodes(self) -> int:
-        """Returns the number of `hosts`."""
         return len(read_hosts(self.hosts))
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """Returns a plan with a script `node-N.sh` for each host.
-
-        Raises:
-            UserError: the list of hosts cannot be read, or does not match `batch_size`.
-        """
         if self.rendezvous is not None and not self._restarts(job):
             raise UserError(
                 f"launch hosts: rendezvous: {self.rendezvous}: hosts look for each other there after a loss: needs "
@@ -113,11 +107,6 @@ class Hosts(Launcher):
         return LaunchPlan({**scripts, **files}, commands, notes)
 
     def check(self, job: Job, folder: Path) -> None:
-        """Collects facts from all hosts, prints them as a table, and reports problems.
-
-        Raises:
-            UserError: a host cannot be reached or differs from the others; one line a problem, with what to do.
-        """
         from terakoya import log
         from terakoya_launch.host_checks import raise_on_problems, results_table
         from terakoya_launch.launchers.hosts import checks
@@ -141,12 +130,16 @@ class Hosts(Launcher):
 
         self.check(job, folder)
         hosts = read_hosts(self.hosts)
+
+        def pid(rank: int) -> str:
+            return quote(str(folder / f"node-{rank}.pid"))
+
         return run_on_hosts(
             [
                 RemoteCommand(
                     host.name,
                     f"exec {command}" if _is_alone(job, hosts) else command,
-                    f"{self.ssh} {host.name} {quote(_stop_command(folder, rank))}",
+                    f"{self.ssh} {host.name} {quote(f'kill -TERM $(cat {pid(rank)})')}",
                 )
                 for rank, (host, command) in enumerate(zip(hosts, plan.commands, strict=True))
             ],
@@ -197,7 +190,6 @@ class Hosts(Launcher):
         )
 
     def _environment(self, job: Job, hosts: Sequence[Host], rank: int) -> str:
-        """Returns lines of bash that set the variables of torchrun, NCCL and gloo."""
         lines = [f"export TERAKOYA_HOST={quote(hosts[rank].address)}"]  # the name that batch_size may use
         if self._restarts(job):
             lines.append(
@@ -241,11 +233,7 @@ def _is_alone(job: Job, hosts: Sequence[Host]) -> bool:
 
 
 def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:
-    """Returns the rows of each host.
-
-    Raises:
-        UserError: `batch_size` does not match the hosts; the message has a table that does.
-    """
+    """Returns the rows of each host. Raises UserError with a table that fits where `batch_size` does not."""
     names = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} ({', '.join(host.address for host in hosts)})"
     rows = batch_table.assign_rows(
         job.batch_size,
@@ -254,8 +242,3 @@ def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:
         redistribute=job.on_lost_node == "redistribute",
     )
     return list(rows.values())
-
-
-def _stop_command(folder: Path, rank: int) -> str:
-    """Returns a command that, on the host of `rank`, sends a stop request to its processes."""
-    return f"kill -TERM $(cat {quote(str(folder / f'node-{rank}.pid'))})"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
 from terakoya_launch.scheduler_programs import run_program
-from terakoya_launch.submitted_batch import check_number, read_lines
+from terakoya_launch.submitted_batch import BatchJob, read_lines
 
-WHERE = "launch slurm"
 END_STATES = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 )
@@ -21,20 +20,13 @@ UNKNOWN = "Invalid job id"
 """The error of `scontrol` for jobs that never existed, or that it has forgotten: MinJobAge, minutes after their end."""
 
 
-class SlurmJob:
+class SlurmJob(BatchJob):
     """The Slurm job with this number."""
 
-    def __init__(self, number: str) -> None:
-        check_number(number, WHERE)
-        self.number = number
-        self._read = 0
+    where: ClassVar[str] = "launch slurm"
 
     def state(self) -> JobState:
-        """Returns the state from `scontrol`, or from `sacct` if `scontrol` has forgotten the job.
-
-        Raises:
-            UserError: Slurm does not answer.
-        """
+        """Returns the state from `scontrol`, or from `sacct` if `scontrol` has forgotten the job."""
         facts = self._facts()
         if facts is None:
             return self._accounting_state()
@@ -52,20 +44,11 @@ class SlurmJob:
         return JobState(status, "; ".join(details), done, done and status != "COMPLETED" and code != Stopped.exit_code)
 
     def _accounting_state(self) -> JobState:
-        command = [
-            "sacct",
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            "--format=State,ExitCode",
-            f"--jobs={self.number}",
-        ]
+        options = ("--noheader", "--parsable2", "--allocations", "--format=State,ExitCode", f"--jobs={self.number}")
         try:
-            answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
+            lines = (run_program(self.where, "sacct", *options) or "").splitlines()
+        except UserError:  # not installed, or without a record of jobs
             lines = []
-        else:
-            lines = answer.stdout.splitlines() if answer.returncode == 0 else []
         if not lines:
             return JobState("unknown", "Slurm has no such job, or has forgotten it since its end", done=True)
         status, _, codes = lines[-1].partition("|")
@@ -74,27 +57,18 @@ class SlurmJob:
         return JobState(status, _describe_code(code), done=True, failed=failed)
 
     def stop(self) -> str:
-        """Sends its processes a stop request and keeps Slurm from requeueing it; cancels a job that is still waiting.
-
-        Raises:
-            UserError: Slurm does not answer, or has no such job, or the job has ended.
-        """
+        """Sends its processes a stop request and keeps Slurm from requeueing it; cancels a job that still waits."""
         facts = self._facts()
         if facts is None or facts["JobState"] in END_STATES:
             raise UserError(f"launch slurm stop: job {self.number} has ended")
         if facts["JobState"] == "PENDING":
-            run_program(WHERE, "scancel", self.number)
+            run_program(self.where, "scancel", self.number)
             return f"job {self.number} was waiting and is now cancelled"
-        run_program(WHERE, "scontrol", "update", f"JobId={self.number}", "Requeue=0")
-        run_program(WHERE, "scancel", "--signal=TERM", self.number)  # goes to its steps; the script waits for them
+        run_program(self.where, "scontrol", "update", f"JobId={self.number}", "Requeue=0")
+        run_program(self.where, "scancel", "--signal=TERM", self.number)  # goes to its steps; the script waits for them
         return f"sent a stop request to job {self.number}: it saves and exits, and is not requeued"
 
     def output(self) -> Iterator[str]:
-        """Yields the lines added to its output file since the last call.
-
-        Raises:
-            UserError: Slurm does not answer, or the file is not visible on this machine.
-        """
         facts = self._facts()
         if facts is None:
             raise UserError(f"launch slurm logs: Slurm has forgotten job {self.number}; see PLAN/{self.number}.out")
@@ -106,29 +80,11 @@ class SlurmJob:
         lines, self._read = read_lines(file, self._read)
         yield from lines
 
-    def fetch(self, out: Path) -> str:
-        """Raises UserError: the run's folder is on a shared file system."""
-        raise UserError(
-            "launch slurm fetch: the run's folder is on a shared file system: terakoya export RUN --out DIR"
-        )
-
     def _facts(self) -> dict[str, str] | None:
         """Returns the fields of `scontrol show job` by name, or None if it does not know the job."""
-        answer = run_program(WHERE, "scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
+        answer = run_program(self.where, "scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
         return None if answer is None else dict(re.findall(r"(?:^|\s)(\w[\w:/]*)=(\S*)", answer))
 
 
 def _describe_code(code: int) -> str:
-    """Returns what the exit code of a job says."""
     return "stopped on request, checkpoint saved" if code == Stopped.exit_code else f"exit code {code}"
-
-
-def submit(script: Path) -> str:
-    """Submits `script` and returns the job's number.
-
-    Raises:
-        UserError: Slurm is not installed, or rejects the script.
-    """
-    answer = run_program(WHERE, "sbatch", "--parsable", str(script))
-    assert answer is not None
-    return answer.strip().partition(";")[0]  # the cluster's name follows the ;

@@ -17,7 +17,8 @@ from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config import batch_table
 from terakoya.errors import UserError
 from terakoya_launch.job_checks import check_in_job
-from terakoya_launch.launchers.slurm import job as slurm_job
+from terakoya_launch.launchers.slurm.job import SlurmJob
+from terakoya_launch.scheduler_programs import run_program
 from terakoya_launch.scripts import FINAL_EXIT_CODES, define_newest, files_of, quote, script_head
 from terakoya_launch.submitted import SubmittedJobRecord
 from terakoya_launch.submitted_batch import JobNumbers
@@ -146,11 +147,6 @@ class Slurm(Launcher):
         raise ValueError(f'expected a time in the format of sbatch, such as 24:00:00 or 3-00:00:00, got "{value}"')
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """Returns a plan with one script, `job.sbatch`; the job's output is appended to `JOB.out` in the same folder.
-
-        Raises:
-            UserError: the folder's name is not allowed in a directive, or the job would save before it has started.
-        """
         if 0 < _seconds(self.time) <= self.signal_seconds:
             raise UserError(
                 f"launch: signal_seconds: expected less than the time limit {self.time}, got {self.signal_seconds} s"
@@ -206,22 +202,17 @@ class Slurm(Launcher):
         return LaunchPlan({"job.sbatch": script}, [quote("sbatch", str(folder / "job.sbatch"))], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Submits the script and records the job's number; returns 0.
-
-        Raises:
-            UserError: Slurm is not installed, or rejects the script.
-        """
-        SubmittedJobRecord("slurm", slurm_job.submit(folder / "job.sbatch"), job.out).write(folder)
+        answer = run_program(SlurmJob.where, "sbatch", "--parsable", str(folder / "job.sbatch")) or ""
+        number = answer.strip().partition(";")[0]  # the cluster's name follows the ;
+        SubmittedJobRecord("slurm", number, job.out).write(folder)
         return 0
 
     def check(self, job: Job, folder: Path) -> None:
-        """Checks the nodes in a short job; see `check_in_job`."""
         check_in_job(self, job, folder)
 
     @classmethod
     def find_job(cls, name: str, folder: Path | None = None) -> SubmittedJob:
-        """Returns the job with this number."""
-        return slurm_job.SlurmJob(name)
+        return SlurmJob(name)
 
     def _environment(self, job: Job) -> str:
         """Returns lines of bash that set further variables, and make the folder that a container mounts."""
@@ -235,7 +226,6 @@ class Slurm(Launcher):
         return "".join(lines)
 
     def _srun(self, job: Job, folder: Path) -> list[str]:
-        """Returns the options of srun, quoted."""
         options = [f"--wait={SRUN_WAIT_SECONDS}"]
         if self.container is not None and self.container_runtime == "pyxis":
             mounts = ",".join(f"{mounted}:{mounted}" for mounted in self._mounts(job, folder))
