@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands() -> Mapping[str, Command]:
-    """Registers `move`."""
     from terakoya_clusters.commands import move
 
     example = "terakoya move work/run hosts:a01:8,a02:8 --out s3://bucket/run"
@@ -41,7 +40,6 @@ def check_parts(parts: Path) -> None:
 
 @hookimpl
 def register_settings() -> Mapping[str, type[BaseModel]]:
-    """Registers the settings of datatrove's executors."""
     from terakoya_clusters.preparation.datatrove_settings import EXECUTORS
 
     return {f"prepare --engine datatrove --executor {name}": model for name, model in EXECUTORS.items()}
@@ -49,7 +47,6 @@ def register_settings() -> Mapping[str, type[BaseModel]]:
 
 @hookimpl
 def register_launchers() -> Mapping[str, type[Launcher]]:
-    """Registers `pbs`, `grid_engine` and `sagemaker`."""
     from terakoya_clusters.launchers.grid_engine import GridEngine
     from terakoya_clusters.launchers.pbs import Pbs
     from terakoya_clusters.launchers.sagemaker.launcher import SageMaker

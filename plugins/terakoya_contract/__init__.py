@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands() -> Mapping[str, Command]:
-    """Adds `terakoya plugins new` and `terakoya plugins check` to the core's group."""
     from terakoya_contract.commands import check, new
 
     return {
@@ -32,7 +31,6 @@ def register_commands() -> Mapping[str, Command]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the checks when one is first used."""
     if name not in ("check_component", "check_plugin", "problems"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from terakoya_contract import checking

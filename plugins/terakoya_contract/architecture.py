@@ -34,11 +34,10 @@ WITH_LOGITS: tuple[Head, ...] = (*LANGUAGE, "pretraining")
 
 
 class ArchitectureCase(settings.Case):
-    """An architecture and a model of it at toy size."""
+    """An architecture and a model of it, both at toy size."""
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The architecture at toy size."""
         return self.settings_of(Architecture)
 
     def build(self, head: Head, *, seed: int = 3) -> PreTrainedModel:

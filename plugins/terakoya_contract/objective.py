@@ -34,12 +34,10 @@ class ObjectiveCase(settings.Case):
 
     @cached_property
     def objective(self) -> Objective:
-        """The objective at toy size."""
         return self.settings_of(Objective)
 
     @cached_property
     def layout(self) -> Layout:
-        """The objective's row layout."""
         return self.objective.row_layout()
 
     @cached_property

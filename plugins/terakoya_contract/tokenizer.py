@@ -54,7 +54,6 @@ class TokenizerCase(settings.Case):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer at toy size."""
         return self.settings_of(Tokenizer)
 
     def train(self, folder: Path) -> Path:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands() -> Mapping[str, Command]:
-    """Registers `launch`."""
     from terakoya_launch.commands import launch
 
     example = "terakoya launch slurm bert_base --out work/run --time 24:00:00"
@@ -22,7 +21,6 @@ def register_commands() -> Mapping[str, Command]:
 
 @hookimpl
 def register_launchers() -> dict[str, type[Launcher]]:
-    """Registers `hosts`, `local` and `slurm`."""
     from terakoya_launch.launchers.hosts.launcher import Hosts
     from terakoya_launch.launchers.local import Local
     from terakoya_launch.launchers.slurm.launcher import Slurm

@@ -11,13 +11,14 @@ from terakoya.components import JobState, Launcher, SubmittedJob
 from terakoya.errors import UserError
 from terakoya.places import is_local, place_of
 from terakoya.plugins import registry
-from terakoya_launch.submitted import SubmittedJobRecord, plan_folder
+from terakoya_launch.submitted import SubmittedJobRecord
 
 
 def find_plan_folder(run: Path) -> Path:
     """Returns the default folder for the plan of `run`: beside its folder, or for another place beside the work
     folder that it has by default."""
-    return plan_folder(place_of(run).work_folder(None))
+    folder = place_of(run).work_folder(None)
+    return folder.with_name(f"{folder.name}.launch")
 
 
 def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord]:

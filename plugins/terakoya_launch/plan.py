@@ -38,7 +38,6 @@ class PlannedLaunch:
         self.launcher.check(self.job, self.folder)
 
     def submit(self) -> int:
-        """Starts the job; returns the exit code."""
         return self.launcher.submit(self.job, self.plan, self.folder)
 
 

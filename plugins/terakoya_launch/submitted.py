@@ -36,8 +36,3 @@ class SubmittedJobRecord:
         """Returns the record in `folder`, or None if nothing was submitted from it."""
         file = folder / FILE
         return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
-
-
-def plan_folder(run: Path) -> Path:
-    """Returns the default folder for the plan of `run`."""
-    return run.with_name(f"{run.name}.launch")

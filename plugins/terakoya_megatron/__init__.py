@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_commands() -> Mapping[str, Command]:
-    """Registers `parameters import`, and `store import`, `export-blocks` and `import-blocks`."""
     from terakoya_megatron.commands import import_script, store_blocks, store_import
 
     script = "terakoya parameters import megatron pretrain_gpt.sh --out gpt.json"
@@ -30,7 +29,6 @@ def register_commands() -> Mapping[str, Command]:
 
 @hookimpl
 def register_importers() -> Mapping[str, type[Importer]]:
-    """Registers `megatron`, `megatron_deepspeed` and `smdistributed`."""
     from terakoya_megatron.deepspeed_importer import MegatronDeepSpeed
     from terakoya_megatron.importer import MegatronImporter
     from terakoya_megatron.smdistributed import SmDistributed
@@ -40,7 +38,6 @@ def register_importers() -> Mapping[str, type[Importer]]:
 
 @hookimpl
 def register_exporters() -> Mapping[str, type[Exporter]]:
-    """Registers `megatron`."""
     from terakoya_megatron.exporter import MegatronExporter
 
     return {"megatron": MegatronExporter}

@@ -90,7 +90,9 @@ def import_blocks(sources: Sequence[Path | str], out: Path, ids_of: IdsOf) -> St
     and line for anything but a block of the `ids_of` a tokenizer, and if `out` is not empty.
     """
     vocabulary, starts_word = ids_of.vocabulary, ids_of.starts_word
-    files = [file for source in sources for file in _source_files(source)]
+    files: list[Source] = []
+    for source in sources:  # a single file may have any suffix
+        files += [Path(source)] if Path(source).is_file() else find_files([source])
     words = None if starts_word is None else ([starts_word[ids]] for ids in _read_blocks(files, vocabulary))
     blocks = 0
 
@@ -161,11 +163,6 @@ def _open_new(file: Path) -> Iterator[HashedFile | gzip.GzipFile]:
                 yield packed
         else:
             yield plain
-
-
-def _source_files(source: Path | str) -> Sequence[Source]:
-    """Returns the files of `source`. A single file may have any suffix."""
-    return [Path(source)] if Path(source).is_file() else find_files([source])
 
 
 def _read_blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np.ndarray]:

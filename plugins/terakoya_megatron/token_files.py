@@ -20,6 +20,7 @@ import numpy as np
 from terakoya.errors import UserError
 from terakoya.store.token_store import Index
 
+Suffix = Literal["bin", "idx"]
 REMEDY = "make the files again"
 _DOCUMENTS, _SEQUENCES = 1 << 16, 1 << 20
 """Documents and sequences in one chunk."""
@@ -49,7 +50,7 @@ class MegatronFiles:
         Reads the whole index and no tokens. Raises UserError if the files are missing, truncated, of different data
         sets, of a type that ids do not have, or inconsistent.
         """
-        prefix = _without_suffix(Path(prefix))
+        prefix = prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
         if not prefix.name:
             raise UserError(f"{prefix}: expected the common beginning of two files, PREFIX.bin and PREFIX.idx")
         idx, bin_file = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("idx", "bin"))
@@ -72,7 +73,7 @@ class MegatronFiles:
             raise UserError(f"{bin_file}: expected at least one token, got an empty file")
         return cls(prefix, index, bool(extra), has_sentences, (empty_sequences, empty_documents))
 
-    def file(self, suffix: Literal["bin", "idx"]) -> Path:
+    def file(self, suffix: Suffix) -> Path:
         """Returns the path of one of the two files."""
         return self.prefix.with_name(f"{self.prefix.name}.{suffix}")
 
@@ -109,10 +110,6 @@ class MegatronFiles:
 
 
 # ------------------------------------------------------------------------------------------------------------ checks
-
-
-def _without_suffix(prefix: Path) -> Path:
-    return prefix.with_suffix("") if prefix.suffix in (".bin", ".idx") else prefix
 
 
 def _check_sequences(idx: Path, index: Index) -> tuple[int, int]:

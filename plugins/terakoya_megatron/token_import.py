@@ -5,22 +5,22 @@ Letters: V vocabulary size, n sequences and d documents of a chunk.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import numpy as np
 
+from terakoya.atomic_files import FileFacts
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_folder
 from terakoya.store.quick_checks import check_ids, check_some_ids
 from terakoya.store.token_store import WORDS, Counts, StoreFacts, Unit
 from terakoya.tokenization.recognise import recognise_tokenizer
-from terakoya_megatron.token_files import REMEDY, MegatronFiles
+from terakoya_megatron.token_files import REMEDY, MegatronFiles, Suffix
 from terakoya_megatron.word_start_marks import word_start_table
 
 logger = logging.getLogger("terakoya")
@@ -94,12 +94,13 @@ def import_megatron(
         logger.info("left out: %s sequences without a token, %s documents without one", f"{sequences:,}", documents)
     content = MegatronContent.from_files(files, vocabulary, unit, ids_of.starts_word)
     with new_store_folder(out) as folder:
+        hashes = {f"megatron {suffix}": FileFacts.of(files.file(suffix)).sha256 for suffix in get_args(Suffix)}
         head = StoreHead(
             vocabulary,
             unit,
             ended,
             ids_of.folder,
-            {**_hashes(files), **ids_of.fingerprints},
+            {**hashes, **ids_of.fingerprints},
             {"imported": "megatron", "repaired": files.omits_document_ends, "dtype": files.index.dtype.name},
         )
         return assemble_store(folder, content, head)
@@ -203,11 +204,3 @@ def _report_missing_ends(files: MegatronFiles, eos: int | None, repair: bool) ->
     if not repair:
         raise UserError(f"{fault}; repair it with --repair")
     logger.warning("%s; repaired", fault)
-
-
-def _hashes(files: MegatronFiles) -> dict[str, str]:
-    hashes = {}
-    for suffix in ("bin", "idx"):
-        with files.file(suffix).open("rb") as stream:
-            hashes[f"megatron {suffix}"] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_places() -> Mapping[str, Callable[[str], Place]]:
-    """Implements `terakoya.hookspecs.register_places`."""
     from terakoya_places.object_place import ObjectPlace
 
     return {"*": ObjectPlace}

@@ -146,7 +146,6 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.data * self.tensor * self.pipeline * self.sequence
 
     @property

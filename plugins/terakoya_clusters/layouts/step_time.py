@@ -43,12 +43,10 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step."""
         return sum(self.parts.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices."""
         return self.tokens / self.seconds
 
     @property
