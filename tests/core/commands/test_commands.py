@@ -135,11 +135,6 @@ def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 1 and "Traceback" in done.stderr and "UserError" in done.stderr
 
 
-def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = call(capsys, "trian")
-    assert code == 2 and "trian" in err
-
-
 def test_plugins_show_lists_settings_defaults_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plugins", "show", "mecab_wordpiece")
     assert code == 0 and out.startswith("tokenizer mecab_wordpiece: WordPiece inside the words")
@@ -204,12 +199,6 @@ def test_parameters_show_json_is_a_parameter_file(tmp_path: Path, capsys: pytest
     (tmp_path / "complete.json").write_text(out)
     code, again, _ = call(capsys, "parameters", "show", str(tmp_path / "complete.json"), "--json")
     assert code == 0 and again == out and json.loads(out)["seed"] == 7
-
-
-def test_parameters_schema_contains_a_new_plugin(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "--plugin", plugin, "parameters", "schema")
-    assert code == 0
-    assert set(json.loads(out)["properties"]["schedule"]["discriminator"]["mapping"]) > {"linear", "constant", "mine"}
 
 
 def test_windows_is_told_of_wsl(monkeypatch: pytest.MonkeyPatch) -> None:

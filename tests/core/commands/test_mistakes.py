@@ -33,7 +33,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("p.json", base)
     write("lr.json", {**base, "learning_rate": 1e-3})
     write("hf.json", {**base, "num_train_epochs": 1, "warmup": 3, "output_dir": "x"})
-    write("comment.json", json.dumps(base, indent=1).replace('"max_steps"', '# length\n "max_steps"'))
     write("commas.json", json.dumps(base)[:-1] + ",,\n}")
     write("axolotl.yaml", "base_model: x\nsequence_len: 64\n")
     write("pipeline.json", {"corpus": "c.jsonl", "tokenizer_folder": "t", "store": "s", "parameters": "p.json",
@@ -44,9 +43,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("other.jsonl", '{"content": "a"}\n')
     write("empty.jsonl", "")
     write("page.html", "<html></html>")
-    write("missing_comma.json", '{"max_steps": 1\n "seed": 2}')
-    write("python.json", "{'max_steps': True}")
-    write("nothing.json", "")
     write("more.json", '{"max_steps": 1}\n}')
     write("twice.json", '{"max_steps": 1, "max_steps": 2}')
     write("blank.txt", "\n\n\n")
@@ -78,22 +74,16 @@ MISTAKES = [
     ("run p.json", "got a parameter file; start it with `terakoya train p.json --out RUN`"),
     ("train config.json --out r", "got the configuration of a Transformers model; a run describes the model in"),
     ("train axolotl.yaml --out r", "got a configuration of axolotl; begin with a preset of parameters/"),
-    ("train comment.json --out r", "not valid JSON: a comment; write // before a comment in JSON, or give the file"),
     ("train commas.json --out r", ":1:", "not valid JSON: a comma with nothing before it; remove it"),
-    ("train missing_comma.json --out r", "missing_comma.json:1:16: not valid JSON: expected a comma before", "add it"),
     ("train more.json --out r", "more.json:2:1: not valid JSON: } after the end of the JSON value; remove it"),
-    ("train python.json --out r", "python.json:1:2: not valid JSON: ", 'JSON has "double quotes" round names'),
-    ("train nothing.json --out r", "nothing.json: is empty; expected a JSON object"),
     ("train twice.json --out r", 'twice.json:1:18: the key "max_steps" is given twice', "keep one"),
     (f"train {PRESET} --out r", "work/store: expected a finished token store, got no such", "terakoya prepare"),
     # keys
-    (f"{TRAIN} --set max_step=100", 'error: --set: max_step: unknown key; did you mean "max_steps"'),
     (f"{TRAIN} --set lr=1", 'lr: unknown key; that is "optimizer.learning_rate" here'),
     (f"{TRAIN} --set vocab_size=9", "choose it with `terakoya tokenizer train --vocab-size N`"),
     (f"{TRAIN} --set per_device_train_batch_size=8", 'that is "batch_size" or "micro_batch_size" here'),
     (f"{TRAIN} --set model_name_or_path=x", 'that is "start_from" here'),
     (f"{TRAIN} --set optimizer.type=adam", 'optimizer.type: optimizer adam: not installed; did you mean "adamw"?'),
-    (f"{TRAIN} --set architecture.type=bart", 'did you mean "bert"?', "deberta, deberta_v2, electra"),
     (f"{TRAIN} --set data.validation=[\"x\"] --set data.split=[9,1]", "p.json with --set: data: split: takes"),
     (f"{TRAIN} --set data.validation=[\"lost\"]", "lost: no such folder; prepare other text for it, or let", "split=["),
     (f'{TRAIN} --set events=[{{"type":"ema"}}]', 'expected an object, got a list; write {"ema": {}}'),
@@ -104,12 +94,8 @@ MISTAKES = [
     (f"{TRAIN} --set micro_batch_size=0", "micro_batch_size: expected greater than 0, got 0"),
     (f"{TRAIN} --set checkpoint.save_steps=0", "checkpoint.save_steps: expected greater than 0, got 0"),
     (f"{TRAIN} --set parallel.zero_stage=4", "parallel.zero_stage: expected less than or equal to 3, got 4"),
-    (f"{TRAIN} --set precision=float16", 'precision: expected "fp32", "bf16", "fp16" or "fp8", got "float16"'),
     (f"{TRAIN} --set attention=flash_attention_2", 'attention: expected "auto", "sdpa", "flash" or "eager", got'),
     (f"{TRAIN} --set parallel.engine=fsdp2", 'expected the name of an engine, got "fsdp2"; did you mean "fsdp"?'),
-    (f"{TRAIN} --set batch_size=4", 'batch_size: expected the rows of each node, got 4; write {"-1": 4}'),
-    (f'{TRAIN} --set batch_size={{"1":2}}', 'got {"1": 2}; for example {"-1": 2}'),
-    (f'{TRAIN} --set batch_size={{"-1":0}}', 'got {"-1": 0}; for example {"-1": 1}'),
     (f'{TRAIN} --set trackers=[{{"type":"aim"}}]', "trackers.0.type: tracker aim: not installed; known: "),
     (f"{TRAIN} --set data.sequence_length=9999", "data.sequence_length: expected at most 32, the maximum of the arch"),
     (f"{TRAIN} --set parallel.tp_size=2", "2 processes work on the same rows, but the run has 1 process"),
@@ -143,9 +129,6 @@ MISTAKES = [
     ("estimate p.json --device rtx4090", 'device "rtx4090": not known; did you mean "rtx-4090"?'),
     (f"{TRAIN} --set validation_steps=5", 'validation_steps: unknown key; that is "evaluation.steps" here'),
     (f"estimate {PRESET}", "there is no store at work/store to read the model's vocabulary from", "--vocab-size 32768"),
-    (f"{TRAIN} --max-steps 100", "--max-steps: no such option; give --set max_steps=100"),
-    ("train --config p.json --out r", "the parameter file is the first argument"),
-    ("train p.json --output_dir r", "--output_dir: no such option; give --out r"),
     ("launch slurm p.json --out r --nodes 4 --time 1:00:00", "leave --nodes out, or give {\"*\": ROWS}"),
     (f"{TRAIN} --allow-change learning_rate", '--allow-change learning_rate: unknown key; that is "optimizer.'),
     ("plugins show brt", 'no component is called "brt"; did you mean "bert"'),

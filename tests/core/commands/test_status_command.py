@@ -101,13 +101,6 @@ def test_json(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> No
     assert second["state"] == "failed" and second["loss"] is None and "loss" not in second["values"]
 
 
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["status", str(tmp_path / "nowhere")])
-    assert left.value.code == 2
-    assert "no such file; expected the folder of a run" in capsys.readouterr().err
-
-
 def test_watch_prints_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None:
     command = [sys.executable, "-m", "terakoya", "status", str(runs[0]), "--watch", "--every", "0.2"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -105,21 +105,3 @@ def test_missing_arguments_are_named(
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--type: expected"),
-        (["--type", "mecab_wordpeice"], 'did you mean "mecab_wordpiece"'),
-        (["--type", "mecab_wordpiece", "--set", "vocab_sise=5"], 'did you mean "vocab_size"'),
-        (["--type", "mecab_wordpiece", "--set", "vocab_size=many"], "vocab_size: expected an integer"),
-        (["--type", "mecab_wordpiece", "--dictionary", "ipadik"], 'did you mean "ipadic"'),
-    ],
-)
-def test_mistakes_are_reported_and_leave_no_files(
-    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    assert run(corpus, "--out", tmp_path / "out", "--processes", 1, *options) == 2
-    assert message in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]

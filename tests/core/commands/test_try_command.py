@@ -269,6 +269,4 @@ def test_pickled_weights_that_ask_for_more_are_an_error_and_run_nothing(
 
 def test_a_model_with_the_head_of_a_task_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     BertForTokenClassification(BertConfig(vocab_size=len(WORDS), num_labels=3, **SIZES)).save_pretrained(tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit):
-        main(["try", str(tmp_path), TEXT])
-    assert "BertForTokenClassification was fine-tuned for a task" in capsys.readouterr().err
+    assert "BertForTokenClassification was fine-tuned for a task" in run_try(capsys, str(tmp_path), TEXT, code=2)

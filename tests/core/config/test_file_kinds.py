@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from terakoya.config.file_kinds import kind_of
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json, read_settings
@@ -33,22 +32,6 @@ def refusal(read: Any, *arguments: Any) -> str:
     with pytest.raises(UserError) as caught:
         read(*arguments)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("preset", sorted(path.name for path in PRESETS.glob("*_*.json")))
-def test_a_preset_is_a_parameter_file(preset: str) -> None:
-    assert kind_of(json.loads((PRESETS / preset).read_text())) == "a parameter file"
-
-
-def test_a_pipeline_given_to_train_and_the_reverse(tmp_path: Path) -> None:
-    file = write(tmp_path, PIPELINE)
-    assert refusal(Parameters.load, file) == (
-        f"{file}: expected a parameter file, got a pipeline file; start it with `terakoya run {file}`"
-    )
-    preset = PRESETS / "tiny_bert.json"
-    assert refusal(read_pipeline, preset) == (
-        f"{preset}: expected a pipeline file, got a parameter file; start it with `terakoya train {preset} --out RUN`"
-    )
 
 
 def test_a_key_of_the_parameter_file_in_a_pipeline(tmp_path: Path) -> None:
@@ -107,6 +90,7 @@ def test_yaml_of_another_trainer_and_of_ones_own(tmp_path: Path) -> None:
         ("", ": is empty; expected a JSON object"),
         (" \n", ": is empty; expected a JSON object"),
         ("[1, 2]", ": expected a JSON object, got [1, 2]"),
+        ('{"seed": NaN}', ": expected a number, got NaN"),
     ],
 )
 def test_what_is_not_json_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:

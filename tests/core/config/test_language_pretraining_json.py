@@ -203,32 +203,6 @@ def test_an_electra_entry_builds_at_full_size(name: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == expected
 
 
-@pytest.mark.parametrize("name", sorted(ELECTRAS))
-def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
-    """The entry with every width divided by 16 and two layers trains, is exported and loaded."""
-    import toy
-    import transformers
-
-    from terakoya.conversion.export import export
-    from terakoya.training.setup import train_in_this_process
-
-    entry = json.loads(SHIPPED.read_text())[name]
-    for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
-        entry[key] //= 16
-    rows = {"-1": 6}
-    entry |= {"number-of-layers": 2, "sequence-length": 32, "batch-size": rows, "train-steps": 2, "warmup-steps": 1}
-    file = tmp_path / "parameter.json"
-    file.write_text(json.dumps({name: entry}))
-    store = toy.make_store(tmp_path / "store", documents=20, seed=1)
-    raw = {**read_language_pretraining_json(file, ChosenEntry(name, [store])), "trackers": []}
-    train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
-    exported = export(tmp_path / "run", tmp_path / "model")
-    assert exported.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
-    for folder, model in exported.models.items():
-        loaded = getattr(transformers, model).from_pretrained(exported.out / folder, local_files_only=True)
-        assert loaded.config.max_position_embeddings == 32
-
-
 def test_debertav2_is_deberta_v2(tmp_path: Path) -> None:
     raw = read(tmp_path, model_type="debertav2-base")
     assert raw["architecture"]["type"] == "deberta_v2" and raw["objective"]["type"] == "masked_lm"

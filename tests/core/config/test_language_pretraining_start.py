@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import toy
-from safetensors.torch import load_file
 from transformers import (
-    AutoModel,
     BertConfig,
     BertForMaskedLM,
     ElectraConfig,
@@ -24,7 +21,6 @@ from transformers import (
 
 from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
-from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.training.setup import train_in_this_process
 
@@ -100,22 +96,6 @@ def test_electras_generator_is_its_own_folders(work_folder: Path) -> None:
     assert folders == {"generator": "someone/electra-generator", "discriminator": "someone/electra-discriminator"}
     stated: Any = Parameters.from_dict(read("electra-x", {**ELECTRA, "mask-percent": 25}), source="parameter.json")
     assert stated.objective.mlm_probability == 0.25
-
-
-@pytest.mark.parametrize(("name", "entry"), [("bert-small-additional", BERT), ("electra-small-additional", ELECTRA)])
-def test_an_entry_trains_resumes_and_exports(name: str, entry: dict[str, Any], work_folder: Path) -> None:
-    store = toy.make_store(work_folder / "s", documents=20, seed=1, unit="line" if "bert" in name[:4] else "document")
-    raw = read(name, entry, store)
-    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), work_folder / "run")
-    train_in_this_process(Parameters.from_dict({**raw, "max_steps": 3}, source="parameter.json"), work_folder / "run")
-    for folder in export(work_folder / "run", work_folder / "model").models:
-        AutoModel.from_pretrained(work_folder / "model" / folder, local_files_only=True)
-    if name.startswith("bert"):
-        before = load_file("someone/bert-small-japanese/model.safetensors")
-        after = load_file(work_folder / "model/model.safetensors")
-        frozen = "bert.encoder.layer.0.output.dense.weight", "bert.embeddings.word_embeddings.weight"
-        assert all(torch.equal(before[key], after[key]) for key in frozen)
-        assert not torch.equal(*(each["bert.encoder.layer.1.output.dense.weight"] for each in (before, after)))
 
 
 def test_positions_are_counted_as_the_architecture_counts_them(work_folder: Path) -> None:
