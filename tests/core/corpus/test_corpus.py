@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import tempfile
-import tracemalloc
 from pathlib import Path
 
 import orjson
@@ -16,11 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_data import real_data
 
-import terakoya
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.errors import UserError
-
-DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 
 
 def write(file: Path, content: bytes) -> Path:
@@ -156,25 +152,6 @@ def test_the_size_limit_is_exact(tmp_path: Path, name: str, newline: bytes, docu
         assert kinds == ["", "document too large", ""], block_bytes
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.gz"])
-def test_a_huge_document_is_never_in_memory(tmp_path: Path, name: str) -> None:
-    huge = b"x" * 40_000_000
-    if name.startswith("a.jsonl"):
-        content = b'{"text": "before"}\n{"text": "' + huge + b'"}\n{"text": "after"}\n'
-    else:
-        content = b"before\n\n" + b"\n".join(huge[:1000] for _ in range(40_000)) + b"\n\nafter\n"
-    file = write(tmp_path / name, content)
-    del content, huge
-    corpus = Corpus([file], max_document_bytes=1_000_000)
-    tracemalloc.start()
-    items = read_all(corpus, block_bytes=100_000)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert texts(items) == ["before", "after"]
-    assert [item.reason for item in items if isinstance(item, Reject)] == ["document too large"]
-    assert peak < 12_000_000
-
-
 def test_blocks_are_disjoint_cover_the_file_and_are_picklable(tmp_path: Path) -> None:
     lines = [orjson.dumps({"text": f"document {n} " + "語" * (n % 50)}) for n in range(500)]
     plain = write(tmp_path / "a.jsonl", b"\n".join(lines))
@@ -206,31 +183,6 @@ def test_the_fingerprint_depends_on_content_and_names_not_on_folders(tmp_path: P
     assert fingerprint != Corpus([first, other]).fingerprint
 
 
-def test_a_folder_means_its_files(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    second = write(tmp_path / "sub" / "b.txt", b"two")
-    first = write(tmp_path / "a.jsonl", b'{"text": "one"}')
-    (tmp_path / "README.md").write_text("not a corpus file")
-    corpus = Corpus([tmp_path])
-    assert corpus.sources == (first, second)
-    assert texts(read_all(corpus)) == ["one", "two"]
-
-
-def test_the_text_is_read_from_another_field(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", b'{"body": "hello", "text": 3}')
-    assert texts(read_all(Corpus([file], field="body"))) == ["hello"]
-
-
-def test_damaged_gzip_is_reported(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.txt.gz", b"some text\n" * 10_000)
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"a\.txt\.gz: expected a whole gzip file"):
-        read_all(Corpus([file]))
-    file.write_bytes(b"plain text, not gzip")
-    with pytest.raises(UserError, match=r"a\.txt\.gz: expected a whole gzip file"):
-        read_all(Corpus([file]))
-
-
 def test_unusable_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         Corpus([tmp_path / "missing.txt"])
@@ -256,12 +208,3 @@ def test_real_text_is_read_completely() -> None:
     with gzip.open(file) as stream:
         expected = [orjson.loads(line)["text"] for line in stream]
     assert texts(read_all(Corpus([file]), block_bytes=1 << 18)) == expected
-
-
-def test_prose_is_read_completely_in_any_format(tmp_path: Path) -> None:
-    expected = DEMO_CORPUS.read_text(encoding="utf-8").strip("\n").split("\n\n")
-    assert len(expected) > 100
-    lines = b"".join(orjson.dumps({"text": text}) + b"\n" for text in expected)
-    (tmp_path / "prose.jsonl.gz").write_bytes(gzip.compress(lines))
-    for file in (DEMO_CORPUS, tmp_path / "prose.jsonl.gz"):
-        assert texts(read_all(Corpus([file]), block_bytes=1 << 13)) == expected, file

@@ -287,9 +287,13 @@ def test_what_the_system_cannot_read_is_not_called_damaged(
     assert raised.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize("suffix", [".zst", ".xz", ".bz2"])
-def test_a_huge_document_in_a_compressed_file_is_never_in_memory(tmp_path: Path, suffix: str) -> None:
-    file = write(tmp_path / f"a.txt{suffix}", b"before\n\n" + b"x" * 20_000_000 + b"\n\nafter\n")
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", *(f"a.txt{suffix}" for suffix in PACKERS)])
+def test_a_huge_document_is_never_in_memory(tmp_path: Path, name: str) -> None:
+    content = b"before\n\n" + b"\n".join([b"x" * 1000] * 20_000) + b"\n\nafter\n"
+    if name.startswith("a.jsonl"):
+        content = b'{"text": "before"}\n\n{"text": "' + b"x" * 20_000_000 + b'"}\n{"text": "after"}\n'
+    file = write(tmp_path / name, content)
+    del content
     corpus = Corpus([file], max_document_bytes=1_000_000)
     tracemalloc.start()
     items = read_all(corpus, block_bytes=100_000)

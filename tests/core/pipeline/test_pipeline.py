@@ -17,7 +17,7 @@ from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
 from terakoya.pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
-from terakoya.pipeline.stages import Stage, StageResult, content_digest, differences, run_stages
+from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
 
 KEYS: dict[str, Any] = {
     "corpus": ["text.jsonl"],
@@ -42,13 +42,6 @@ def _read(tmp_path: Path, **changes: Any) -> Pipeline:
     return read_pipeline(file)
 
 
-def test_reads_a_pipeline(tmp_path: Path) -> None:
-    pipeline = _read(tmp_path, corpus="text.jsonl", hold_out=3, validation_store="out/val")
-    assert pipeline.corpus == ("text.jsonl",)
-    assert pipeline.store == Path("out/store")
-    assert pipeline.workers >= 1
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -68,15 +61,6 @@ def test_wrong_keys_are_refused(tmp_path: Path, changes: dict[str, Any], message
         _read(tmp_path, **changes)
 
 
-def test_wrong_parameters_are_found_before_the_first_stage(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("春が来た。\n")
-    folders = {key: str(tmp_path / str(KEYS[key])) for key in ("tokenizer_folder", "store", "run", "export")}
-    pipeline = _read(tmp_path, **folders, corpus=[str(tmp_path / "text.txt")], parameters={"arcitecture": {}})
-    with pytest.raises(UserError, match=r'arcitecture: unknown key; did you mean "architecture"'):
-        list(run_pipeline(pipeline))
-    assert not (tmp_path / "out").exists()
-
-
 MODEL: dict[str, Any] = {
     "data": {"sequence_length": 32},
     "architecture": {
@@ -92,6 +76,7 @@ MODEL: dict[str, Any] = {
     ("keys", "model", "message"),
     [
         ({}, {"architecture": {**MODEL["architecture"], "hidden_act": "x"}}, 'hidden_act: .* such as "gelu", got "x"'),
+        ({}, {"arcitecture": {}}, 'arcitecture: unknown key; did you mean "architecture"'),
         ({}, {"batch_size": {"0": 2, "1": 2}}, "batch_size: "),
         ({"training_processes": 3}, {"parallel": {"tp_size": 2}}, "3 processes.*"),
         ({}, {"objective": {"type": "masked_lm", "layout": "lines"}}, 'unit: expected "line" .*, got "document"; set'),
@@ -107,7 +92,7 @@ MODEL: dict[str, Any] = {
             "sentinel tokens, one for each span, but there are 10. Train the tokenizer with num_unused_tokens",
         ),
     ],
-    ids=["size", "nodes", "processes", "layout", "start", "tokenizer", "sentinels"],
+    ids=["size", "key", "nodes", "processes", "layout", "start", "tokenizer", "sentinels"],
 )
 def test_what_training_refuses_is_found_before_the_first_stage(
     tmp_path: Path, keys: dict[str, Any], model: dict[str, Any], message: str
@@ -323,10 +308,6 @@ def test_the_command_ends_with_the_exit_code_of_its_training(
     assert left.value.code == code
     first, rest = capsys.readouterr().err.split("\n", 1)
     assert first.startswith("terakoya run: reads ") and rest.startswith(message)
-
-
-def test_differences_name_the_path() -> None:
-    assert differences({"a": {"b": 1, "c": [1]}}, {"a": {"b": 2, "c": [1]}, "d": None}) == ["a.b: 1 -> 2"]
 
 
 # --------------------------------------------------------------------------------------------------- the hold-out

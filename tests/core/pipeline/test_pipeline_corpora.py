@@ -172,7 +172,6 @@ def test_errors_name_the_corpus(keys: dict[str, Any], name: str, changes: dict[s
         ("tech", {"weight": 0.0001}, r"corpora\.tech\.weight: 0.0001 is less than one row in 65,536"),
         ("wiki", {"clean": [{"type": "nfkc"}]}, r"corpora\.wiki\.clean: give hold_out as the last step"),
         ("tech", {"hold_out": 3}, r"corpora\.tech\.hold_out: give validation_corpus or hold_out, not both"),
-        ("wiki", {"wieght": 3}, "wieght"),
     ],
 )
 def test_wrong_entries_are_refused(keys: dict[str, Any], name: str, changes: dict[str, Any], message: str) -> None:

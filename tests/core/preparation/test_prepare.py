@@ -358,15 +358,6 @@ def test_a_part_that_is_damaged_before_the_join_ends_the_run(
     assert verify(out) == []
 
 
-def test_a_folder_with_other_files_is_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"expected a new or empty folder, got one that holds thesis\.txt"):
-        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out)
-    assert [f.name for f in out.iterdir()] == ["thesis.txt"]
-
-
 def test_rejects_are_counted_listed_and_fatal_above_the_limit(
     tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -124,20 +124,6 @@ def test_a_decoder_sees_its_own_document_of_the_encoder() -> None:
     ]  # fmt: skip
 
 
-def test_a_single_mask_bit_matters() -> None:
-    torch.manual_seed(0)
-    model = MODELS["bert"]().eval()
-    attention.use(model, "sdpa")
-    batch = packed()
-    leaky = {**batch, "document_ids": torch.zeros_like(batch["document_ids"])}
-    with torch.no_grad():
-        apart, leaking = (
-            model(b["input_ids"], position_ids=b["position_ids"], **attention.arguments(model, b)).last_hidden_state
-            for b in (batch, leaky)
-        )
-    assert (apart - leaking).abs().max() > 1e-3
-
-
 def test_boundaries_never_join_rows() -> None:
     documents = np.array([[0, 0, 1, -1], [1, 1, 2, 2]])
     cu_seqlens, longest = attention.boundaries(documents)

@@ -51,9 +51,9 @@ def test_it_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("summed", [summed_cross_entropy_, summed_cross_entropy_and_odds_, summed_cross_entropy_and_z_])
-@pytest.mark.parametrize("label", [-1, 300])
-def test_a_label_that_is_no_class_is_an_error_as_in_torch(summed: Any, label: int) -> None:
-    hidden, weight, labels = case(20, 300, torch.float32)
+@pytest.mark.parametrize(("label", "dtype"), [(-1, torch.float32), (300, torch.float32), (300, torch.bfloat16)])
+def test_a_label_that_is_no_class_is_an_error_as_in_torch(summed: Any, label: int, dtype: torch.dtype) -> None:
+    hidden, weight, labels = case(20, 300, dtype)
     labels[1] = label
     with pytest.raises(IndexError, match="Target"):
         F.cross_entropy(hidden @ weight.T, labels)
@@ -101,16 +101,18 @@ def test_large_logits_stay_finite() -> None:
     assert torch.allclose(logits.grad, torch.tensor([[0.7310586, 0.0, -0.7310586]]), atol=1e-6)
 
 
-def test_the_backward_runs_once() -> None:
-    hidden, weight, labels = case(5, 30, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_backward_runs_once(dtype: torch.dtype) -> None:
+    hidden, weight, labels = case(5, 30, dtype)
     loss = summed_cross_entropy_(hidden @ weight.T, labels)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()
 
 
-def test_overwriting_logits_that_their_operation_needs_is_an_error() -> None:
-    hidden, weight, labels = case(5, 30, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_overwriting_logits_that_their_operation_needs_is_an_error(dtype: torch.dtype) -> None:
+    hidden, weight, labels = case(5, 30, dtype)
     with pytest.raises(RuntimeError, match="inplace"):
         summed_cross_entropy_(torch.tanh(hidden @ weight.T), labels).backward()
 

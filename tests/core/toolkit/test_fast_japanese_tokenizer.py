@@ -24,7 +24,6 @@ from transformers import (
     AddedToken,
     AutoTokenizer,
     BertConfig,
-    BertForQuestionAnswering,
     BertForTokenClassification,
     pipeline,
 )
@@ -565,33 +564,6 @@ def test_entities_have_the_text_of_the_sentence(both: tuple[Any, Any]) -> None:
     model.forward = logits  # type: ignore[method-assign]
     found = pipeline("ner", model=model, tokenizer=fast, aggregation_strategy="simple")("ｶﾞｽ会社は\u3000東京です。")
     assert [(each["start"], each["end"], each["entity_group"]) for each in found] == [(0, 5, "LOC"), (7, 9, "LOC")]
-
-
-def test_answers_are_found_in_long_texts(both: tuple[Any, Any]) -> None:
-    _, fast = both
-    torch.manual_seed(0)
-    context = CORPUS.read_text(encoding="utf-8")[:600]
-    config = BertConfig(
-        vocab_size=len(fast), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-    )
-    model = BertForQuestionAnswering(config).eval()
-    encoded = fast(
-        "東京は？", context, truncation="only_second", max_length=64, stride=16, return_overflowing_tokens=True,
-        return_offsets_mapping=True, return_token_type_ids=True, padding="max_length", return_tensors="pt",
-    )  # fmt: skip
-    offsets = encoded.pop("offset_mapping")
-    assert set(encoded.pop("overflow_to_sample_mapping").tolist()) == {0} and len(offsets) > 3
-    with torch.no_grad():
-        scores = model(**encoded).start_logits
-    covered: set[int] = set()
-    for window in range(len(offsets)):
-        inside = [index for index, text in enumerate(encoded.sequence_ids(window)) if text == 1]
-        covered.update(at for index in inside for at in range(*offsets[window][index].tolist()))
-        best = max(inside, key=lambda index, window=window: scores[window, index])
-        start, stop = offsets[window][best].tolist()
-        token = fast.convert_ids_to_tokens(int(encoded["input_ids"][window, best]))
-        assert token == "[UNK]" or unicodedata.normalize("NFKC", context[start:stop]) == token.removeprefix("##")
-    assert {at for at, character in enumerate(context) if not character.isspace()} <= covered
 
 
 # ----------------------------------------------------------------------------------------------------------- real text

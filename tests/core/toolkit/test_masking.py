@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import accumulate, permutations
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
 from terakoya.errors import UserError
-from terakoya.toolkit.masking import IGNORED, MaskedRows, Masking, mask, mask_rows
+from terakoya.toolkit.masking import IGNORED, MaskedRows, Masking, mask
 from terakoya.toolkit.random_keys import draws, row_keys, streams
 
 VOCABULARY = vocabulary(5000)
@@ -297,12 +295,3 @@ def test_vocabularies_that_cannot_mask_are_refused() -> None:
         broken = type(VOCABULARY)(**{**VOCABULARY.model_dump(), **bad})
         with pytest.raises(UserError, match="masking"):
             mask(tokens, words, maskable, keys, broken, Masking(0.15))
-
-
-def test_a_store_without_word_starts_is_named_with_what_gives_them() -> None:
-    rows: Any = SimpleNamespace(word_starts=None)
-    wanted = r"this store does not have\. Set objective\.whole_word_mask to false, or prepare .* --plugin"
-    with pytest.raises(UserError, match=wanted):
-        mask_rows(
-            rows, vocabulary(), objective="o", probability=0.1, whole_words=True, budgeted=True, replace=(0.8, 0.1)
-        )
