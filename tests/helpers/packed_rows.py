@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -34,3 +34,17 @@ def rows(lengths: Sequence[Sequence[int]], width: int = 24, *, first_key: int = 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+
+
+def corrupted_documents(rows: Rows, batch: Batch) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
+    """Each document's tokens, and its encoder input, decoder input and labels in a batch of span corruption."""
+    arrays = batch.arrays
+    for row in range(len(rows)):
+        for number in range(rows.document_ids[row].max() + 1):
+            targets = arrays["decoder_document_ids"][row] == number
+            yield (
+                rows.tokens[row][rows.document_ids[row] == number].tolist(),
+                arrays["input_ids"][row][arrays["document_ids"][row] == number].tolist(),
+                arrays["decoder_input_ids"][row][targets].tolist(),
+                arrays["labels"][row][targets].tolist(),
+            )

@@ -229,15 +229,6 @@ def test_ids_of_another_vocabulary_are_refused_at_any_position(tmp_path: Path) -
     assert sorted(file.name for file in tmp_path.iterdir()) == ["p.bin", "p.idx", "tokenizer"]
 
 
-def test_a_folder_with_files_is_refused_and_stays(tmp_path: Path) -> None:
-    write_megatron(tmp_path / "p", WHOLE, end=None, drift=False)
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "mine").touch()
-    with pytest.raises(UserError, match="expected a new or empty folder"):
-        import_files(tmp_path / "p", tmp_path / "store")
-    assert (tmp_path / "store" / "mine").exists()
-
-
 def test_opening_files_reads_no_tokens(tmp_path: Path) -> None:
     write_megatron(tmp_path / "p", SENTENCES, end=EOS, drift=True)
     files = MegatronFiles.open(tmp_path / "p.bin")

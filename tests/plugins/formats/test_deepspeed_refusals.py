@@ -65,6 +65,11 @@ def test_missing_content_is_named(tmp_path: Path) -> None:
     set_in_optimizer(step, zero_stage=2, partition_count=3)
     with pytest.raises(UserError, match="expected the partitions of 3 ranks, found 2"):
         read_weights(step)
+    other = step / OPTIMIZER.format(0).replace("mp_rank_00", "mp_rank_01")
+    other.write_bytes((step / OPTIMIZER.format(0)).read_bytes())
+    with pytest.raises(UserError, match="tensor or pipeline parallelism"):
+        read_weights(step)
+    other.unlink()
     set_in_optimizer(step, partition_count=2)
     rewrite(step / MODEL[2], lambda content: {key: content[key] for key in content if key != "param_shapes"})
     with pytest.raises(UserError, match="has no param_shapes; was it written by DeepSpeed before"):

@@ -40,32 +40,6 @@ def module_of(objective: CausalLM) -> Any:
     return module
 
 
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path) -> None:
-    """Transformers shifts the labels itself, so it receives each row with its last label as one more token."""
-    from transformers import GPT2LMHeadModel
-
-    objective = CausalLM(layout="stream")
-    rows = rows_of(tmp_path, objective)
-    assert rows.labels is not None and np.all(rows.document_ids == 0)
-    module, batch = module_of(objective), objective.collate(rows, VOCABULARY)
-    ours = module(tensors(batch))["lm_loss"] / batch.counts["targets"]
-    ours.backward()
-    wide = MODEL.model_copy(update={"max_position_embeddings": 33}).config(VOCABULARY)
-    reference = GPT2LMHeadModel(wide)
-    weights = module.model.state_dict()
-    positions = torch.cat([weights["transformer.wpe.weight"], torch.zeros(1, 32)])
-    reference.load_state_dict({**weights, "transformer.wpe.weight": positions})
-    whole = torch.from_numpy(np.concatenate([rows.tokens, rows.labels[:, -1:]], axis=1)).long()
-    theirs = reference(input_ids=whole, labels=whole, use_cache=False).loss
-    theirs.backward()
-    assert abs(float(ours.detach()) - float(theirs.detach())) < 1e-6
-    mine = dict(module.model.named_parameters())
-    for name, weight in reference.named_parameters():
-        assert weight.grad is not None
-        gradient = weight.grad[:32] if name.endswith("wpe.weight") else weight.grad
-        assert (mine[name].grad - gradient).abs().max() < 1e-6, name
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 def test_head_positions_does_not_change_the_results(tmp_path: Path, training: bool, z_loss: float) -> None:

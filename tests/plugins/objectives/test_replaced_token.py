@@ -239,16 +239,6 @@ def test_the_random_numbers_are_hashes_of_row_and_position() -> None:
     assert abs(uniforms.mean() - 0.5) < 4 * (len(uniforms) * 12) ** -0.5
 
 
-def test_85_percent_of_predicted_tokens_become_mask_and_15_percent_stay() -> None:
-    everything = rows([[24]] * 400)
-    batch = ReplacedToken().collate(everything, VOCABULARY)
-    used = batch.arrays["masked_labels"] >= 0
-    shown = batch.arrays["input_ids"].ravel()[batch.arrays["masked_positions"][used]]
-    share = (shown == VOCABULARY.mask).mean()
-    assert abs(share - 0.85) < 4 * (0.85 * 0.15 / used.sum()) ** 0.5
-    assert (shown[shown != VOCABULARY.mask] == batch.arrays["masked_labels"][used][shown != VOCABULARY.mask]).all()
-
-
 def test_accuracies_count_used_slots_only() -> None:
     """A generator that always predicts token 0, the clamped label of unused slots, is never correct."""
     objective = ReplacedToken(mlm_probability=0.3)
@@ -423,16 +413,3 @@ def test_a_generator_without_document_masking_refuses_packed_rows() -> None:
     with pytest.raises(UserError, match="architecture Mixing cannot keep documents in one row apart"):
         ReplacedToken(generator=mixing).build(ELECTRA, VOCABULARY)
     assert ReplacedToken(generator=mixing, layout="lines").build(ELECTRA, VOCABULARY)
-
-
-def test_stores_that_cannot_be_masked_are_refused() -> None:
-    one = rows([[9]])
-    without = Rows(
-        tokens=one.tokens, document_ids=one.document_ids, position_ids=one.position_ids, word_starts=None,
-        keys=one.keys,
-    )  # fmt: skip
-    with pytest.raises(UserError, match="needs word starts"):
-        ReplacedToken().collate(without, VOCABULARY)
-    assert ReplacedToken(whole_word_mask=False).collate(without, VOCABULARY).counts["masked"] > 0
-    with pytest.raises(UserError, match=r"no \[MASK\]"):
-        ReplacedToken().collate(one, VOCABULARY.model_copy(update={"mask": None}))

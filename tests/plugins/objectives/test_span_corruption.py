@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_rows import corrupted_documents
 from transformers import T5ForConditionalGeneration
 
-from terakoya.components import Batch
 from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -52,20 +51,6 @@ def make_rows(lengths: list[list[int]], width: int = 64, *, key: int = 1, specia
     )  # fmt: skip
 
 
-def documents(rows: Rows, batch: Batch) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
-    """Each document's tokens, encoder input, decoder input and labels."""
-    arrays = batch.arrays
-    for row in range(len(rows)):
-        for number in range(rows.document_ids[row].max() + 1):
-            targets = arrays["decoder_document_ids"][row] == number
-            yield (
-                rows.tokens[row][rows.document_ids[row] == number].tolist(),
-                arrays["input_ids"][row][arrays["document_ids"][row] == number].tolist(),
-                arrays["decoder_input_ids"][row][targets].tolist(),
-                arrays["labels"][row][targets].tolist(),
-            )
-
-
 def restore(source: list[int], labels: list[int]) -> list[int]:
     """The document: `source` with each sentinel replaced by its span in `labels`."""
     spans: dict[int, list[int]] = {}
@@ -91,10 +76,10 @@ def test_the_targets_restore_the_document(
     rows = make_rows(shape, key=key, special=special)
     objective = SpanCorruption(noise_density=density, mean_noise_span_length=span)
     batch = objective.collate(rows, VOCABULARY)
-    for tokens, source, decoder_input, labels in documents(rows, batch):
+    for tokens, source, decoder_input, labels in corrupted_documents(rows, batch):
         assert restore(source, labels) == tokens
         assert decoder_input == ([PAD, *labels[:-1]] if labels else [])
-    assert batch.counts["targets"] == sum(len(labels) for *_, labels in documents(rows, batch))
+    assert batch.counts["targets"] == sum(len(labels) for *_, labels in corrupted_documents(rows, batch))
     padding = batch.arrays["decoder_document_ids"] < 0
     assert (batch.arrays["labels"][padding] == -100).all() and (batch.arrays["labels"][~padding] >= 0).all()
 
@@ -103,7 +88,7 @@ def test_numbers_of_tokens_and_spans_follow_the_paper() -> None:
     rows = make_rows([[64], [34, 30], [12, 2, 3, 4]])
     batch = SpanCorruption().collate(rows, VOCABULARY)
     found = []
-    for tokens, source, _, labels in documents(rows, batch):
+    for tokens, source, _, labels in corrupted_documents(rows, batch):
         spans = sum(token in SENTINELS for token in source)
         noise = len(labels) - spans - bool(labels)
         found.append((len(tokens) - 2, noise, spans))
@@ -126,7 +111,7 @@ def test_all_positions_of_a_span_are_equally_likely() -> None:
 def test_special_tokens_stay_and_split_a_span() -> None:
     rows = make_rows([[60]], special=0.4)
     batch = SpanCorruption(noise_density=0.6, mean_noise_span_length=5.0).collate(rows, VOCABULARY)
-    ((tokens, source, _, labels),) = documents(rows, batch)
+    ((tokens, source, _, labels),) = corrupted_documents(rows, batch)
     assert source.count(1) == tokens.count(1) > 5 and 1 not in labels
     assert sum(token in SENTINELS for token in source) > 7
 
@@ -135,7 +120,7 @@ def test_spans_after_the_last_sentinel_stay() -> None:
     """Special tokens may split spans into more than a row of that length has otherwise."""
     rows = make_rows([[60], [30, 30]], special=0.4)
     objective = SpanCorruption(noise_density=0.6, mean_noise_span_length=5.0, sentinels=SENTINELS[:3])
-    for tokens, source, _, labels in documents(rows, objective.collate(rows, VOCABULARY)):
+    for tokens, source, _, labels in corrupted_documents(rows, objective.collate(rows, VOCABULARY)):
         assert restore(source, labels) == tokens
         assert sum(token in SENTINELS for token in source) == 3
 
@@ -203,7 +188,7 @@ def test_loss_and_gradients_equal_those_of_transformers_on_separate_documents(ba
     reference = T5ForConditionalGeneration(model.config(VOCABULARY))
     reference.load_state_dict(module.model.state_dict())
     total = torch.zeros(())
-    for _, source, _, labels in documents(rows, batch):
+    for _, source, _, labels in corrupted_documents(rows, batch):
         loss = reference(input_ids=torch.tensor([source]), labels=torch.tensor([labels])).loss
         total = total + loss * len(labels)
     total.backward()
@@ -224,7 +209,7 @@ def test_replaced_tokens_are_scored_without_sentinels_and_end_tokens() -> None:
     reference = T5ForConditionalGeneration(MODEL.config(VOCABULARY)).eval()
     reference.load_state_dict(module.model.state_dict())
     total, replaced = 0.0, 0
-    for _, source, _, labels in documents(rows, batch):
+    for _, source, _, labels in corrupted_documents(rows, batch):
         with torch.no_grad():
             logits = reference(input_ids=torch.tensor([source]), labels=torch.tensor([labels])).logits[0]
         scores = -logits.log_softmax(-1)[range(len(labels)), labels]
@@ -234,19 +219,3 @@ def test_replaced_tokens_are_scored_without_sentinels_and_end_tokens() -> None:
     assert float(sums["replaced_loss"]) == pytest.approx(total, rel=1e-5)
     assert objective.terms()["replaced_loss"].bits == "masked_bits"
     assert "replaced_loss" not in module.train()({n: torch.from_numpy(each) for n, each in batch.arrays.items()})
-
-
-@pytest.mark.parametrize("which", ["document_ids", "decoder_document_ids"])
-def test_a_missing_mask_changes_the_loss(which: str) -> None:
-    """A mask of the encoder and of cross attention, or of the decoder."""
-    torch.manual_seed(0)
-    module = SpanCorruption().build(MODEL, VOCABULARY)
-    attention.use(module, "sdpa")
-    batch = {
-        name: torch.from_numpy(array)
-        for name, array in SpanCorruption().collate(make_rows([[32, 32]]), VOCABULARY).arrays.items()
-    }
-    leaky = {**batch, which: torch.zeros_like(batch[which])}
-    with torch.no_grad():
-        isolated, leaking = (module(each)["span_loss"] for each in (batch, leaky))
-    assert abs(float(isolated - leaking)) > 1e-3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import t5_tokenizer
 import torch
 import toy
+from packed_rows import corrupted_documents
 from small_preparation import prepare_corpus
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase, T5ForConditionalGeneration
 
@@ -63,20 +63,6 @@ def corrupted(store: TokenStore, objective: SpanCorruption) -> tuple[Rows, Batch
     return rows, objective.collate(rows, store.facts.vocabulary)
 
 
-def documents(rows: Rows, batch: Batch) -> Iterator[tuple[list[int], ...]]:
-    """Each document's tokens, input of the encoder, input of the decoder, and labels."""
-    arrays = batch.arrays
-    for row in range(len(rows)):
-        for number in range(rows.document_ids[row].max() + 1):
-            target = arrays["decoder_document_ids"][row] == number
-            yield (
-                rows.tokens[row][rows.document_ids[row] == number].tolist(),
-                arrays["input_ids"][row][arrays["document_ids"][row] == number].tolist(),
-                arrays["decoder_input_ids"][row][target].tolist(),
-                arrays["labels"][row][target].tolist(),
-            )
-
-
 def test_inputs_and_labels_are_those_of_the_published_recipe(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -89,7 +75,7 @@ def test_inputs_and_labels_are_those_of_the_published_recipe(
     parameters = Parameters.from_dict(toy.parameters(store.folder, architecture=MODEL), source="test")
     reference = T5ForConditionalGeneration(parameters.architecture.config(store.facts.vocabulary))
     restored = set()
-    for tokens, source, decoder_input, labels in documents(*corrupted(store, SpanCorruption())):
+    for tokens, source, decoder_input, labels in corrupted_documents(*corrupted(store, SpanCorruption())):
         assert source[-1] == labels[-1] == tokenizer.eos_token_id
         used = [token for token in labels if token in sentinels]
         assert used == sentinels[: len(used)] == [token for token in source if token in sentinels] and used
@@ -115,7 +101,7 @@ def test_other_layouts_use_the_same_end_and_lose_no_token(store: TokenStore, lay
     rows, batch = corrupted(store, SpanCorruption(layout=layout))  # type: ignore[arg-type]
     kept = rows.tokens[~store.facts.vocabulary.is_special[rows.tokens]]
     assert np.array_equal(np.sort(kept), np.sort(store.tokens))
-    for tokens, source, _, labels in documents(rows, batch):
+    for tokens, source, _, labels in corrupted_documents(rows, batch):
         assert tokens[-1] == source[-1] == labels[-1] == store.facts.vocabulary.eos
         assert len(tokens) <= LENGTH
 

@@ -53,34 +53,6 @@ def test_it_needs_whole_tensors() -> None:
     ]  # fmt: skip
 
 
-def test_the_step_of_a_gpu_is_that_of_a_cpu_and_can_be_skipped_to_the_bit() -> None:
-    """The first step is skipped, too: its number is 0 then."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(5, 3), nn.Linear(5, 3)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    ours, plain = (Adafactor(learning_rate=0.8, weight_decay=0.05).build(layer, fused=True) for layer in layers)
-    for bad in (1.0, 0.0, 1.0, 0.0, 0.0):
-        for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
-            theirs.grad = torch.randn_like(theirs) * 3.0
-            mine.grad = torch.full_like(mine, float("inf")) if bad else theirs.grad.clone()
-        before = [each.clone() for each in layers[0].parameters()]
-        state = [{key: value.clone() for key, value in each.items()} for each in ours.state.values()]
-        ours.found_inf = torch.tensor(bad)  # type: ignore[attr-defined]
-        ours.step()
-        if bad:
-            assert all(map(torch.equal, layers[0].parameters(), before))
-            for was, now in zip(state, ours.state.values(), strict=False):
-                assert all(torch.equal(was[key], now[key]) for key in was)
-            continue
-        plain.step()
-        for mine, theirs in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-    for mine, theirs in zip(ours.state.values(), plain.state.values(), strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            torch.testing.assert_close(mine[key], theirs[key], rtol=1e-5, atol=1e-7)
-
-
 def test_on_a_gpu_tensors_of_one_shape_are_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five layers in stacks of two weights, with one weight that has no gradient and one of three dimensions."""
     monkeypatch.setattr(without_waiting, "MOST_AT_ONCE", 2 * 15)

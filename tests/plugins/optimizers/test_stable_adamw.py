@@ -70,21 +70,3 @@ def test_without_larger_gradients_it_is_adamw() -> None:
 
 def test_it_needs_whole_tensors() -> None:
     assert not StableAdamW.elementwise and StableAdamW.tensorwise, "a shard has another root mean square"
-
-
-def test_a_step_that_is_skipped_on_the_device_changes_no_bit() -> None:
-    """The first step is skipped, too: its number is 0 then."""
-    torch.manual_seed(0)
-    layer = nn.Linear(4, 3)
-    optimizer = StableAdamW(learning_rate=0.01).build(layer, fused=True)
-    for step, bad in enumerate((1.0, 0.0, 1.0, 0.0)):
-        for each in layer.parameters():
-            each.grad = torch.full_like(each, float("nan")) if bad else torch.randn_like(each)
-        before = [each.detach().clone() for each in layer.parameters()]
-        state = [value.clone() for each in optimizer.state.values() for value in each.values()]
-        optimizer.found_inf = torch.tensor(bad)  # type: ignore[attr-defined]
-        optimizer.step()
-        assert all(map(torch.equal, layer.parameters(), before)) == bool(bad)
-        after = [value for each in optimizer.state.values() for value in each.values()]
-        assert not state or all(map(torch.equal, after, state)) == bool(bad)
-        assert {float(each["step"]) for each in optimizer.state.values()} == {float((step + 1) // 2)}

@@ -15,7 +15,6 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from terakoya.corpus.corpus import Corpus
-from terakoya.errors import UserError
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
 from terakoya.toolkit.tokenizers.byte_level_bpe import document_splitter, train_byte_level_bpe
@@ -77,12 +76,6 @@ def test_merges_of_real_length(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counter(word for line in lines for word in document_splitter(False)(line))
     ours = train_byte_level_bpe(counts, vocab_size=700, min_frequency=2, special_tokens=[EOS])
     assert ours == library(lines, vocab_size=700, min_frequency=2)
-
-
-def test_too_small_a_vocabulary_is_refused() -> None:
-    with pytest.raises(UserError, match="expected at least 257"):
-        train_byte_level_bpe({}, vocab_size=256, min_frequency=1, special_tokens=[EOS])
-    assert len(train_byte_level_bpe({}, vocab_size=300, min_frequency=1, special_tokens=[EOS])[0]) == 257
 
 
 @pytest.fixture(scope="module", params=[False, True])

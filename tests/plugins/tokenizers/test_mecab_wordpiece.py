@@ -250,13 +250,6 @@ def test_ids_of_hard_texts(which: str, request: pytest.FixtureRequest) -> None:
     assert everything.ids.dtype == np.uint16
 
 
-def test_ids_of_prose(prose: Path) -> None:
-    documents = DEMO_CORPUS.read_text(encoding="utf-8").split("\n\n")
-    tokenizer = MecabWordPiece.from_folder(prose)
-    assert tokenizer is not None
-    check(tokenizer.encoder(prose).encode(documents), reference(tokenizer.load(prose), documents))
-
-
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["aozora-small.val", "blend/tech.val", "blend/wiki.val"])
 def test_ids_of_real_text(name: str, tohoku: Path) -> None:
@@ -362,14 +355,6 @@ def test_words_are_not_divided_into_added_tokens(mode: Any, trained: Path, tmp_p
     check(encoder.encode([text]), [plain["input_ids"]])
     assert encoder.encode([text]).ids.tolist().count(300) == (mode == "parse")
     assert encoder.vocabulary.size == 301
-
-
-def test_folder_as_transformers_saves_it(trained: Path, tmp_path: Path) -> None:
-    MecabWordPiece().load(trained).save_pretrained(tmp_path)
-    tokenizer = MecabWordPiece.from_folder(tmp_path)
-    assert tokenizer == MecabWordPiece(vocab_size=300)
-    here, there = tokenizer.encoder(tmp_path).encode(HARD), MecabWordPiece().encoder(trained).encode(HARD)
-    assert here.ids.tolist() == there.ids.tolist()
 
 
 # ------------------------------------------------------------------------------------------------------ MeCab's limits

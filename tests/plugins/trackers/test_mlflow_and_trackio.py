@@ -174,7 +174,7 @@ def test_a_resumed_run_continues_the_trackio_run_of_its_name(tmp_path: Path, mon
     assert first.logged == [(10, {"train/loss": 2.5})] and second.finished
 
 
-@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["mlflow", "trackio", "wandb"])
 def test_a_dry_run_fails_without_the_library(
     name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

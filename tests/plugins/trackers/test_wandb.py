@@ -7,18 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.dry_run import dry_run
 from terakoya.training.run_log import RunLog
-from terakoya.training.setup import StartOptions
 from terakoya_plugins.trackers.wandb import WandB, run_id
 
 
@@ -87,34 +83,6 @@ def test_without_the_library_training_continues_and_the_extra_is_named(
     run_log.close()
     assert any('pip install "terakoya[wandb]"' in message for message in caplog.messages)
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
-
-
-def test_a_dry_run_fails_without_the_library(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    raw = {
-        "data": {"train": [str(store)], "sequence_length": 64}, "architecture": {"type": "bert"},
-        "objective": {"type": "masked_lm"}, "optimizer": {"type": "adamw", "learning_rate": 1e-3},
-        "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 4, "trackers": [{"type": "wandb"}],
-    }  # fmt: skip
-    with pytest.raises(UserError, match=r'tracker wandb: is not installed; pip install "terakoya\[wandb\]"'):
-        dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run", StartOptions())
-
-
-def test_a_server_that_does_not_answer_does_not_block_training(
-    tmp_path: Path, runs: list[StandInRun], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("terakoya.training.run_log.SECONDS_TO_FINISH", 0.3)
-    monkeypatch.setattr(StandInRun, "finish", lambda self: threading.Event().wait())
-    run_log = RunLog(tmp_path, [WandB()], {}, active=True)
-    run_log.track(1, {"train/loss": 2.5})
-    run_log.close()
-    assert any("WandB fell behind" in message for message in caplog.messages)
-
-
-def test_api_keys_are_refused_in_parameters(tmp_path: Path) -> None:
-    raw = {"trackers": [{"type": "wandb", "api_key": "0123456789"}]}
-    with pytest.raises(UserError, match="api_key"):
-        Parameters.from_dict(raw, source="run.json")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
