@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,8 +17,6 @@ from terakoya.json_settings import read_value
 from terakoya.pipeline.keys import all_groups, find_key
 from terakoya.pipeline.schema import schema_names, schema_of
 from terakoya.plugins import registry
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from terakoya.toolkit.objectives import _low_precision_entropy
-from terakoya.toolkit.objectives.columns import Columns
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 
 
@@ -61,16 +60,6 @@ def test_no_float32_array_of_the_logits_size(monkeypatch: pytest.MonkeyPatch) ->
     summed_cross_entropy_(logits * 1, labels).backward()
     assert sum(size for size in sizes if size > 50) == 2 * 50 * 300, "forward and backward convert every logit once"
     assert max(sizes) <= 3000
-
-
-def test_columns_beyond_the_classes_count_nothing() -> None:
-    logits, labels = case(torch.bfloat16)
-    padded = torch.cat([logits.detach(), torch.full((50, 20), 5.0, dtype=logits.dtype)], 1).requires_grad_()
-    narrow, z = _low_precision_entropy.summed_cross_entropy(logits * 1, labels)
-    wide, wide_z = _low_precision_entropy.summed_cross_entropy(padded * 1, labels, Columns(300))
-    assert torch.equal(wide, narrow) and torch.equal(wide_z, z)
-    (want,), (got,) = torch.autograd.grad(narrow + z, logits), torch.autograd.grad(wide + wide_z, padded)
-    assert torch.equal(got[:, :300], want) and torch.count_nonzero(got[:, 300:]) == 0
 
 
 def test_without_rows_the_loss_is_zero() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.repocard import metadata_load, metadata_save
-from labelled_examples import WORDS, make_model
+from labelled_examples import WORDS
 from transformers import AutoModel, AutoTokenizer
 
 from terakoya import evaluate
@@ -33,11 +33,6 @@ from terakoya_quality.finetuning.scores import write_scores
 JSTS = ("mteb/JSTS", "5bac629e25799df4c9c80a6a5db983d6cba9e77d")
 REVIEWS = ("mteb/AmazonReviewsClassification", "6b5d328eaae8ef408dd7d775040245cf86f92e9d")
 """Names and revisions that mteb asks for. The examples in these tests are other ones."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("embedding") / "model")
 
 
 def result(kind: str, **sets: float) -> dict[str, Any]:

@@ -15,7 +15,6 @@ VOCABULARY = Vocabulary(size=30522, pad=0, unk=1, cls=2, sep=3, mask=4, special=
 BASE = Electra(
     embedding_size=768, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072
 )
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 HEADS = {
     Bert: {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"},
     Electra: {"masked": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining", "body": "ElectraModel"},

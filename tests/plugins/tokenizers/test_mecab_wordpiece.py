@@ -155,14 +155,6 @@ def test_dakuten_are_kept(trained: Path) -> None:
     assert {"が", "ば", "ぱ", "プ"} <= {line.removeprefix("##")[0] for line in lines}
 
 
-def test_same_files_for_any_number_of_processes(tmp_path: Path) -> None:
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", [f"{text}第{number}回" for number in range(60) for text in TEXTS])
-    for processes in (1, 2):
-        MecabWordPiece(vocab_size=310).train(corpus, tmp_path / str(processes), processes=processes)
-    for file in (tmp_path / "1").iterdir():
-        assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
-
-
 def test_training_reports_and_leaves_no_other_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[tuple[int, int]] = []
     corpus = write_jsonl(tmp_path / "corpus.jsonl", TEXTS)
