@@ -163,7 +163,7 @@ def test_parts_of_the_local_engine_are_used(folder: Path, monkeypatch: pytest.Mo
     def notes(totals: object, *_: object, **__: object) -> None:
         seen.extend(file.stat().st_mtime_ns == at for file, at in kept.items())
 
-    monkeypatch.setattr("terakoya.preparation.job._check_rejects", notes)
+    monkeypatch.setattr("terakoya.preparation.job.PrepareJob._check_rejects", notes)
     prepare_with_datatrove(job)
     assert len(seen) > 15 and all(seen), "finished parts were made again"
     monkeypatch.undo()
