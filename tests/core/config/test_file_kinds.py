@@ -90,7 +90,7 @@ def test_yaml_of_another_trainer_and_of_ones_own(tmp_path: Path) -> None:
         ("", ": is empty; expected a JSON object"),
         (" \n", ": is empty; expected a JSON object"),
         ("[1, 2]", ": expected a JSON object, got [1, 2]"),
-        ('{"seed": NaN}', ": expected a number, got NaN"),
+        ('{"seed": NaN}', ":1:10: expected a number, got NaN"),
     ],
 )
 def test_what_is_not_json_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
