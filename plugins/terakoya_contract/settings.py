@@ -123,7 +123,7 @@ REQUIRED_METHODS = {
     "tokenizers": ("train", "from_folder", "encoder", "fingerprint"),
     "word_finders": ("build", "fingerprint"),
     "architectures": ("config", "build", "hidden", "blocks"),
-    "objectives": ("row_layout", "terms", "collate", "build", "exports"),
+    "objectives": ("row_layout", "terms", "collate", "build"),
     "optimizers": ("build",),
     "schedules": ("factor",),
     "exporters": ("export",),

@@ -62,21 +62,20 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     if options.clean is not None and not options.conversations:  # wrong steps are found before files are read
         read_cleaning(options.clean)
     words = None if options.words is None else find_word_finder(options.words)
-    tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
-    records = _choose_records(options, tokenizer)
     corpus = Corpus(
         find_files(options.sources),
         field=options.field,
         documents=options.documents,
         max_document_bytes=options.max_document_bytes,
-        records=records,
         encoding=options.encoding,
         max_rejects=options.max_rejects,
     )
     if not options.held_out:  # the other side of the same files, of which the store for training has told
         warn_of_one_document(corpus)
+    tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
+    records = _choose_records(options, tokenizer)
     corpus = clean_corpus(
-        corpus,
+        corpus if records is None else replace(corpus, records=records),
         options.clean,
         options.clean_folder,
         out=options.out,
