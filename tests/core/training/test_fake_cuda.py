@@ -171,7 +171,7 @@ def test_every_road_to_a_gpu_waits_at_known_places_alone(worker: tuple[dict[str,
     assert waits.pop("evaluate pseudo-perplexity") == {"masked.evaluate": 1}
     for road in ("evaluate tasks", "finetune"):
         assert waits[road].pop("search.<dictcomp>") > 10
-        assert waits.pop(road) == {"loop.train": 1, "loop.predict": 3}
+        assert waits.pop(road) == {"loop.train": 1, "loop.compute": 3}
     assert "predictions.fill_mask" in waits.pop("try masked") and "generation._generate" in waits.pop("try causal")
     assert waits == {"doctor": {}}
 
