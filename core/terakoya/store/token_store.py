@@ -76,11 +76,18 @@ class Counts:
             self.tokens + other.tokens,
             self.sequences + other.sequences,
             self.documents + other.documents,
-            Counter(self.rejected) + Counter(other.rejected),
-            Counter(self.literals) + Counter(other.literals),
-            Counter(self.notes) + Counter(other.notes),
+            _sum(self.rejected, other.rejected),
+            _sum(self.literals, other.literals),
+            _sum(self.notes, other.notes),
             self.known & other.known if other.tokens else self.known,
         )
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> Counter[str]:
+    """Returns the sums, those of 0 too, which + leaves out."""
+    total = Counter(one)
+    total.update(other)
+    return total
 
 
 class StoreFacts(BaseModel):
