@@ -14,11 +14,11 @@ import terakoya
 CORE = Path(terakoya.__file__).parent
 SOURCES = {file: file.read_text(encoding="utf-8") for file in CORE.rglob("*.py")}
 
-LINES = 48_200
+LINES = 48_000
 LONG_SIGNATURES = 3
 """Functions with 8 parameters or more: the interface that Transformers has for attention."""
 FILES_THAT_NAME = {
-    "phases": (r"phase", 21),
+    "phases": (r"phase", 23),
     "addresses": (
         r"mirror|object.store|(?<!trust.)remote(?!.code)|an address|addresses such|address of a (run|copy|store)|"
         r"(and|or) addresses",

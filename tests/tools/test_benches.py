@@ -22,8 +22,9 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterl
 
 import terakoya
 from terakoya.corpus.corpus import Corpus
-from terakoya.store import remote_blocks, remote_store
+from terakoya.store.token_store import open_store
 from terakoya_contract import toy as contract_toy
+from terakoya_places import cached_store, fetched_blocks
 from terakoya_plugins.tokenizers.byte_bpe import ByteBpe
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 from terakoya_tokenizer import mecab, word_cache
@@ -265,14 +266,14 @@ def test_steps_do_not_wait_for_a_store_far_away(tmp_path: Path, monkeypatch: pyt
     in which most rows find nothing: each step fetches again."""
     bench = load_tool("bench/object_store")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote_store, "LEAST_BLOCKS", 1)
-    monkeypatch.setattr(remote_blocks, "REQUEST_BLOCKS", 1)
+    monkeypatch.setattr(cached_store, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(fetched_blocks, "REQUEST_BLOCKS", 1)
     fsspec.register_implementation("far", bench.FarFileSystem, clobber=True)
     monkeypatch.setattr(bench.FarFileSystem, "requests", 0)
     store = bench.make_store(tmp_path / "store", 3_000_000)
     size = sum(facts.size for facts in store.facts.files.values())
-    monkeypatch.setenv(remote_store.LIMIT_VARIABLE, str(size / 4 / 1e9))
-    opened = remote_store.open_store(Path(f"far:/{tmp_path}/store"))
-    assert isinstance(opened, remote_store.RemoteStore) and opened.budget_bytes is not None
+    monkeypatch.setenv(cached_store.LIMIT_VARIABLE, str(size / 4 / 1e9))
+    opened = open_store(Path(f"far:/{tmp_path}/store"))
+    assert isinstance(opened, cached_store.RemoteStore) and opened.budget_bytes is not None
     share, _ = bench.waits(opened, steps=10, step_seconds=0.3, rows=12)
     assert bench.FarFileSystem.requests > 10 * 8 and share <= 0.03

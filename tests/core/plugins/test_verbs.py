@@ -76,7 +76,7 @@ def test_a_plugin_has_a_verb(
         monkeypatch.setenv(PLUGINS_VARIABLE, greet)
     assert call(capsys, *before, "greet", "Hanako", "--loud") == (0, "HANAKO\n", "")
     code, out, _ = call(capsys, *before, "--help")
-    assert code == 0 and "  greet       Greet somebody\n  fork " in out
+    assert code == 0 and "  greet       Greet somebody\n  status " in out
     assert "Example:\n    terakoya --plugin greet.py greet Hanako" in call(capsys, *before, "greet", "-h")[1]
     code, _, err = call(capsys, *before, "--without", "greet", "greet", "Hanako")
     assert code == 2 and "greet: no such command" in err and "excluded by --without and might have it: greet" in err
