@@ -59,7 +59,9 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     check_local(options.out, "the new store's folder")
     check_writable(options.out)
     options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
-    if options.clean is not None and not options.conversations:  # wrong steps are found before files are read
+    if options.conversations:  # a missing plugin and wrong steps are found before files are read
+        registry().record_format("conversations")
+    elif options.clean is not None:
         read_cleaning(options.clean)
     words = None if options.words is None else find_word_finder(options.words)
     corpus = Corpus(
