@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,9 +59,8 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     check_local(options.out, "the new store's folder")
     check_writable(options.out)
     options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
-    if options.conversations:  # a missing plugin and wrong steps are found before files are read
-        registry().record_format("conversations")
-    elif options.clean is not None:
+    make_records = _find_record_format(options)
+    if options.clean is not None and make_records is None:  # wrong steps are found before files are read
         read_cleaning(options.clean)
     words = None if options.words is None else find_word_finder(options.words)
     corpus = Corpus(
@@ -75,7 +74,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     if not options.held_out:  # the other side of the same files, of which the store for training has told
         warn_of_one_document(corpus)
     tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
-    records = _choose_records(options, tokenizer)
+    records = None if make_records is None else make_records(options, tokenizer)
     corpus = clean_corpus(
         corpus if records is None else replace(corpus, records=records),
         options.clean,
@@ -107,11 +106,11 @@ def _find_tokenizer(folder: Path) -> Path:
     return snapshot
 
 
-def _choose_records(options: PrepareOptions, tokenizer: Tokenizer) -> RecordFormat | None:
-    """How lines of jsonl are read, None for texts. Raises UserError for a template without conversations, for options
-    that do not go with them, and where no plugin reads them."""
+def _find_record_format(options: PrepareOptions) -> Callable[[PrepareOptions, Tokenizer], RecordFormat] | None:
+    """What makes the format in which lines of jsonl are read, None for texts. Raises UserError for a template without
+    conversations, and where no plugin reads them."""
     if options.conversations:
-        return registry().record_format("conversations")(options, tokenizer)
+        return registry().record_format("conversations")
     if options.template is not None:
         raise UserError(f"--template {options.template}: is for conversations; add --conversations, or leave it out")
     return None

@@ -21,6 +21,7 @@ class FastBpe(FastEncoder):
 
     name = "fastokens"
     without = "pip uninstall fastokens"
+    _fast: Any
 
     @classmethod
     def of(cls, backend: Any, *, split: bool) -> Self | None:
@@ -37,8 +38,6 @@ class FastBpe(FastEncoder):
             encoder._fast = fastokens.Tokenizer.from_json_str(backend.to_str())
             encoder.rows(["a"])
         return encoder
-
-    _fast: Any
 
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
         """See `FastEncoder`."""

@@ -78,7 +78,9 @@ class FastUnigram(FastEncoder):
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
         """See `FastEncoder`. Lines with added tokens are left to `tokenizers`."""
         others = [number for number, line in enumerate(lines) if self._added.search(line)]
-        own = [line for line in lines] if not others else ["" if self._added.search(line) else line for line in lines]
+        own = list(lines)
+        for number in others:
+            own[number] = ""
         for replace in self._replace:
             own = [replace(line) for line in own]
         text, sizes = _characters(own)
