@@ -204,6 +204,13 @@ def test_every_run_ends_with_a_tenth_of_its_rate_at_most(recipe: choosing.Recipe
         assert parameters.schedule.factor(end) <= 0.1
 
 
+def test_a_preset_whose_rate_ends_high_ends_low() -> None:
+    raw = read_settings(presets_folder() / "gpt2_125m.json")
+    raw["schedule"]["min_lr"] = raw["optimizer"]["learning_rate"] / 2
+    run = next(choosing._runs(raw, trained=1e8, machine=Machine(find_device("h200"), 8, "bf16")))
+    assert run["schedule"]["min_lr"] == run["optimizer"]["learning_rate"] / 10
+
+
 @pytest.mark.parametrize(
     ("steps", "validation", "checkpoint"),
     [(10, 10, 10), (60, 25, 25), (400, 25, 40), (1000, 50, 100), (100_000, 5000, 10_000)],
