@@ -90,7 +90,7 @@ def time_steps(
     micro_steps = trainer.plan.phase_at(trainer.run.step).rank_batch.micro_steps
     began = timed.wait()
     try:
-        with Prefetcher(trainer.read_step, trainer.run.step, ahead=2) as prefetcher:
+        with Prefetcher(trainer.micro_steps.read_step, trainer.run.step, ahead=2) as prefetcher:
             while trainer.context.broadcast(
                 len(wholes) < min(LEAST_STEPS, most) or (timed.wait() - began < seconds and len(wholes) < most)
             ):

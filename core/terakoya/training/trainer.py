@@ -9,21 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from terakoya.components.run import StepReport
 from terakoya.plugins import PluginError, registry
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
-from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.batches import BatchMaker, StepBatches, to_device
+from terakoya.training.batches import BatchMaker, StepBatches
 from terakoya.training.checkpoint import event_tensors
-from terakoya.training.device_copies import CopyAhead
-from terakoya.training.distributed.signals import Outlook, StopRequest
-from terakoya.training.engines.compared_examples import compare_examples
+from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.engines.engine import Engine
-from terakoya.training.loss import Meter, weighted_loss
+from terakoya.training.loss import Meter
+from terakoya.training.micro_steps import MicroSteps
 from terakoya.training.model.compilation import run_uncompiled
 from terakoya.training.model.rotary import set_rotary_base
 from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
@@ -33,12 +28,10 @@ from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
 from terakoya.training.step_log import StepLog
 from terakoya.training.step_sync import StepSync, StepVote
+from terakoya.training.stopping import Stopping
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate_all
 from terakoya.training.watches import StepTimer, find_watch
-
-DROPOUT = "dropout"
-"""Distinguishes the random keys of dropout from all others."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,6 @@ class Trainer:
     Attributes:
         facts: values for the manifests of checkpoints and for the run log.
         shapes: the shape of each tensor of the whole model that checkpoints hold, by its name.
-        read_step: the micro-batches of a step, copied to the device ahead of it.
         meter: losses since the last logged step.
         listeners: the event plugins with settings, by name; `events` calls them, too.
         save_due: whether an event has requested a checkpoint of the step under way.
@@ -70,7 +62,6 @@ class Trainer:
         phase: the phase of the last step; of the first one before it.
         architecture: with the rotary positions that the module has now.
         throughputs: by phase.
-        finished: whether the run log says that the run has finished.
     """
 
     def __init__(
@@ -94,18 +85,17 @@ class Trainer:
         self.save_due = False
         self.facts = facts
         self.shapes = shapes
-        self.read_step = CopyAhead(batches, run.device, flash=batches.flash, compiled=batches.compiled)
         self.parameters, self.context = run.parameters, run.context
         self.phase = self.plan.phases[0]
         self.architecture = run.architecture
         self.throughputs = throughputs
-        self.terms = run.objective.terms()
-        self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
+        terms = run.objective.terms()
+        self.meter = Meter(terms, run.device, run.objective.derive_metrics)
         self.health = StepHealth(run, self.meter, engine.scaler, batches)
         self.saver = Saver(run, engine)
         self.last_checkpoint: Path | None = None
         self.skipped = SkippedSteps(run, batches)
-        count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
+        count_names = sorted({"tokens", *(term.count for term in terms.values())})
         self.step_sync = StepSync(run, count_names, self.saver)
         self.next_vote: StepVote | None = None
         self.step_log = StepLog(run, self.meter, self.health, throughputs[0], batches)
@@ -113,8 +103,9 @@ class Trainer:
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work=lambda: clock.done)
         self.profile = find_watch("profile", run, batches, StepTimer)
+        self.micro_steps = MicroSteps(run, engine, batches, clock, self.profile)
+        self.stopping = Stopping(run, self.step_log, self.saver)
         self.save_seconds = self.last_learning_rate = 0.0
-        self.finished = False
         self.begin_phase(self.phase, tokens=0)
 
     # ------------------------------------------------------------------------------------------------- the loop
@@ -143,17 +134,17 @@ class Trainer:
         with self.saver:
             if self.health.spikes.goes_back and run.step == 0 and self.saver.saved_step < 0:
                 self._save()  # where a spike in the first steps goes back to
-            stop.outlook, stop.say = self._outlook, self.run_log.print
+            stop.outlook, stop.say = self.stopping.outlook, self.run_log.print
             stop.listen()
             last_step = run.length.steps if run.length.unit == "steps" else None
-            with Prefetcher(self.read_step, run.step, last_step=last_step) as prefetcher:
+            with Prefetcher(self.micro_steps.read_step, run.step, last_step=last_step) as prefetcher:
 
                 def begin_vote(finished_steps: int) -> StepVote:
                     self.profile.begin(finished_steps + 1)
                     with self.profile.part("data"):
                         batches = self.clock.measure(partial(next, prefetcher))
                     losses = self.health.losses(finished_steps)
-                    return self.step_sync.begin(batches, stop.signal or self._time_limit_reached(), losses)
+                    return self.step_sync.begin(batches, stop.signal or self.stopping.time_limit(), losses)
 
                 self.step_log.begin()
                 while not run.finished:
@@ -186,13 +177,13 @@ class Trainer:
             self._save_last()
         if not stop_reason:
             self._judge(self._pending_losses())
-            stop.leave_after_the_end(self._say_end)
+            stop.leave_after_the_end(self.stopping.say_end)
             if not run.validation_losses or run.validation_losses[-1][0] != run.step:
                 self._validate()
         self.step_sync.raise_plugin_error()
         reason = stop_reason or run.ended_by
         self.run_log.write("stopped" if stop_reason else "finished", step=run.step, reason=reason)
-        self.finished = not stop_reason
+        self.stopping.finished = not stop_reason
         if stop_reason:
             self.run_log.print(
                 f"stopped by {stop_reason} at step {run.step:,}, which is saved; the same command continues the run"
@@ -215,23 +206,8 @@ class Trainer:
                     self.run_log.print(self.phase.describe())
 
         self.clock.begin()
-        # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
-        micro_steps = range(len(batches.real) - self.phase.rank_batch.micro_steps, len(batches.real))
-        compared: dict[int, dict[str, Tensor]] = {}
-        if run.objective.compares_examples:
-            loads = {each: partial(self._begin_micro_step, batches, each) for each in micro_steps}
-            compared = compare_examples(self.engine, self.context, run.objective, loads)
-        for micro_step in micro_steps:
-            is_real = micro_step >= 0
-            loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
-            with self.profile.part("data"):
-                tensors = self._begin_micro_step(batches, micro_step) | compared.get(micro_step, {})
-            last = micro_step == len(batches.real) - 1
-            until_loss = self.clock.until_loss(loss_fn) if last else loss_fn
-            with self.profile.forward_and_backward(until_loss) as timed:
-                sums = self.engine.micro_step(tensors, timed, last=last)
-            if is_real:
-                self.health.step_meter.add_sums(sums)
+        for sums in self.micro_steps.take(batches, counts, self.phase.rank_batch.micro_steps):
+            self.health.step_meter.add_sums(sums)
 
         # Begin the vote on the next step now: ranks have just met to reduce gradients, and their votes travel while
         # weights are updated, so that no rank waits for the slowest one between two steps.
@@ -251,17 +227,6 @@ class Trainer:
         run.consumed_tokens += counts["tokens"]
         return self.step_log.finish(counts["tokens"], learning_rate)
 
-    def _begin_micro_step(self, batches: StepBatches, micro_step: int) -> dict[str, Tensor]:
-        """Seeds dropout for a micro-step and returns its tensors on the device; those of the dummy below 0."""
-        # a seed for each step, micro-step and process or replica: no generator's state is saved
-        seed = torch_seed(self.parameters.seed, DROPOUT, self.run.step, micro_step, self.engine.dropout_rank)
-        seed_dropout(self.run.device, seed)
-        if 0 <= micro_step < len(batches.copies):
-            return batches.copies[micro_step].take()
-        batch = batches.real[micro_step] if micro_step >= 0 else batches.dummy
-        assert batch is not None
-        return to_device(batch, self.run.device, flash=self.batches.flash, compiled=self.batches.compiled)
-
     @property
     def plan(self) -> RunPlan:
         return self.batches.plan
@@ -277,14 +242,12 @@ class Trainer:
         self.step_log.throughput = self.throughputs[phase.number - 1]
         if self.architecture != phase.parameters.architecture:
             self.architecture = phase.parameters.architecture
-            with torch.device("meta"):
-                wanted = run.objective.build(self.architecture, run.vocabulary)
-            set_rotary_base(run.module, wanted)
+            set_rotary_base(run.module, lambda: run.objective.build(self.architecture, run.vocabulary))
 
     def one_step(self, batches: StepBatches | None = None, *, record: bool = False) -> StepReport:
         """Takes the next step alone, for a dry run; with `record` its values are in the report in any case. Its
         micro-batches are read here where `batches` does not bring them."""
-        vote = self.step_sync.begin(batches or self.read_step(self.run.step), None)
+        vote = self.step_sync.begin(batches or self.micro_steps.read_step(self.run.step), None)
         self.step_log.record_next |= record
         return self._step(vote.batches, self.step_sync.wait(vote).counts)
 
@@ -315,28 +278,6 @@ class Trainer:
             remove_checkpoints_since(going.rollback, self.run.folder, self.context)
             going.rollbacks = (*self.skipped.rollbacks, going.rollback)
             raise
-
-    def _time_limit_reached(self) -> str | None:
-        """Returns the reason to stop once the run has taken `max_minutes`."""
-        limit = self.parameters.max_minutes
-        reached = limit is not None and time.perf_counter() - self.run.start_time > 60 * limit
-        return f"max_minutes {limit}" if reached else None
-
-    def _outlook(self) -> Outlook:
-        """Returns what stopping would mean at this moment; for the thread that reacts to signals."""
-        seconds = self.step_log.step_seconds
-        left = seconds - (time.perf_counter() - self.step_log.step_start)
-        if self.context.world_size > 1:
-            left += seconds  # the vote on the next step may be under way
-        is_step = seconds > 0 and left > -seconds  # else a validation, or the first step
-        saved = self.saver.saved_step if self.saver.saved_step >= 0 else None
-        return Outlook(left if is_step else None, self.saver.saving_step(), self.run.step - (saved or 0), saved)
-
-    def _say_end(self, name: str) -> None:
-        """Reports a stop request, called `name`, that ends this process when all steps are saved."""
-        if not self.finished:
-            self.run_log.write("stopped", step=self.run.step, reason=name)
-        self.run_log.print(f"{name}: all {self.run.step:,} steps are saved, and the run ends at once")
 
     def _call_event(self, name: str, *arguments: Any) -> Any:
         """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step. A plugin
@@ -434,13 +375,3 @@ class Trainer:
             paused = round(self.save_seconds, 3)
             self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=paused)
             self._call_event("checkpoint_saved", self.run, saved.folder)
-
-
-def seed_dropout(device: torch.device, seed: int) -> None:
-    """Seeds the generator that dropout on `device` draws from.
-
-    torch.manual_seed would also format the caller's stack for each kind of device that is missing, which takes half a
-    millisecond per step.
-    """
-    generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-    generator.manual_seed(seed)

@@ -161,9 +161,7 @@ def test_the_stages_of_a_pipeline_get_the_positions_of_the_phase(store: Path) ->
         (model,) = top_level_models(stage)
         parameters.architecture.keep_stage_blocks(model, range(index, index + 1))
         stages.add_module(f"stage{index}", stage)
-    with torch.device("meta"):
-        wanted = build_module(parameters.of_phases[1], vocabulary)
-    set_rotary_base(stages, wanted)
+    set_rotary_base(stages, lambda: build_module(parameters.of_phases[1], vocabulary))
     for model in top_level_models(stages):
         frequencies = model.get_buffer("model.rotary_emb.inv_freq")
         assert torch.equal(frequencies, 1.0 / 160_000.0 ** (torch.arange(0, 8, 2) / 8))

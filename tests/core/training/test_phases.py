@@ -215,9 +215,7 @@ def test_the_model_that_trains_has_the_positions_of_the_phase(store: Path, valid
     parameters = Parameters.from_dict(phased(store, validation_store), source="test")
     vocabulary = open_stores(parameters).vocabulary
     module = build_module(parameters, vocabulary)
-    with torch.device("meta"):
-        wanted = build_module(parameters.of_phases[1], vocabulary)
-    set_rotary_base(module, wanted)
+    set_rotary_base(module, lambda: build_module(parameters.of_phases[1], vocabulary))
     (model,) = top_level_models(module)
     with torch.no_grad():
         for weight in model.parameters():

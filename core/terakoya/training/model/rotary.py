@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -12,10 +14,12 @@ FREQUENCIES = "inv_freq"
 """How the names of the buffers end that Transformers computes from the base."""
 
 
-def set_rotary_base(module: nn.Module, wanted: nn.Module) -> None:
-    """Gives the models in `module` the rotary positions of those of `wanted`, which may have no values (device "meta"):
-    the frequencies in place, as compiled code and engines hold them, and the configs that exports write. The stages of
-    a pipeline each have a part of the one model of `wanted`."""
+def set_rotary_base(module: nn.Module, build: Callable[[], nn.Module]) -> None:
+    """Gives the models in `module` the rotary positions of those that `build` makes: the frequencies in place, as
+    compiled code and engines hold them, and the configs that exports write. The stages of a pipeline each have a part
+    of the one model that is built."""
+    with torch.device("meta"):
+        wanted = build()
     ours, theirs = list(top_level_models(module)), list(top_level_models(wanted))
     for number, model in enumerate(ours):
         _set_model(model, theirs[number] if len(theirs) > 1 else theirs[0])
