@@ -14,7 +14,6 @@ from torch import Tensor
 
 from terakoya.components import Batch
 from terakoya.rows.loader import Prefetcher
-from terakoya.training.batches import to_device
 from terakoya.training.trainer import Trainer
 
 LEAST_STEPS, MOST_STEPS = 3, 50
@@ -117,7 +116,7 @@ def _time_evaluation(trainer: Trainer, batch: Batch, timed: _TimedEngine) -> flo
     taken: list[float] = []
     trainer.engine.module.eval()
     for _ in range(2):
-        tensors = to_device(batch, trainer.run.device, flash=trainer.batches.flash, compiled=trainer.batches.compiled)
+        tensors = trainer.batches.to_device(batch, trainer.run.device)
         timed.time(taken, partial(trainer.engine.evaluate, tensors))
     trainer.engine.module.train()
     return min(taken)

@@ -93,6 +93,10 @@ class BatchMaker:
         """Returns a batch of one row with nothing to learn, of the rows that `step` has."""
         return self._collate(self.loader.blank_row(self.plan.rows(step)[0]), step)
 
+    def to_device(self, batch: Batch, device: torch.device) -> dict[str, Tensor]:
+        """Returns the tensors of `batch` on `device`, as `to_device` does for this model."""
+        return to_device(batch, device, flash=self.flash, compiled=self.compiled)
+
     def _collate(self, rows: Rows, step: int) -> Batch:
         """Returns the micro-batch of `rows`, which belong to `step`."""
         phase = self.plan.phase_at(step)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.batches import BatchMaker, StepBatches, to_device
+from terakoya.training.batches import BatchMaker, StepBatches
 from terakoya.training.device_copies import CopyAhead
 from terakoya.training.engines.compared_examples import compare_examples
 from terakoya.training.engines.engine import Engine
@@ -30,26 +30,27 @@ class MicroSteps:
         terms: the terms of the loss, by name.
     """
 
-    def __init__(self, run: Run, engine: Engine, batches: BatchMaker, clock: StepClock, profile: StepTimer) -> None:
-        self.read_step = CopyAhead(batches, run.device, flash=batches.flash, compiled=batches.compiled)
+    def __init__(self, run: Run, batches: BatchMaker, clock: StepClock, profile: StepTimer) -> None:
+        self.read_step = CopyAhead(batches, batches.to_device, run.device)
         self.terms = run.objective.terms()
-        self._run, self._engine, self._batches = run, engine, batches
+        self._run, self._batches = run, batches
         self._clock, self._profile = clock, profile
 
-    def take(self, batches: StepBatches, counts: Mapping[str, int], number: int) -> Iterator[Mapping[str, Tensor]]:
+    def take(
+        self, engine: Engine, batches: StepBatches, counts: Mapping[str, int], number: int
+    ) -> Iterator[Mapping[str, Tensor]]:
         """Adds up the gradients of `number` micro-steps, losses normalised by the global `counts`; yields the sums of
         each micro-batch of `batches`. Dummies come first: the last micro-step may bring the sums of all."""
-        run, engine = self._run, self._engine
         micro_steps = range(len(batches.real) - number, len(batches.real))
         compared: dict[int, dict[str, Tensor]] = {}
-        if run.objective.compares_examples:
-            loads = {each: partial(self._begin, batches, each) for each in micro_steps}
-            compared = compare_examples(engine, run.context, run.objective, loads)
+        if self._run.objective.compares_examples:
+            loads = {each: partial(self._begin, engine, batches, each) for each in micro_steps}
+            compared = compare_examples(engine, self._run.context, self._run.objective, loads)
         for micro_step in micro_steps:
             is_real = micro_step >= 0
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
             with self._profile.part("data"):
-                tensors = self._begin(batches, micro_step) | compared.get(micro_step, {})
+                tensors = self._begin(engine, batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
             until_loss = self._clock.until_loss(loss_fn) if last else loss_fn
             with self._profile.forward_and_backward(until_loss) as timed:
@@ -57,18 +58,16 @@ class MicroSteps:
             if is_real:
                 yield sums
 
-    def _begin(self, batches: StepBatches, micro_step: int) -> dict[str, Tensor]:
+    def _begin(self, engine: Engine, batches: StepBatches, micro_step: int) -> dict[str, Tensor]:
         """Seeds dropout for a micro-step and returns its tensors on the device; those of the dummy below 0."""
         run = self._run
         # a seed for each step, micro-step and process or replica: no generator's state is saved
-        seed_dropout(
-            run.device, torch_seed(run.parameters.seed, DROPOUT, run.step, micro_step, self._engine.dropout_rank)
-        )
+        seed_dropout(run.device, torch_seed(run.parameters.seed, DROPOUT, run.step, micro_step, engine.dropout_rank))
         if 0 <= micro_step < len(batches.copies):
             return batches.copies[micro_step].take()
         batch = batches.real[micro_step] if micro_step >= 0 else batches.dummy
         assert batch is not None
-        return to_device(batch, run.device, flash=self._batches.flash, compiled=self._batches.compiled)
+        return self._batches.to_device(batch, run.device)
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:

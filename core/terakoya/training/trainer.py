@@ -103,7 +103,7 @@ class Trainer:
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work=lambda: clock.done)
         self.profile = find_watch("profile", run, batches, StepTimer)
-        self.micro_steps = MicroSteps(run, engine, batches, clock, self.profile)
+        self.micro_steps = MicroSteps(run, batches, clock, self.profile)
         self.stopping = Stopping(run, self.step_log, self.saver)
         self.save_seconds = self.last_learning_rate = 0.0
         self.begin_phase(self.phase, tokens=0)
@@ -206,7 +206,7 @@ class Trainer:
                     self.run_log.print(self.phase.describe())
 
         self.clock.begin()
-        for sums in self.micro_steps.take(batches, counts, self.phase.rank_batch.micro_steps):
+        for sums in self.micro_steps.take(self.engine, batches, counts, self.phase.rank_batch.micro_steps):
             self.health.step_meter.add_sums(sums)
 
         # Begin the vote on the next step now: ranks have just met to reduce gradients, and their votes travel while

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from terakoya.components import Batch
 from terakoya.rows.loader import AHEAD
 from terakoya.training import device_copies
-from terakoya.training.batches import StepBatches
+from terakoya.training.batches import StepBatches, to_device
 from terakoya.training.device_copies import CopyAhead
 
 GPU = torch.device("cuda", 1)
@@ -90,8 +91,11 @@ def batches(count: int, size: int = 4) -> StepBatches:
     return StepBatches(real, None)
 
 
+plain = partial(to_device, flash=False)
+
+
 def test_copies_run_on_their_own_stream_and_the_step_waits_for_them_there(machine: Machine) -> None:
-    step = CopyAhead(lambda _: batches(1), GPU, flash=False, compiled=False)(0)
+    step = CopyAhead(lambda _: batches(1), plain, GPU)(0)
     copying = ["pin", "copy", "pin", "copy", "event"]
     assert machine.done == ["main: device 1", *(f"side: {each}" for each in copying)]
     machine.done.clear()
@@ -103,11 +107,11 @@ def test_copies_run_on_their_own_stream_and_the_step_waits_for_them_there(machin
 
 def test_what_is_ahead_has_a_bound(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_copies, "MOST_BYTES", AHEAD * 3 * 64)  # a batch has 2 arrays of 4 x 8 bytes
-    steps = CopyAhead(lambda count: batches(count), GPU, flash=False, compiled=False)
+    steps = CopyAhead(lambda count: batches(count), plain, GPU)
     assert [len(steps(count).copies) for count in (0, 2, 3, 4, 9)] == [0, 2, 3, 3, 3]
     assert [int(copy.take()["ids"][0]) for copy in steps(4).copies] == [0, 1, 2]
 
 
 def test_a_cpu_has_nothing_to_copy() -> None:
     made = batches(2)
-    assert CopyAhead(lambda _: made, torch.device("cpu"), flash=False, compiled=False)(0) is made
+    assert CopyAhead(lambda _: made, plain, torch.device("cpu"))(0) is made

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from terakoya.components import Batch, Objective
-from terakoya.training.batches import BatchMaker, to_device
+from terakoya.training.batches import BatchMaker
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
@@ -47,7 +47,7 @@ def find_graph_obstacle(engine: DDPEngine, batches: BatchMaker, objective: Objec
         if validates:
             engine.module.eval()
             for _ in range(TIMES):
-                engine.evaluate(to_device(batch, device, flash=batches.flash, compiled=True))
+                engine.evaluate(batches.to_device(batch, device))
         trained = sum(weight.numel() for weight in engine.trainable)
         torch.empty(UPDATE_BYTES * trained, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:
@@ -64,5 +64,5 @@ def _pass(engine: DDPEngine, batches: BatchMaker, objective: Objective, batch: B
     """Runs forward and backward over `batch`, with gradients of zero."""
     terms = objective.terms()
     loss_of_zero = partial(weighted_loss, terms=terms, counts={term.count: 0 for term in terms.values()})
-    tensors = to_device(batch, engine.context.device, flash=batches.flash, compiled=batches.compiled)
+    tensors = batches.to_device(batch, engine.context.device)
     engine.micro_step(tensors, loss_of_zero, last=True)
