@@ -25,7 +25,7 @@ IMPORTED = (
     "rich.console",
     "rich.table",
     "rich._emoji_codes",
-    "terakoya.config.language_pretraining_json",
+    "terakoya_language_pretraining.entries",
     "terakoya_launch.plan",
     "terakoya.plugins.create",
     "terakoya.estimation.dry_run",

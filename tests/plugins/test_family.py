@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture, Objective
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
+from terakoya_language_pretraining.entries import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import build_models, export
 from terakoya.errors import UserError

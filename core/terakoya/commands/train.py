@@ -83,7 +83,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
 
     announce(f"terakoya train: reads {options.parameters}, loads PyTorch and Transformers ...")
     from terakoya.atomic_files import check_writable
-    from terakoya.config.language_pretraining_json import ChosenEntry, read_parameters
+    from terakoya_language_pretraining.entries import ChosenEntry, read_parameters
     from terakoya.process_pool import end_with_launcher
     from terakoya.training.distributed import signals
 

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
-from terakoya.config.language_pretraining_json import ChosenEntry, read_parameters
+from terakoya_language_pretraining.entries import ChosenEntry, read_parameters
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters, preset_names, presets_folder, read_preset
 from terakoya.errors import UserError

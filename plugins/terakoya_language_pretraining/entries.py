@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from terakoya.config.language_pretraining_start import SIZES, StartFolders, read_start_folders
+from terakoya_language_pretraining.start_folders import SIZES, StartFolders, read_start_folders
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import LANGUAGE_PRETRAINING, presets_folder
 from terakoya.errors import UserError, nearest

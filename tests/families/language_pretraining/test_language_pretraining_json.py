@@ -10,7 +10,7 @@ import pytest
 
 from terakoya.components import Progress
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
+from terakoya_language_pretraining.entries import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 

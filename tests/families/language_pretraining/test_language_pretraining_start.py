@@ -19,7 +19,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from terakoya.config.language_pretraining_json import ChosenEntry, read_language_pretraining_json
+from terakoya_language_pretraining.entries import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.setup import train_in_this_process
