@@ -31,11 +31,18 @@ COMING_FROM = [page for page in DOCS if page.startswith("docs/coming-from/") and
 
 ORIGINAL_FLAGS = {
     "train_tokenizer.py": [
-        "--input_file", "--model_dir", "--intermediate_dir", "--num_files", "--mecab_dic_type", "--tokenizer_type",
+        "--input_file", "--model_dir", "--intermediate_dir", "--num_files", "--word_tokenizer", "--mecab_dic",
+        "--mecab_dic_type", "--tokenizer_type",
         "--vocab_size", "--min_frequency", "--limit_alphabet", "--num_unused_tokens",
     ],
+    "create_datasets.py": [
+        "--input_file", "--tokenizer_name_or_path", "--word_tokenizer_type", "--subword_tokenizer_type", "--mecab_dic",
+        "--load_from_hub", "--input_corpus", "--max_length", "--mask_style",
+    ],
     "run_pretraining.py": [
-        "--input_file", "--tokenizer_dir", "--model_dir", "--parameter_file", "--model_type", "--fp16_type",
+        "--input_file", "--dataset_dir", "--tokenizer_dir", "--tokenizer_name_or_path", "--word_tokenizer_type",
+        "--subword_tokenizer_type", "--mecab_dic", "--use_deepspeed",
+        "--model_dir", "--parameter_file", "--model_type", "--fp16_type",
         "--tokenizer_type", "--mecab_dic_type", "--do_whole_word_mask", "--do_continue", "--disable_overwrite_cache",
         "--nproc_per_node", "--nnodes", "--node_rank", "--local_rank", "--master_addr", "--master_port",
         "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES",

@@ -13,11 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from terakoya_language_pretraining.start_folders import SIZES, StartFolders, read_start_folders
-from terakoya.config.parameters import Parameters
-from terakoya.config.presets import LANGUAGE_PRETRAINING, presets_folder
 from terakoya.errors import UserError, nearest
 from terakoya.json_settings import explain, read_settings, short_json
+from terakoya_language_pretraining.start_folders import SIZES, StartFolders, read_start_folders
 
 
 def _hyphenate(name: str) -> str:
@@ -58,6 +56,7 @@ class LanguagePretrainingEntry(BaseModel):
     """
 
 
+SHIPPED = Path(__file__).with_name("parameter.json")
 RENAMED = {"debertav2": "deberta_v2"}
 """Families with another name in the file."""
 ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
@@ -69,53 +68,31 @@ class ChosenEntry:
 
     Attributes:
         model_type: the entry's name, whose first word is the family: `bert-base-dist` is a `bert`, `debertav2-base` a
-            `deberta_v2`. None chooses none.
+            `deberta_v2`.
         stores, validation: the token stores to train on, and the held-out ones.
         whole_word_mask, fp16_type: the original's `--do_whole_word_mask` and `--fp16_type`.
         processes_per_node: matters with `accumulation-steps` above 1: the micro-batch of a process is then its share of
             the entry's `batch-size`.
     """
 
-    model_type: str | None = None
-    stores: Sequence[Path] = ()
+    model_type: str
+    stores: Sequence[Path]
     validation: Sequence[Path] = ()
     whole_word_mask: bool = False
     fp16_type: int | None = None
     processes_per_node: int = 1
 
 
-def read_parameters(
-    file: Path, overrides: Sequence[str] = (), *, nodes: int | None = None, chosen: ChosenEntry = ChosenEntry()
-) -> Parameters:
-    """Returns the parameters in `file`, which may be the name of a preset; or the `chosen` entry of a parameter.json of
-    language-pretraining, by default of the one that comes with terakoya. `nodes` is that of `Parameters.from_dict`.
-
-    Raises:
-        UserError: see `Parameters.load` and `read_language_pretraining_json`; options of the other format.
-    """
-    if chosen.model_type is None:
-        if chosen.stores or chosen.validation or chosen.whole_word_mask or chosen.fp16_type is not None:
-            raise UserError(
-                "--data, --validation, --do_whole_word_mask and --fp16_type are options of --model-type; "
-                "without it the parameter file sets them"
-            )
-        return Parameters.load(file, overrides, nodes=nodes)
-    if str(file) == f"{LANGUAGE_PRETRAINING}.json" and not file.exists():
-        file = presets_folder() / file
-    if not chosen.stores:
-        raise UserError("--model-type: a language-pretraining parameter.json names no data; add --data STORE")
-    raw = read_language_pretraining_json(file, chosen)
-    return Parameters.from_dict(raw, source=str(file), overrides=overrides, nodes=nodes)
-
-
-def read_language_pretraining_json(path: Path, chosen: ChosenEntry) -> dict[str, Any]:
-    """The `chosen` entry of the file `path`, as the JSON that `Parameters.from_dict` reads.
+def read_entry(path: Path, chosen: ChosenEntry) -> dict[str, Any]:
+    """The `chosen` entry of the file `path`, as the JSON that `Parameters.from_dict` reads. Where there is no
+    parameter.json, the one that comes with this family is read.
 
     Raises:
         UserError: there is no such entry; keys are missing, unknown, wrong or not supported (all are listed).
     """
+    if str(path) == SHIPPED.name and not path.exists():
+        path = SHIPPED
     entries, model_type = read_settings(path), chosen.model_type
-    assert model_type is not None
     if model_type not in entries:
         raise UserError(f"{path.name}: --model-type {model_type}: no such entry{nearest(model_type, entries)}")
     raw = entries[model_type]

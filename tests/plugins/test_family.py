@@ -1,11 +1,8 @@
-"""The encoder families and T5: published sizes, Transformers' losses, documents kept apart; and every entry of
-retarfi/language-pretraining's parameter.json, from training to plain Transformers."""
+"""The encoder families and T5: published sizes, Transformers' losses, documents kept apart."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +11,22 @@ import pytest
 import torch
 import toy
 import transformers
+from loaded_exports import loads
 from selection import at_night
-from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, Objective
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya_language_pretraining.entries import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
-from terakoya.conversion.export import build_models, export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.rows.row_source import RowSource
-from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import train_in_this_process
 from terakoya_contract.toy import VOCABULARY
 from terakoya_contract.toy import make_store as contract_store
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
-ENTRIES = PRESETS / "parameter.json"
 
 # ----------------------------------------------------------------------------------------------- published sizes
 
@@ -80,102 +73,6 @@ def test_deberta_v3s_generator_is_half_as_deep_and_as_wide() -> None:
     objective: Any = parameters.objective
     half = parameters.architecture.model_copy(update={"num_hidden_layers": 6})
     assert objective.generator == half and objective.sharing == "disentangled"
-
-
-# ---------------------------------------------------------------- the entries of retarfi/language-pretraining
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_store(tmp_path_factory.mktemp("family") / "store", documents=20, seed=1, unit="line")
-
-
-@pytest.mark.parametrize(
-    "name",
-    at_night(
-        json.loads(ENTRIES.read_text()),
-        always=("bert-base-dist", "electra-small-additional"),
-    ),
-)
-def test_an_entry_trains_resumes_is_exported_and_loads(
-    name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The entry with every width divided by 16 and two layers, or with a start from such a model of its own depth."""
-    monkeypatch.chdir(tmp_path)
-    entry = json.loads(ENTRIES.read_text())[name]
-    published = save_published(entry)
-    for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
-        if key in entry:
-            entry[key] //= 16
-    if not published:
-        entry |= {"number-of-layers": 2, "sequence-length": 32}
-    entry |= {
-        "warmup-steps": 1, "learning-rate": 1e-3,
-        "batch-size": dict.fromkeys(entry["batch-size"], 6) if len(entry["batch-size"]) == 1 else {"-1": 6},
-    }  # fmt: skip
-    file = tmp_path / "parameter.json"
-    for steps in (2, 4):
-        file.write_text(json.dumps({name: {**entry, "train-steps": steps}}))
-        raw = {**read_language_pretraining_json(file, ChosenEntry(name, [store])), "trackers": [], "logging_steps": 1}
-        train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
-    course = toy.losses(tmp_path / "run")
-    assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}
-    loaded = loads(tmp_path / "run", tmp_path / "model")
-    assert published.keys() == (loaded.keys() if name.endswith("-additional") else set())
-    for role, before in published.items():
-        after, frozen = dict(loaded[role].named_parameters()), is_frozen(entry["flozen-layers"])
-        assert all(torch.equal(after[key], value) for key, value in before.named_parameters() if frozen(key))
-        moved = [key for key, value in before.named_parameters() if not torch.equal(after[key], value)]
-        assert moved and not any(map(frozen, moved))
-        lowest = max(entry["flozen-layers"], 0)
-        assert any(f".layer.{lowest}." in key for key in moved), "the layers above are trained"
-        assert any("embeddings" in key for key in moved) == (entry["flozen-layers"] < 0)
-
-
-def is_frozen(layers: int) -> Callable[[str], bool]:
-    """Returns whether the weight of a name is frozen: embeddings and the lowest `layers`; -1: none."""
-    lowest = tuple(f".encoder.layer.{number}." for number in range(layers))
-    return lambda name: layers >= 0 and (".embeddings" in name or any(each in name for each in lowest))
-
-
-def save_published(entry: dict[str, Any]) -> dict[str, PreTrainedModel]:
-    """Saves small models, by role, under the names from which `entry` continues."""
-    shape = {
-        "num_hidden_layers": 12, "hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 4,
-        "max_position_embeddings": 32, "vocab_size": 200, "pad_token_id": 0,
-    }  # fmt: skip
-    small = {**shape, "hidden_size": 4, "intermediate_size": 16, "num_attention_heads": 1, "embedding_size": 8}
-    torch.manual_seed(0)
-    models: dict[str, PreTrainedModel] = {}
-    if "pretrained_model_name_or_path" in entry:
-        models[""] = transformers.BertForPreTraining(transformers.BertConfig(**shape))
-        models[""].save_pretrained(entry["pretrained_model_name_or_path"])
-    if "pretrained_generator_model_name_or_path" in entry:
-        config = transformers.ElectraConfig(**{**shape, "embedding_size": 8})
-        generator = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**small))
-        discriminator = transformers.ElectraForPreTraining(config)
-        discriminator.electra.embeddings.load_state_dict(generator.electra.embeddings.state_dict())
-        for role, model in (("generator", generator), ("discriminator", discriminator)):
-            model.save_pretrained(entry[f"pretrained_{role}_model_name_or_path"])
-            models[role] = model
-    return models
-
-
-def loads(run: Path, out: Path) -> dict[str, torch.nn.Module]:
-    """Exports `run`; each model that plain Transformers loads has the logits of the trained model."""
-    done = export(run, out)
-    trained = build_models(done.checkpoint, checkpoints.read_manifest(done.checkpoint))
-    ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
-    found = {}
-    for folder, model in done.models.items():
-        loaded = getattr(transformers, model).from_pretrained(done.out / folder, local_files_only=True).eval()
-        attention.release(trained[folder])
-        further = {"decoder_input_ids": ids} if loaded.config.is_encoder_decoder else {}
-        with torch.no_grad():
-            theirs, ours = (each(input_ids=ids, **further)[0] for each in (loaded, trained[folder].eval()))
-        assert (theirs - ours).abs().max() < 1e-5
-        found[folder] = loaded
-    return found
 
 
 # --------------------------------------------------------------------------- losses, and documents that share a row

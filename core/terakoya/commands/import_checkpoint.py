@@ -53,10 +53,12 @@ def command(
     print_line(
         f"{rest[0]}: {done.parameter_count:,} parameters, {done.vocabulary_size:,} pieces{pieces}", soft_wrap=True
     )
-    print_line(Text(f"  from transformers import AutoTokenizer, {done.model_class}"), soft_wrap=True)
-    print_line(Text(f'  model = {done.model_class}.from_pretrained("{done.out}")'), soft_wrap=True)
+    for name, kind in done.models.items():
+        print_line(Text(f"  from transformers import AutoTokenizer, {kind}"), soft_wrap=True)
+        print_line(Text(f'  model = {kind}.from_pretrained("{done.out / name}")'), soft_wrap=True)
+        if done.tokenizer_size is not None:
+            print_line(Text(f'  tokenizer = AutoTokenizer.from_pretrained("{done.out / name}")'), soft_wrap=True)
     if done.tokenizer_size is not None:
-        print_line(Text(f'  tokenizer = AutoTokenizer.from_pretrained("{done.out}")'), soft_wrap=True)
         next_command.after_model(done.out)
     else:
         print_line("  without a tokenizer: --tokenizer DIR adds one", markup=False, soft_wrap=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,18 +38,6 @@ class TrainOptions:
         ),
     ]
     set_: ParametersSet = None
-    model_type: Annotated[
-        str | None, typer.Option(help="An entry of retarfi/language-pretraining's parameter.json.")
-    ] = None
-    data: Annotated[Sequence[Path], typer.Option(help="With --model-type: the store(s) to train on.")] = ()
-    validation: Annotated[Sequence[Path], typer.Option(help="With --model-type: held-out store(s).")] = ()
-    whole_word_mask: Annotated[
-        bool, typer.Option("--do_whole_word_mask", "--do-whole-word-mask", help="With --model-type: mask whole words.")
-    ] = False
-    fp16_type: Annotated[
-        int | None,
-        typer.Option("--fp16_type", "--fp16-type", help="With --model-type: language-pretraining's --fp16_type."),
-    ] = None
     processes: Annotated[
         int | None,
         typer.Option(
@@ -75,6 +63,8 @@ class TrainOptions:
         bool,
         typer.Option("--dry-run", help="Check data, processes, batch size and disk, time a few steps, write nothing."),
     ] = False
+    read: Callable[[Path], Mapping[str, Any]] | None = None
+    """Reads the file of another program as a parameter JSON; no option."""
 
 
 def command(context: typer.Context, options: TrainOptions) -> None:
@@ -83,7 +73,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
 
     announce(f"terakoya train: reads {options.parameters}, loads PyTorch and Transformers ...")
     from terakoya.atomic_files import check_writable
-    from terakoya_language_pretraining.entries import ChosenEntry, read_parameters
+    from terakoya.config.parameters import Parameters
     from terakoya.process_pool import end_with_launcher
     from terakoya.training.distributed import signals
 
@@ -101,13 +91,9 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         folder = place.work_folder(options.work_folder)
         if not options.dry_run:
             check_writable(folder)
-        chosen = ChosenEntry(
-            options.model_type, options.data, options.validation, options.whole_word_mask, options.fp16_type,
-            processes_per_node=options.processes or 1,
-        )  # fmt: skip
         launched = LaunchInfo.from_environment(node_rank=options.node_rank)
         with naming_missing(folder):
-            loaded = read_parameters(options.parameters, options.set_ or (), nodes=options.nodes, chosen=chosen)
+            loaded = Parameters.load(options.parameters, options.set_ or (), nodes=options.nodes, read=options.read)
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
                 if place.is_local:
                     check_start(folder, loaded, frozenset(options.allow_change))

@@ -43,6 +43,10 @@ class Exporter(Component):
 class Importer(Component):
     """The checkpoint format of another program."""
 
+    model_classes: ClassVar[frozenset[str]] = frozenset()
+    """Classes in the `architectures` of a config.json that Transformers does not have and this importer reads: who
+    gives such a folder in the place of a model is told to import it."""
+
     def read(self, source: Path, out: Path) -> None:
-        """Reads the checkpoint at `source` and writes a Transformers folder to `out`."""
+        """Reads the checkpoint at `source` and writes a Transformers folder to `out`, or several below it."""
         raise NotImplementedError

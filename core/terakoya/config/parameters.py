@@ -201,9 +201,10 @@ class Parameters(ParameterFields):
         *,
         nodes: int | Literal["any"] | None = None,
         assumed_nodes: int | None = None,
+        read: Callable[[Path], Mapping[str, Any]] | None = None,
     ) -> Self:
         """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top;
-        `nodes` and `assumed_nodes` are those of `from_dict`.
+        `nodes` and `assumed_nodes` are those of `from_dict`. `read` reads another program's file as such JSON.
 
         Raises:
             UserError: one line for each problem: file, key path, expected, got, nearest known name; or the file is of
@@ -212,7 +213,7 @@ class Parameters(ParameterFields):
         registry = registry or plugins.registry()
         paths = all_key_paths(registry)
         path = find_parameters(path)
-        raw = read_settings(path)
+        raw = (read or read_settings)(path)
         try:
             return cls.from_dict(
                 raw, registry, source=path.name, overrides=overrides, nodes=nodes, assumed_nodes=assumed_nodes

@@ -18,9 +18,6 @@ from terakoya.folder_kinds import describe_found, kind_of
 from terakoya.json_settings import read_value
 from terakoya.places import is_local
 
-LANGUAGE_PRETRAINING = "parameter"
-"""The file next to the presets with the entries of language-pretraining's own parameter.json, for `--model-type`."""
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -49,7 +46,7 @@ def presets_folder() -> Path:
 
 def preset_names() -> list[str]:
     """Returns the names of all presets, sorted."""
-    return sorted(file.stem for file in presets_folder().glob("*.json") if file.stem != LANGUAGE_PRETRAINING)
+    return sorted(file.stem for file in presets_folder().glob("*.json"))
 
 
 def read_preset(name: str) -> Preset:

@@ -15,6 +15,7 @@ from terakoya.components import Initializer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.json_settings import short_json
+from terakoya.plugins.foreign_models import foreign_model_problem
 from terakoya.plugins.nested_component import NestedComponent
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 
@@ -102,6 +103,8 @@ def model_folder(folder: Path, key: str) -> Path:
         UserError: it is not a model folder. The message begins with `key` and says what to do.
     """
     if (folder / "config.json").is_file():
+        if problem := foreign_model_problem(folder):
+            raise UserError(f"{key}: {problem}")
         return folder
     text = str(folder)
     if not folder.exists():

@@ -22,6 +22,7 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
+from terakoya.plugins.foreign_models import foreign_model_problem
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.runs.finding import find_checkpoint
@@ -167,13 +168,15 @@ def load_model(folder: Path) -> PreTrainedModel:
     """Loads the model of a Transformers folder with the class that its config names, in its own dtype.
 
     Raises:
-        UserError: the config names no class of Transformers, weights are missing or cannot be read, or a file is not
-            that which an export wrote.
+        UserError: the config names no class of Transformers, or one that an importer reads; weights are missing or
+            cannot be read, or a file is not that which an export wrote.
     """
     import transformers
 
     from terakoya.toolkit.formats import folder_digests
 
+    if problem := foreign_model_problem(folder):
+        raise UserError(problem)
     try:
         with folder_digests.check_while_loading(folder):
             name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]

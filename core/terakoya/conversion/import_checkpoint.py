@@ -14,7 +14,7 @@ from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components import Importer
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found
+from terakoya.folder_kinds import describe_found, list_models
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.formats.model_files import tokenizer_files
 
@@ -28,14 +28,14 @@ class ImportResult:
 
     Attributes:
         out: the new folder.
-        model_class: the Transformers class that loads the folder.
-        parameter_count: number of the model's parameters.
+        models: sub-folder -> Transformers class that loads the model in it; "" is `out` itself.
+        parameter_count: number of the parameters of all models.
         vocabulary_size: number of rows of the embeddings.
         tokenizer_size: number of the tokenizer's pieces; None without a tokenizer.
     """
 
     out: Path
-    model_class: str
+    models: Mapping[str, str]
     parameter_count: int
     vocabulary_size: int
     tokenizer_size: int | None
@@ -49,7 +49,7 @@ def import_checkpoint(
     tokenizer: Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> ImportResult:
-    """Writes the checkpoint at `source` as a Transformers folder, the new folder `out`.
+    """Writes the checkpoint at `source` as the new folder `out`: a Transformers folder, or one for each of its models.
 
     Args:
         format: a registered importer's name.
@@ -69,11 +69,14 @@ def import_checkpoint(
         importer = create_component("importers", format, settings, where=f"importer {format}")
     with new_folder(out) as draft:
         importer.read(source, draft)
-        result = _inspect(draft, out, format, loaded)
-        if tokenizer and loaded is not None:
-            copy_tokenizer(tokenizer, draft)
-            _set_special_tokens(draft, loaded)
-    return result
+        found = {name: _inspect(draft / name, format, loaded) for name in list_models(draft)}
+        for name in found:
+            if tokenizer and loaded is not None:
+                copy_tokenizer(tokenizer, draft / name)
+                _set_special_tokens(draft / name, loaded)
+    classes, counts, rows = zip(*found.values(), strict=True)
+    size = _tokenizer_size(loaded) if loaded is not None else None
+    return ImportResult(out, dict(zip(found, classes, strict=True)), sum(counts), rows[0], size)
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
@@ -93,8 +96,8 @@ def _tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
 
 
-def _inspect(folder: Path, out: Path, format: str, tokenizer: PreTrainedTokenizerBase | None) -> ImportResult:
-    """Describes the model folder that an importer wrote.
+def _inspect(folder: Path, format: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, int, int]:
+    """Returns the class of the model in `folder`, which an importer wrote, its parameters, and its embedding rows.
 
     Raises:
         UserError: the tokenizer needs more embedding rows than the model has.
@@ -107,13 +110,12 @@ def _inspect(folder: Path, out: Path, format: str, tokenizer: PreTrainedTokenize
         with safe_open(file, "pt") as weights:
             parameter_count += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     rows = int(config["vocab_size"])
-    size = _tokenizer_size(tokenizer) if tokenizer is not None else None
-    if size is not None and size > rows:
+    if tokenizer is not None and (size := _tokenizer_size(tokenizer)) > rows:
         raise UserError(
             f"the tokenizer has {size:,} pieces, but the checkpoint has embeddings for {rows:,}; "
             "the model was trained with another tokenizer"
         )
-    return ImportResult(out, next(iter(config.get("architectures") or [format])), parameter_count, rows, size)
+    return next(iter(config.get("architectures") or [format])), parameter_count, rows
 
 
 def _set_special_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

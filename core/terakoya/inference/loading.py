@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
+from terakoya.plugins.foreign_models import foreign_model_problem
 
 if TYPE_CHECKING:
     import torch
@@ -144,6 +145,8 @@ def load_model_and_tokenizer(
             f"{folder}: Transformers does not have this model; the folder contains its code, {', '.join(code)}. Read "
             "the code; to run it on this machine, add --trust-remote-code (in Python: trust_remote_code=True)"
         )
+    if problem := foreign_model_problem(folder):
+        raise UserError(problem)
     model_folder.silence_logging()
     candidates = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
     tokenizer_folder = next((path for path in candidates if (path / "tokenizer_config.json").is_file()), folder)

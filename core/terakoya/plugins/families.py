@@ -72,6 +72,18 @@ FAMILIES: dict[str, Family] = {
     "forks": Family(verbs=("fork",)),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
+    "language_pretraining": Family(
+        verbs=(
+            "parameters show --data",
+            "parameters show --model-type",
+            "train --data",
+            "train --do_whole_word_mask",
+            "train --fp16_type",
+            "train --model-type",
+            "train --validation",
+        ),
+        components=("importers language_pretraining",),
+    ),
     "launch": Family(verbs=("launch",), components=("launchers hosts", "launchers local", "launchers slurm")),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
     "places": Family(places=("*",)),

@@ -93,6 +93,19 @@ class MecabWordPiece(Tokenizer):
         left_out = set().union(*words).difference(pieces)
         return {"pieces": len(pieces), "characters_left_out": len(left_out), **table.facts(self.max_words)}
 
+    def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:
+        """Implements `ModelImporter`: writes the folder of `file`, a vocab.txt with one piece a line, whose words were
+        split as the settings say. Raises UserError if it cannot be read, or lacks a special token."""
+        try:
+            pieces = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: expected a vocab.txt with one piece a line: {error}") from error
+        if missing := [token for token in japanese_folder.SPECIAL_TOKENS if token not in pieces]:
+            raise UserError(f"{file}: expected a vocab.txt with one piece a line; it has no {', '.join(missing)}")
+        sized = self.model_copy(update={"vocab_size": len(pieces)})
+        japanese_folder.save_folder(folder, pieces, self._config(), NAME, sized)
+        return {"pieces": len(pieces)}
+
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
         """Implements `Tokenizer.from_folder`: any BertJapaneseTokenizer with WordPiece that no other kind trained."""

@@ -58,8 +58,8 @@ def test_another_kind_of_file_is_recognised(tmp_path: Path, content: dict[str, A
     assert f"expected a parameter file, got {kind}; " in said and do in said
 
 
-def test_entries_of_language_pretraining_need_a_name() -> None:
-    said = refusal(Parameters.load, PRESETS / "parameter.json")
+def test_entries_of_language_pretraining_need_a_name(tmp_path: Path) -> None:
+    said = refusal(Parameters.load, write(tmp_path, {"bert-small": {"number-of-layers": 2}, "bert-base": {}}))
     assert "got a parameter.json of retarfi/language-pretraining; choose one of its entries: --model-type bert-" in said
 
 

@@ -13,7 +13,6 @@ import torch
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
-from terakoya_language_pretraining.entries import ChosenEntry, read_parameters
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters, preset_names, presets_folder, read_preset
 from terakoya.errors import UserError
@@ -62,7 +61,6 @@ def test_a_preset_is_read_by_its_name_and_a_file_of_that_name_comes_first(
     monkeypatch.chdir(tmp_path)
     named = Parameters.load(Path("tiny_bert"), ["max_steps=7"])
     assert named == Parameters.load(ROOT / "parameters" / "tiny_bert.json", ["max_steps=7"])
-    assert read_parameters(Path("tiny_bert")).max_steps == 2000
     own = json.loads((ROOT / "parameters" / "tiny_bert.json").read_text(encoding="utf-8")) | {"max_steps": 3}
     Path("tiny_bert").write_text(json.dumps(own), encoding="utf-8")
     assert Parameters.load(Path("tiny_bert")).max_steps == 3
@@ -86,12 +84,6 @@ def test_names_that_are_no_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "did you mean" not in refusal("zzz")
     assert refusal("parameters/bert_base.json").endswith("without folder and ending: bert_base")
     assert find_parameters("mine/bert.json") == Path("mine/bert.json")  # `read_json` says what is at that path
-
-
-def test_the_entries_of_language_pretraining_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    read = read_parameters(Path("parameter.json"), chosen=ChosenEntry("bert-small", [tmp_path / "store"]))
-    assert read.max_steps == 1_450_000
 
 
 def test_the_wheel_has_the_presets(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ import pytest
 
 from terakoya.components import Progress
 from terakoya.components.vocabulary import Vocabulary
-from terakoya_language_pretraining.entries import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-
-SHIPPED = Path(__file__).resolve().parents[3] / "parameters" / "parameter.json"
+from terakoya_language_pretraining.entries import SHIPPED, ChosenEntry, read_entry
 
 ENTRY: dict[str, Any] = {
     "number-of-layers": 12,
@@ -37,7 +35,7 @@ def read(
     entry = {key: value for key, value in {**ENTRY, **(changes or {})}.items() if value is not None}
     file = tmp_path / "parameter.json"
     file.write_text(json.dumps({model_type: entry, "other": {"broken": "never read"}}))
-    return read_language_pretraining_json(file, ChosenEntry(model_type, [Path("work/store")], **options))
+    return read_entry(file, ChosenEntry(model_type, [Path("work/store")], **options))
 
 
 def load(tmp_path: Path, changes: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -62,7 +60,7 @@ def refusal(tmp_path: Path, changes: dict[str, Any] | None = None, **options: An
 def test_the_bundled_entries_become_these_parameters(
     name: str, layers: int, hidden: int, length: int, rate: float, batch: dict[str, int], steps: int, save: int
 ) -> None:
-    raw = read_language_pretraining_json(SHIPPED, ChosenEntry(name, [Path("a"), Path("b")], [Path("v")]))
+    raw = read_entry(SHIPPED, ChosenEntry(name, [Path("a"), Path("b")], [Path("v")]))
     parameters: Any = Parameters.from_dict(raw, source="parameter.json")
     assert (parameters.architecture.num_hidden_layers, parameters.architecture.hidden_size) == (layers, hidden)
     assert parameters.data.sequence_length == parameters.architecture.max_position_embeddings == length
@@ -146,7 +144,7 @@ def test_an_invalid_entry_is_refused(tmp_path: Path, changes: dict[str, Any], ex
 
 def test_an_unknown_model_type_lists_the_nearest_entry() -> None:
     with pytest.raises(UserError, match='--model-type bert-bas: no such entry; did you mean "bert-base"'):
-        read_language_pretraining_json(SHIPPED, ChosenEntry("bert-bas", [Path("a")]))
+        read_entry(SHIPPED, ChosenEntry("bert-bas", [Path("a")]))
 
 
 @pytest.mark.parametrize("family", ["albert", "debertav3"])
@@ -189,9 +187,7 @@ def test_an_electra_entry_builds_at_full_size(name: str) -> None:
     import torch
 
     hidden, heads, share, expected = ELECTRAS[name]
-    parameters: Any = Parameters.from_dict(
-        read_language_pretraining_json(SHIPPED, ChosenEntry(name, [Path("a")])), source="parameter.json"
-    )
+    parameters: Any = Parameters.from_dict(read_entry(SHIPPED, ChosenEntry(name, [Path("a")])), source="parameter.json")
     vocabulary = Vocabulary(size=32_768, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
     with torch.device("meta"):
         module: Any = parameters.objective.build(parameters.architecture, vocabulary)

@@ -19,10 +19,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from terakoya_language_pretraining.entries import ChosenEntry, read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.setup import train_in_this_process
+from terakoya_language_pretraining.entries import ChosenEntry, read_entry
 
 RUN: dict[str, Any] = {
     "warmup-steps": 1, "learning-rate": 5e-4, "batch-size": {"-1": 8}, "train-steps": 2, "save-steps": 100000,
@@ -60,7 +60,7 @@ def save(model: PreTrainedModel, name: str) -> None:
 def read(model_type: str, entry: dict[str, Any], store: Path = Path("store")) -> dict[str, Any]:
     file = Path("parameter.json")
     file.write_text(json.dumps({model_type: entry}))
-    return {**read_language_pretraining_json(file, ChosenEntry(model_type, [store])), "trackers": []}
+    return {**read_entry(file, ChosenEntry(model_type, [store])), "trackers": []}
 
 
 def refusal(model_type: str, entry: dict[str, Any]) -> str:

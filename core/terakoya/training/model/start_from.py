@@ -194,13 +194,11 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
     names = ", ".join(sorted(f'"{name}"' for name in targets if name))
     if isinstance(given, Path):
         missing = [name for name in targets if name and not (given / name / "config.json").is_file()]
-        if missing and (given / "config.json").is_file():
+        if missing and model_folder(given, KEY):
             raise UserError(
                 f"{KEY}: {given}: is one model, the objective trains {names}; give a folder for each: "
                 '{"NAME": FOLDER, ...}'
             )
-        if missing:
-            model_folder(given, KEY)
         return {name: model_folder(given / name, KEY) for name in targets}
     if given.keys() != targets.keys():
         expected = f"one folder for each of {names}" if names else "one folder, since the objective trains one model"
