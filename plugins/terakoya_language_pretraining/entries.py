@@ -173,7 +173,12 @@ def _precision(entry: LanguagePretrainingEntry, raw: Mapping[str, Any], where: s
 def _architecture(entry: LanguagePretrainingEntry, family: str) -> dict[str, Any]:
     stated = entry.model_dump(by_alias=True, exclude_none=True)
     sizes = {name: stated[key] for key, name in SIZES.items() if key in stated}
-    return {"type": family, **sizes, "max_position_embeddings": entry.sequence_length}
+    further: dict[str, dict[str, Any]] = {
+        "roberta": {"type_vocab_size": 2},  # its key for another number is misspelt
+        "deberta": {"pos_att_type": ["p2c", "c2p"]},
+        "deberta_v2": {"position_buckets": entry.sequence_length // 2, "share_att_key": False},
+    }
+    return {"type": family, **sizes, "max_position_embeddings": entry.sequence_length, **further.get(family, {})}
 
 
 def _objective(

@@ -201,9 +201,12 @@ def test_an_electra_entry_builds_at_full_size(name: str) -> None:
 
 def test_debertav2_is_deberta_v2(tmp_path: Path) -> None:
     raw = read(tmp_path, model_type="debertav2-base")
-    assert raw["architecture"]["type"] == "deberta_v2" and raw["objective"]["type"] == "masked_lm"
+    architecture = raw["architecture"]
+    assert architecture["type"] == "deberta_v2" and raw["objective"]["type"] == "masked_lm"
+    assert architecture["position_buckets"] == 64 and architecture["share_att_key"] is False
 
 
 def test_a_roberta_entry_has_its_own_beta_and_no_next_sentence(tmp_path: Path) -> None:
     raw = read(tmp_path, model_type="roberta-base")
     assert raw["optimizer"]["betas"] == [0.9, 0.98] and "next_sentence" not in raw["objective"]
+    assert raw["architecture"]["type_vocab_size"] == 2

@@ -302,6 +302,9 @@ def _compare_weights(
             if all(_is_head(name, target) for name in refused):
                 text = f'{text}; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
             match.problems.append(text)
+    surplus = sorted(source.state_dict().keys() - target.state_dict().keys())
+    if surplus and not match.problems:  # such as a convolution, which no setting of the run's architecture adds
+        match.problems.append(f"{where}: {_name_weights('drop_heads', surplus)}")
     mismatched = [
         f"{name} {tuple(stored)} for {tuple(built)}" for name, stored, built in sorted(info["mismatched_keys"])
     ]
