@@ -35,12 +35,12 @@ def measure_texts(options: EvaluateOptions, device: torch.device) -> Evaluation:
             f"--measure {options.measure}: {type(model.model).__name__} has no such measure, only {fitting}"
         )
     measure = causal.measure if model.kind == "causal" else masked.measure
-    results, settings = measure(model, _data_sets(model, options), options)
+    results, settings = measure(model, open_data_sets(model, options), options)
     settings = {**settings, "precision": options.model_precision}
     return Evaluation(checkpoint or options.source, fitting, settings, results)
 
 
-def _data_sets(model: EvaluatedModel, options: EvaluateOptions) -> list[DataSet]:
+def open_data_sets(model: EvaluatedModel, options: EvaluateOptions) -> list[DataSet]:
     """Opens the data sets, stores first, in the order in which they were named. Raises UserError for a corpus without
     a document, and for a store that does not fit the model."""
 

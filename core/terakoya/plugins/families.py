@@ -66,6 +66,7 @@ FAMILIES: dict[str, Family] = {
         components=("launchers grid_engine", "launchers pbs", "launchers sagemaker"),
         needs=("launch", "parallel"),
     ),
+    "compare": Family(verbs=("compare",)),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),

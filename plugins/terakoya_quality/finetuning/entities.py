@@ -113,10 +113,10 @@ class NamedEntities(Task[TaggedText]):
     def scores(
         self, examples: Sequence[TaggedText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:
-        predicted = [self._decode_spans(feature, each) for feature, each in zip(features, logits, strict=True)]
+        predicted = [self.decode_spans(feature, each) for feature, each in zip(features, logits, strict=True)]
         return metrics.span_scores(predicted, [each.spans for each in examples])
 
-    def _decode_spans(self, feature: Feature, logits: np.ndarray) -> list[Entity]:
+    def decode_spans(self, feature: Feature, logits: np.ndarray) -> list[Entity]:
         pairs = zip(feature.spans, logits, strict=True)
         kept = [(span, self.labels[int(each.argmax())]) for span, each in pairs if span is not None]
         found = metrics.entities([tag for _, tag in kept])
