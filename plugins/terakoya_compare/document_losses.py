@@ -58,8 +58,8 @@ def common_window(loaded: Sequence[EvaluatedModel]) -> int:
     kinds = {each.kind: each.folder for each in loaded}
     if len(kinds) > 1:
         raise UserError(
-            f"{kinds['causal']} is a causal model, {kinds['masked']} a masked one: the loss of a token that is seen from "
-            "one side and of one that is seen from both cannot be compared; compare them with --task"
+            f"{kinds['causal']} is a causal model, {kinds['masked']} a masked one: the loss of a token that is seen "
+            "from one side and of one that is seen from both cannot be compared; compare them with --task"
         )
     return min(each.window(None) for each in loaded)
 

@@ -110,8 +110,8 @@ def _of_rows(found: Sequence[Mapping[str, RowLosses]], names: Sequence[str], num
                 Difference(
                     store, score, (names[0], names[number]), values, one.compare(other, weights), pairs, METHOD,
                     larger_is_better=score.endswith("accuracy"), further=further,
-                )  # fmt: skip
-            )
+                )
+            )  # fmt: skip
     return differences
 
 

@@ -47,10 +47,10 @@ class CompareOptions:
         typer.Option(
             "--task",
             metavar="TASK",
-            help="A suite file, a suite (jglue) or a task (jsts), for which the models are fine-tuned; may be repeated.",
+            help="A suite file, a suite (jglue) or a task (jsts), for which models are fine-tuned; may be repeated.",
         ),
     ] = ()
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="With --task: the folder of the tasks' files.")] = None
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="With --task: the folder of its files.")] = None
     seeds: Annotated[
         int | None,
         typer.Option(min=1, help="Seeds of recipes and of fine-tuning. Default: 3; for tasks, the suite's."),

@@ -76,9 +76,10 @@ def compare_recipes(options: CompareOptions) -> Comparison:
     stores = {str(path): open_store(path) for path in options.stores} or open_validation(first.parameters)
     if not stores:
         raise UserError(
-            f"{first.name}: has no held-out text to compare on: name a store: --validation STORE, or set data.validation"
+            f"{first.name}: has no held-out text to compare on: give --validation STORE, or set data.validation"
         )
     for recipe in recipes:
+        recipe.folder.mkdir(parents=True, exist_ok=True)
         content = json.dumps(recipe.parameters.dump(), indent=2, ensure_ascii=False)
         write_text(recipe.folder / "recipe.json", f"{content}\n")
     found: dict[str, list[Mapping[str, Mapping[str, float]]]] = {recipe.name: [] for recipe in recipes}

@@ -95,8 +95,8 @@ def measure_rows(objective: RunObjective, like: Parameters, store: TokenStore, l
     folder, wanted = objective.folder, like.objective
     if store.facts.vocabulary != objective.vocabulary:
         raise UserError(
-            f"{store.folder}: was prepared with another tokenizer than that of {folder}: a loss of its tokens cannot be "
-            "compared; give --corpus FILE, of which each model makes its own tokens, for bits a character"
+            f"{store.folder}: was prepared with another tokenizer than that of {folder}: a loss of its tokens cannot "
+            "be compared; give --corpus FILE, of which each model makes its own tokens, for bits a character"
         )
     check_tokenizer_of_run(store, folder / "tokenizer")
     own = objective.parameters.objective

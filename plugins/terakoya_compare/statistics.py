@@ -83,10 +83,7 @@ def _t_test(values: np.ndarray, difference: float, samples: float) -> Test:
     variance = float(np.sum((values - values.mean()) ** 2)) / freedom * samples
     error = math.sqrt(variance / size)
     width = student_quantile(freedom) * error
-    if error:
-        p = student_p(difference / error, freedom)
-    else:
-        p = 0.0 if difference else 1.0
+    p = student_p(difference / error, freedom) if error else float(not difference)
     return Test(difference, (difference - width, difference + width), p, math.sqrt(variance))
 
 
@@ -109,9 +106,7 @@ def bootstrap_of_sums(sums: np.ndarray, statistic: Callable[[np.ndarray], np.nda
     return _from_draws(float(statistic(sums.sum(axis=0)[None])[0]), np.concatenate(draws))
 
 
-def bootstrap(
-    size: int, statistic: Callable[[np.ndarray], float], *, resamples: int = 2000, seed: int = 0
-) -> Test:
+def bootstrap(size: int, statistic: Callable[[np.ndarray], float], *, resamples: int = 2000, seed: int = 0) -> Test:
     """Returns the test of a `statistic` of the numbers of `size` pairs, for one that is no function of totals."""
     random = np.random.default_rng(seed)
     draws = np.array([statistic(random.integers(0, size, size)) for _ in range(resamples)])
