@@ -85,9 +85,9 @@ def measure_documents(
             items = list(causal.windows(ids, length=window, stride=max(1, window // 2))) if len(ids) > 1 else []
         else:
             items = list(masked_copies(text.ids, [each or 0 for each in frame], window, number))
-        total = torch.zeros((), dtype=torch.float64, device=model.device)
+        total = torch.zeros((), dtype=torch.float64, device=model.model.device)
         for batch in batch_by_length(items, tokens=batch_tokens):
-            total += negative_log_likelihood(model.model, batch, pad=pad, device=model.device, **further)
+            total += negative_log_likelihood(model.model, batch, pad=pad, device=model.model.device, **further)
         sums.append(total)
         tokens.append(sum(len(item.labels) for item in items))
         characters.append(text.characters)

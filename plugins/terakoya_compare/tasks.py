@@ -158,7 +158,9 @@ def answers(
         return None, {name: partial(_of_arrays, score, numbers, true) for name, score in by_name.items()}
     labels = np.array([each.argmax() for each in logits])
     true = np.array([each.answer if task.name == "choice" else each.target for each in examples])
-    by_name = {"accuracy": metrics.accuracy, "macro_f1": metrics.macro_f1, "matthews": metrics.matthews}
+    by_name = {"accuracy": metrics.accuracy}
+    if task.name == "classification":
+        by_name |= {"macro_f1": metrics.macro_f1, "matthews": metrics.matthews}
     if task.name == "classification" and len(task.labels) == 2:
         by_name["f1"] = partial(metrics.f1, label=1)
     return labels == true, {name: partial(_of_arrays, score, labels, true) for name, score in by_name.items()}
