@@ -188,4 +188,4 @@ def _few(pairs: int) -> list[str]:
     """Returns a warning where intervals are too narrow."""
     if pairs >= FEW:
         return []
-    return [f"only {pairs:,} independent parts of the text: with fewer than {FEW} an interval is too narrow"]
+    return [f"only {pairs:,} independent parts of the text: of so few an interval is too narrow"]
