@@ -75,6 +75,7 @@ def run(words: list[str]) -> tuple[list[str], str]:
     return following[1:], done.stdout
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = "東京 は 日本 の 首都 です 。 今日 は よい 天気 だ"

@@ -103,7 +103,6 @@ def test_what_loads_elsewhere_passes_and_what_does_not_is_named(
 ) -> None:
     monkeypatch.setenv("HF_HOME", "/nowhere")
     good = [shutil.copytree(source, tmp_path / name) for name, source in (("bert", bert), ("chat", chat))]
-    check(good)
     folders = []
     for name, (kind, spoil, _) in SPOILT.items():
         folders.append(shutil.copytree(bert if kind == "bert" else chat, tmp_path / f"{kind} {name}"))
@@ -126,6 +125,7 @@ def test_a_process_that_says_nothing_is_told(bert: Path, monkeypatch: pytest.Mon
         check([bert])
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_export_that_loads_nowhere_else_stays_and_ends_with_an_error(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +143,7 @@ def test_an_export_that_loads_nowhere_else_stays_and_ends_with_an_error(
     assert f"elsewhere: {tmp_path}/out: AutoTokenizer.from_pretrained: " in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_lines_that_export_prints_find_the_user_dictionary_from_anywhere(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,7 @@ def test_exit_codes_are_returned_and_processes_speak_the_language_of_their_user(
     assert "no-such-verb というコマンドはありません" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_error_that_all_processes_meet_is_printed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +114,7 @@ def stand_in(folder: Path, text: str) -> Path:
     return program
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL])
+@pytest.mark.parametrize("number", at_night([signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL], always=[signal.SIGKILL]))
 def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
     """They get the signal itself, or SIGTERM when their parent is killed."""
     text = (

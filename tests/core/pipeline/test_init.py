@@ -235,6 +235,7 @@ def test_comments_stand_above_their_keys_and_nothing_is_lost(tmp_path: Path) -> 
     assert read_settings(tmp_path / "x.json") == content
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(choosing, "find_machine", lambda gpu, count, measure: CPU)

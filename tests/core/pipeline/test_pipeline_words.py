@@ -46,6 +46,7 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("forks")
 def test_masks_are_words_from_raw_text_to_the_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text(TEXT, encoding="utf-8")

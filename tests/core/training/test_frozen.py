@@ -10,10 +10,11 @@ import pytest
 import torch
 import toy
 from frozen_weights import is_low
+from killed_runs import kill_and_resume
 from safetensors.torch import load_file
-from saved_weights import FAULTS, same_weights, weights
+from saved_weights import weights
 from selection import at_night
-from start_folders import electra, save_bert, save_electra, settings
+from start_folders import electra, save_bert, settings
 from torch import nn
 
 from terakoya.config.parameters import Parameters
@@ -121,37 +122,14 @@ def test_frozen_weights_keep_their_bits(processes: int, store: Path, tmp_path: P
     assert moments and not any(is_low(name) for name in moments), "the optimizer has trained weights only"
 
 
-@pytest.mark.slow
-def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
-    """Only rank 0 reads the folder; the others receive its weights."""
-    save_electra(tmp_path / "e")
-    raw = {**electra(store, str(tmp_path / "e"), sharing="tied"), "frozen_layers": 1}
-    raw["optimizer"] = {"type": "adamw", "learning_rate": 0.1, "eps": 1.0}
-    toy.train(raw, tmp_path / "one")
-    toy.train({**raw, "batch_size": {"0": 9, "1": 7}}, tmp_path / "two", nodes=(1, 1))
-    one, two = toy.losses(tmp_path / "one"), toy.losses(tmp_path / "two")
-    for step in (1, 2):
-        assert one[step] == pytest.approx(two[step], rel=1e-5)
-    first, second = weights(tmp_path / "one", 2), weights(tmp_path / "two", 2)
-    for name, value in first.items():
-        assert torch.equal(value, second[name]) if is_low(name) else torch.allclose(value, second[name], atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", at_night((1, 2), always=(2,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", (1, 2))
 def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
     raw = toy.parameters(store, start_from=str(tmp_path / "m"), frozen_layers=1, batch_size=table)
-    nodes = (1,) * processes
-    toy.train(raw, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
-    environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
-    toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment, code=None)
-    (tmp_path / "m").rename(tmp_path / "gone")
-    said = toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
-    assert "at step 5" in said and "of them trained" in said
-    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+    _, said = kill_and_resume(raw, tmp_path, nodes=(1,) * processes)
+    assert "of them trained" in said
 
 
 @pytest.mark.slow

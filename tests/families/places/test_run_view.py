@@ -59,6 +59,7 @@ def test_status_knows_all_of_it(trained: ObjectFolder) -> None:
     )
 
 
+@pytest.mark.usefixtures("forks")
 def test_its_checkpoints_are_fetched_to_be_exported(trained: ObjectFolder, tmp_path: Path) -> None:
     invoke("export", trained.address, "--out", str(tmp_path / "model"))
     assert (tmp_path / "model/model.safetensors").is_file()
