@@ -22,7 +22,6 @@ from engine_runs import (
     contents,
     settings,
 )
-from selection import at_night
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -51,8 +50,8 @@ PAIRS: dict[str, Case] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", at_night(PAIRS, always=("tp",)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", PAIRS)
 def test_compiled_blocks_have_the_bits_of_uncompiled_ones(runs: Runs, name: str) -> None:
     """Also after a resume, and no graph has a break."""
     case = replace(PAIRS[name], own={**PAIRS[name].own, "compile": "blocks", "evaluation": None})

@@ -54,7 +54,7 @@ HALF = {"llama": "bf16", "gpt2": "fp16"}
 ADAGRAD = {"type": "adagrad", "learning_rate": 0.1}
 CASES = at_night(
     [(name, processes) for name, (_, _, worlds) in SUBJECTS.items() for processes in worlds],
-    always=[("bert", 2), ("electra", 3), ("llama", 3)],
+    always=[("electra", 3), ("llama", 3)],
 )
 
 
@@ -137,8 +137,8 @@ def test_in_16_bits_gradients_have_the_bits_of_ddp(runs: Runs, rows: Path, name:
         assert torch.equal(value, fsdp[key]), key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", at_night(TABLES, always=(3,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", TABLES)
 def test_an_optimizer_may_have_state_before_its_first_step(rows: Path, processes: int, tmp_path: Path) -> None:
     changes = {"optimizer": ADAGRAD, "schedule": {"type": "constant"}, "max_grad_norm": 0.0}
     raw = settings(rows, "bert", TABLES[processes], parallel={"engine": "fsdp"}, **changes)

@@ -167,7 +167,7 @@ def numbers(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
 
 WORLDS = [*(("two", name) for name in JOBS if "bf16" not in name), *(("four", name) for name in PAIRS)]
 ALWAYS = [
-    *(("two", name) for name in ("qwen3", "bert", "one_key_head", "gathered_qwen3", "gathered_three_heads")),
+    *(("two", name) for name in ("qwen3", "bert", "gathered_three_heads")),
     ("four", "llama"),
 ]
 LOSSES = dict.fromkeys(("bert", "gathered_bert"), ("mlm_loss", "masked_accuracy"))

@@ -168,7 +168,7 @@ def learnt(out: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", at_night(OPTIMIZERS, always=("adafactor", "muon")))
+@pytest.mark.parametrize("name", at_night(OPTIMIZERS, always=("muon",)))
 def test_fsdp_takes_the_steps_of_ddp(runs: Runs, name: str) -> None:
     """Muon's own AdamW rounds rows and whole vectors differently, as `adamw` does."""
     mine = runs.of(case(name, FSDP))
