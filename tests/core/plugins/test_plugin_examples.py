@@ -1,4 +1,4 @@
-"""The pages about plugins, followed by a newcomer: every file is written and every command is run, in order."""
+"""The pages about plugins, followed at night by a newcomer, who writes every file and runs every command, in order."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "step"]
 
 
+@pytest.mark.nightly
 def test_the_architecture_has_at_most_30_lines_and_learns(reader: Reader) -> None:
     assert len(FILES["albert.py"].splitlines()) <= 30
     values = losses(reader.folder / "work" / "albert")
@@ -109,6 +110,7 @@ def test_the_architecture_has_at_most_30_lines_and_learns(reader: Reader) -> Non
     assert "[MASK] 1" in next(text for line, text in reader.printed.items() if " try " in line)
 
 
+@pytest.mark.nightly
 def test_the_objective_passes_its_checks_and_learns(reader: Reader) -> None:
     checked = reader.printed["terakoya plugins check denoise.py"]
     assert ", 0 failed" in checked and "objective denoise" in checked
@@ -116,6 +118,7 @@ def test_the_objective_passes_its_checks_and_learns(reader: Reader) -> None:
     assert values[-1] < values[0] - 0.5
 
 
+@pytest.mark.nightly
 def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
     assert "tokenizer characters" in reader.printed["terakoya plugins check characters.py"]
     facts = json.loads((reader.folder / "work" / "character-store" / "store.json").read_text(encoding="utf-8"))
@@ -124,6 +127,7 @@ def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
     assert facts["tokens"] == len(letters)
 
 
+@pytest.mark.nightly
 def test_a_model_of_ones_own_is_exported_with_its_code(reader: Reader) -> None:
     folder = reader.folder / "work" / "averages-model"
     assert (folder / "_modeling_averages.py").read_text(encoding="utf-8") == FILES["averages/_modeling_averages.py"]
@@ -155,6 +159,22 @@ def recorded(plugin: Path) -> list[str]:
         patch.setenv(plugins.PLUGINS_VARIABLE, "")
         record = record_plugins(plugins.load([str(plugin)]), {"architecture": {"type": plugin.name}})
     return [each["sha256"] for each in record if each["name"] == plugin.name]
+
+
+@pytest.mark.usefixtures("fresh_plugins")
+def test_the_plugins_of_the_pages_load(tmp_path: Path) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    names = ("albert.py", "denoise.py", "characters.py", "diary.py", "averages")
+    known = plugins.load([str(tmp_path / name) for name in names])
+    found = {
+        name: [each.kind for each in known.components() if each.name == name.removesuffix(".py")] for name in names
+    }
+    assert found == {
+        "albert.py": ["architectures"], "denoise.py": ["objectives"], "characters.py": ["tokenizers"], "diary.py": [],
+        "averages": ["architectures"],
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -26,11 +26,7 @@ def _names(kind: str) -> list[str]:
     "component",
     at_night(
         REGISTERED,
-        always=[
-            each
-            for each in REGISTERED
-            if each.kind != "architectures" or each.name in ("bert", "electra", "llama", "t5")
-        ],
+        always=[each for each in REGISTERED if each.kind != "architectures" or each.name in ("bert", "t5")],
     ),
     ids=lambda component: f"{component.kind}-{component.name}",
 )
@@ -42,20 +38,15 @@ def test_a_component_passes_the_checks_of_its_kind(component: Registration) -> N
 
 PAIRS = list(itertools.product(_names("objectives"), _names("architectures")))
 EACH_TIME = [
-    ("masked_lm", "modernbert"), ("causal_lm", "gpt2"), ("instruction", "llama"), ("replaced_token", "electra"),
-    ("span_corruption", "t5"), ("retromae", "bert"), ("contrastive", "bert"),
+    ("masked_lm", "modernbert"), ("causal_lm", "gpt2"), ("replaced_token", "electra"),
     ("causal_lm", "bert"),  # refused: it has no causal head
 ]  # fmt: skip
-"""Each objective once; all pairs are tried at night."""
+"""An encoder, a decoder, and two models; all pairs are tried at night."""
 
 
 @pytest.mark.parametrize(("objective", "architecture"), at_night(PAIRS, always=EACH_TIME))
 def test_it_learns_resumes_exports_and_loads(architecture: str, objective: str, tmp_path: Path) -> None:
     _run(tmp_path, architectures=architecture, objectives=objective)
-
-
-def test_each_objective_learns_at_each_change() -> None:
-    assert sorted({objective for objective, _ in EACH_TIME}) == sorted(_names("objectives"))
 
 
 @pytest.mark.parametrize("optimizer", at_night(_names("optimizers"), always=["muon"]))

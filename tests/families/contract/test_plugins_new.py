@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from selection import at_night
 from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
@@ -38,10 +37,10 @@ def write(kinds: list[str], folder: Path) -> None:
         assert done.exit_code == 0 and f"plugins check {folder / f'my_{kind}.py'}" in done.output
 
 
-@pytest.mark.parametrize("kinds", at_night([["tracker"], list(SINGULAR)], always=[["tracker"]]), ids=len)
-def test_the_tests_that_it_writes_pass(kinds: list[str], tmp_path: Path) -> None:
-    write(kinds, tmp_path)
-    assert f"{2 * len(kinds)} passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
+@pytest.mark.nightly
+def test_the_tests_that_it_writes_pass(tmp_path: Path) -> None:
+    write(list(SINGULAR), tmp_path)
+    assert f"{2 * len(SINGULAR)} passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
@@ -52,11 +51,12 @@ def test_every_kind_is_clean(tmp_path: Path) -> None:
     run(sys.executable, "-m", "ruff", "format", "--check", "--config", config, ".", folder=tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds it, is not installed"
 )
-@pytest.mark.parametrize("kinds", at_night([["architecture"], list(SINGULAR)], always=[["architecture"]]), ids=len)
-def test_an_installed_package_needs_no_plugin_option(kinds: list[str], tmp_path: Path) -> None:
+def test_an_installed_package_needs_no_plugin_option(tmp_path: Path) -> None:
+    kinds = list(SINGULAR)
     made = [new(f"my_{kind}", kind, tmp_path, package=True) for kind in kinds]
     modules = [f"terakoya_my_{kind}" for kind in kinds]
     assert [[file.relative_to(tmp_path).as_posix() for file in files] for files in made] == [
