@@ -61,7 +61,7 @@ def test_adapters_and_merged_models(
     threads, real = [], saving.write_model_folders
 
     def write_late(folder: Path, **options: Any) -> None:
-        time.sleep(0.5)
+        time.sleep(0.2)
         threads.append(threading.current_thread().name)
         real(folder, **options)
 
@@ -71,7 +71,7 @@ def test_adapters_and_merged_models(
     assert_same(tmp_path / "waited", tmp_path / "background", "adapter", "model")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_models_of_which_no_process_has_all(store: Path, tmp_path: Path) -> None:
     """The module that is built for them draws random numbers beside those of dropout."""
     raw = toy.parameters(store, max_steps=6, parallel={"engine": "fsdp"}, **TWO)
@@ -81,7 +81,7 @@ def test_models_of_which_no_process_has_all(store: Path, tmp_path: Path) -> None
     assert_same(tmp_path / "waited", tmp_path / "background", "model")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_before_the_second_checkpoint_has_its_name(store: Path, tmp_path: Path) -> None:
     """The first one stays, with its adapter, and the run goes on from there."""
     raw = make("gpt2", store, tmp_path / "base", max_steps=6, checkpoint={**EVERY, "async_save": True})

@@ -75,7 +75,7 @@ def test_every_bundled_family_is_a_case_and_every_base_class_has_a_representativ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", at_night(REPRESENTATIVES, always=("bert", "llama")))
+@pytest.mark.parametrize("name", at_night(REPRESENTATIVES, always=("bert",)))
 def test_a_compiled_run_is_that_of_uncompiled_blocks(name: str, tmp_path: Path) -> None:
     backend, changes = REPRESENTATIVES[name]
     check(name, tmp_path, backend, **{"micro_batch_size": 4, **changes})
@@ -106,7 +106,7 @@ def test_whole_modules_and_those_under_autocast_are_compiled(name: str, tmp_path
         check(name, tmp_path / folder, compiled_runs.backends(name)[0], **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_blocks_above_frozen_ones_are_compiled(tmp_path: Path) -> None:
     check("bert", tmp_path, "flash", frozen_layers=1)
 

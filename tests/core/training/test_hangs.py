@@ -46,8 +46,8 @@ def listens_to_strangers(process: toy.Process) -> bool:
     return any(each.status == psutil.CONN_LISTEN and each.laddr.ip in ("0.0.0.0", "::") for each in sockets)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_is_named_within_ten_seconds_and_the_others_leave(
     rank: int, store: Path, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(precision: str, store:
     assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_processes_a_node_and_a_table_that_does_not_divide(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=2, micro_batch_size=2)
     settings["architecture"] = toy.without_dropout(settings["architecture"])
@@ -70,7 +70,7 @@ def saved_twice(store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instant", at_night(SAVES, always=("fsync@24", "manifest@2")))
+@pytest.mark.parametrize("instant", at_night(SAVES, always=("manifest@2",)))
 def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     instant: str, saved_twice: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_stop_request_saves_exits_and_resumes(store: Path, tmp_path: Path) -> 
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_number_of_processes_gives_the_same_rows_and_nearly_the_same_losses(
     store: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 import toy
 from killed_runs import kill_and_resume
 from saved_weights import FAULTS
-from selection import at_night
 from small_preparation import prepare_corpus
 from small_vocabularies import train_tokenizers
 
@@ -82,7 +81,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens_on_any_number_of_proce
     assert manifest(tmp_path / "one", last)["consumed_tokens"] == tokens[last]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_path: Path) -> None:
     """With an optimizer that combines two, in two processes."""
     settings = in_tokens(line_store, batch_size={"0": 9, "1": 7}, optimizer={"type": "muon", "learning_rate": 0.005})
@@ -90,7 +89,7 @@ def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_pat
     assert learning_rates(tmp_path / "cut") == learning_rates(tmp_path / "straight")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_validation_losses_survive_a_kill(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """A threshold no loss can meet: every second validation lowers the learning rate."""
     settings = toy.parameters(
@@ -183,8 +182,8 @@ def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
     assert max(room for (room,), _ in shapes) <= 129, "of 2,048 places"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("length", "rows"), at_night([(128, 32), (512, 16)], always=[(128, 32)]))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("length", "rows"), [(128, 32), (512, 16)])
 def test_so_have_those_of_the_bundled_corpus(length: int, rows: int, bundled_store: Path) -> None:
     assert 1 <= len(flash_shapes(bundled_store, length=length, rows=rows)) <= 3
 

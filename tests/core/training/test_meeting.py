@@ -73,10 +73,11 @@ ENGINE = next(each.sha256() or "" for each in registry().plugins if each.name ==
          ["  max_steps: 12 on rank 0 (a01), 9 on rank 1 (a02)",
           "  checkpoint.save_steps: 5 on rank 0 (a01), 4 on rank 1 (a02)",
           "  logging_steps: 1 on rank 0 (a01), 3 on rank 1 (a02)"], marks=pytest.mark.nightly),
-        (["parallel.engine=fsdp", "parallel.tp_size=2"],
+        pytest.param(["parallel.engine=fsdp", "parallel.tp_size=2"],
          ['  parallel.engine: "ddp" on rank 0 (a01), "fsdp" on rank 1 (a02)',
           "  parallel.tp_size: 1 on rank 0 (a01), 2 on rank 1 (a02)",
-          f'  SHA-256 of plugin terakoya_parallel: nothing on rank 0 (a01), "{ENGINE}" on rank 1 (a02)']),
+          f'  SHA-256 of plugin terakoya_parallel: nothing on rank 0 (a01), "{ENGINE}" on rank 1 (a02)'],
+                     marks=pytest.mark.nightly),
         pytest.param(["parallel.engine=deepspeed", "parallel.zero_stage=1"],
          ['  parallel.engine: "ddp" on rank 0 (a01), "deepspeed" on rank 1 (a02)',
           "  parallel.zero_stage: null on rank 0 (a01), 1 on rank 1 (a02)"], marks=pytest.mark.nightly),
@@ -92,7 +93,7 @@ def test_other_parameters_on_a_node_end_all_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_resume_with_other_parameters_on_a_node_does_not_offer_to_allow_them(store: Path, tmp_path: Path) -> None:
     toy.finish(start(two(store, max_steps=5), tmp_path / "run"))
     longer = two(store, max_steps=6)
@@ -105,7 +106,7 @@ def test_a_resume_with_other_parameters_on_a_node_does_not_offer_to_allow_them(s
     toy.finish(start(longer, tmp_path / "run", [*changed, "--allow-change", "optimizer.learning_rate"], changed))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_stores_may_lie_elsewhere_on_a_node_but_must_hold_the_same(
     store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
@@ -147,7 +148,7 @@ def test_a_store_that_one_node_lacks_ends_all_and_a_node_that_never_comes_is_wai
     assert [each.process.exitcode for each in started] == [76, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_version_of_a_plugin_on_a_node_is_named(store: Path, tmp_path: Path) -> None:
     files = [tmp_path / host / "level.py" for host in HOSTS]
     for number, file in enumerate(files, start=1):

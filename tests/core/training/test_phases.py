@@ -104,7 +104,7 @@ def straight(store: Path, validation_store: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", at_night((4, 5, 6, 9, 11), always=(5, 11)))
+@pytest.mark.parametrize("step", at_night((4, 5, 6, 9, 11), always=(5,)))
 def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
     step: int, straight: Path, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_from_a_checkpoint_around_a_border_the_run_goes_on_bit_for_bit(
     assert [record["number"] for record in toy.records(out, "phase").values()] == expected
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_phase_may_have_more_rows_than_the_table_of_the_run(
     straight: Path, store: Path, validation_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,12 +249,7 @@ def test_a_store_is_read_on_where_it_was_when_rows_have_their_length_again(store
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "steps"),
-    [
-        (2, [6]),
-        pytest.param(1, [4, 5, 6, 9, 10], marks=pytest.mark.nightly),
-        pytest.param(2, [4, 5, 9, 10], marks=pytest.mark.nightly),
-        pytest.param(3, [4, 5, 6, 9, 10], marks=pytest.mark.nightly),
-    ],
+    at_night([(1, [6]), *((number, [4, 5, 6, 9, 10]) for number in (1, 2, 3))], always=[(1, [6])]),
 )
 def test_killed_around_borders_the_run_goes_on_bit_for_bit(
     processes: int, steps: list[int], store: Path, validation_store: Path, tmp_path: Path
@@ -295,7 +290,7 @@ def test_status_and_checkpoints_name_the_phases(straight: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_estimate_names_the_phases_and_takes_the_memory_of_the_largest(store: Path, validation_store: Path) -> None:
     events = {"permanent_checkpoints": {"every": 2}}
     parameters = Parameters.from_dict(phased(store, validation_store, micro_batch_size=5, events=events), source="test")
@@ -354,7 +349,7 @@ def test_a_preset_with_phases_trains_at_toy_size(preset: str, store: Path, tmp_p
     assert config["rope_parameters"]["sliding_attention"]["rope_theta"] == local
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_fork_of_a_run_with_phases_takes_the_same_steps(straight: Path, tmp_path: Path) -> None:
     """And with other phases ahead, for example a decay at once, its own."""
     fork(Path(f"{straight}@6"), tmp_path / "same")

@@ -54,7 +54,7 @@ def test_an_event_that_fails_on_one_rank_stops_all_and_is_named(store: Path, tmp
     assert max(toy.records(tmp_path / "run")) == 4  # rank 0 learns of it during the step after
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_event_that_fails_after_the_last_step_is_not_lost(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=2)
     output = toy.train(settings, tmp_path / "run", plugins=FAULTS, code=2, environment={"FAULT": "saved:2"})
@@ -198,7 +198,7 @@ def test_every_key_that_may_change_can_change_on_resume(
     assert f"{other}: the run has not validated on this store before; its losses start a new curve" in warnings
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_missing_plugin_is_named_on_resume(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1)
     toy.train(settings, tmp_path / "run", plugins=FAULTS)

@@ -128,7 +128,7 @@ def test_a_spike_in_the_first_steps_goes_back_to_the_beginning(store: Path, tmp_
     assert same_weights(tmp_path / "run", tmp_path / "by_hand", 8)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_back_so_often_and_ends_then_with_exit_code_3(store: Path, tmp_path: Path) -> None:
     """Whatever it passes over, the loss is high again; the same command ends in the same way, and keeps checkpoints."""
 
@@ -192,7 +192,7 @@ def go_back_on_two_ranks(
     assert same_weights(cut, out, LAST)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_go_back_together(store: Path, tmp_path: Path) -> None:
     """The loss of one of them is the spike; saves run in the background."""
     go_back_on_two_ranks(

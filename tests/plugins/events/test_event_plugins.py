@@ -49,7 +49,7 @@ def lines(run: Path, *kinds: str) -> list[dict[str, Any]]:
     return [{key: each[key] for key in each if key not in timed} for each in records if each["kind"] in kinds]
 
 
-@pytest.mark.parametrize("processes", at_night([1, 2], always=[2]))
+@pytest.mark.parametrize("processes", at_night([1, 2], always=[1]))
 def test_training_is_the_same_with_them_bit_for_bit(processes: int, stores: tuple[Path, Path], tmp_path: Path) -> None:
     table = {"-1": 16} if processes == 1 else {"0": 9, "1": 7}
     settings = toy.parameters(*stores, evaluation={"steps": 2, "batches": 1}, batch_size=table)
@@ -60,6 +60,7 @@ def test_training_is_the_same_with_them_bit_for_bit(processes: int, stores: tupl
     assert same_weights(tmp_path / "with", tmp_path / "without", 12)
 
 
+@pytest.mark.nightly
 def test_a_killed_run_with_them_goes_on_as_one_that_was_not(stores: tuple[Path, Path], tmp_path: Path) -> None:
     """Killed after step 9: its best validation is saved between two regular checkpoints."""
     settings = toy.parameters(*stores, evaluation={"steps": 2, "batches": 1}, events=ALL)
