@@ -18,6 +18,7 @@ import pytest
 from every_fault import WORKERS, Try, different, try_all
 from faulty_commands import EVERY, ONE_RANK, World, instants, make_world, workers
 from file_faults import ACTIONS, FULL
+from selection import at_night
 
 TRIES = 40
 """Calls of each command that a night lets go wrong."""
@@ -72,7 +73,7 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "action", "share"), SAMPLE)
+@pytest.mark.parametrize(("name", "action", "share"), at_night(SAMPLE, always=SAMPLE[:2]))
 def test_a_command_that_met_a_fault_goes_on_to_the_same_result(
     name: str, action: str, share: float, world: World
 ) -> None:

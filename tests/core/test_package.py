@@ -1,5 +1,6 @@
 """The package: its functions, its folders, its types."""
 
+import functools
 import inspect
 import re
 import subprocess
@@ -120,11 +121,16 @@ def test_every_file_and_page_that_the_design_names_exists(page: Path) -> None:
     assert not missing | {link for link in links if not (page.parent / link).exists()}
 
 
+@functools.cache
+def sources() -> list[str]:
+    """The text of every module, the core's once."""
+    return [file.read_text(encoding="utf-8") for folder in (CORE.parent, PLUGINS) for file in folder.rglob("*.py")]
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.name != "README.md"], ids=lambda page: page.name)
 def test_every_decision_is_named_by_the_code_that_follows_it(page: Path) -> None:
     named = f"docs/design/{page.name}"
-    files = (file for folder in (CORE.parent, PLUGINS.parent) for file in folder.rglob("*.py"))
-    assert any(named in file.read_text(encoding="utf-8") for file in files), named
+    assert any(named in text for text in sources()), named
     assert page.name in (page.parent / "README.md").read_text(encoding="utf-8")
 
 

@@ -168,7 +168,7 @@ def plain_losses(name: str, settings: dict[str, Any], store: Any, initial: Any) 
 
 @pytest.mark.parametrize("name", at_night(
     ("gpt2", "llama", "qwen3", "gptj", "mistral", "olmo2", "gemma3_text", "modernbert_decoder"),
-    always=("gpt2", "qwen3"),
+    always=("qwen3",),
 ))  # fmt: skip
 def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) -> None:
     store = contract_store(tmp_path / "data")
@@ -192,6 +192,7 @@ def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) 
     assert loaded.generate(**given, max_new_tokens=5, min_new_tokens=5).shape == (1, 8)
 
 
+@pytest.mark.nightly
 def test_nodes_of_seven_five_and_four_rows_train_the_same_as_one_of_sixteen(tmp_path: Path) -> None:
     settings = toy.parameters(
         contract_store(tmp_path / "data").folder, architecture={"type": "llama", **FAMILY["llama"]}, max_steps=4,

@@ -240,11 +240,10 @@ RETROMAE = {
 """Embeddings, with updates that are clipped; seven rows a step, of which one process has four."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "changes"), [
-    *at_night(
-        [(name, {}) for name in ("roberta", "deberta", "deberta_v2", "modernbert", "t5")], always=[("t5", {})]
-    ),
-    *(pytest.param(name, RETROMAE, marks=pytest.mark.nightly) for name in ("eurobert", "modernbert")),
+    *((name, {}) for name in ("roberta", "deberta", "deberta_v2", "modernbert", "t5")),
+    *((name, RETROMAE) for name in ("eurobert", "modernbert")),
 ])  # fmt: skip
 def test_two_processes_train_the_same_as_one(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     architecture = {"type": name, **(RUNS["t5"][0] | {"dropout_rate": 0.0} if name == "t5" else FAMILY[name])}

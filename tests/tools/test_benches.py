@@ -87,6 +87,7 @@ def test_ids_of_pieces_are_compared_in_each_round(tmp_path: Path, forks: None) -
 # ------------------------------------------------------------------------------------------- how soon, how well
 
 
+@pytest.mark.nightly
 def test_every_way_of_growth_trains_and_is_measured(tmp_path: Path, forks: None) -> None:
     store = contract_toy.make_store(tmp_path).folder
     sizes = options(hidden_size=32, layers=2, small_layers=1, small_steps=2, grown_steps=4, every=2)
@@ -101,6 +102,7 @@ def test_every_way_of_growth_trains_and_is_measured(tmp_path: Path, forks: None)
     assert small is not None and begins is not None and small[1] == begins[1]
 
 
+@pytest.mark.nightly
 def test_what_longer_rows_cost_is_measured(tmp_path: Path, forks: None) -> None:
     store = toy.make_store(tmp_path / "text", documents=60, seed=1)
     sizes = options(length=8, factor=2, tokens=32, steps=2, more_steps=1, hidden_size=32, rows=2)
@@ -157,6 +159,7 @@ def test_the_base_width_is_the_wide_one(mup: Any) -> None:
     assert [wide["architecture"][each] for each in sizes] == [4 * narrow["architecture"][each] for each in sizes]
 
 
+@pytest.mark.nightly
 def test_the_best_rates_of_two_widths_are_compared(
     mup: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,6 +239,7 @@ def test_products_are_most_of_a_step() -> None:
     assert list(found) == ["bert", "llama"] and all(float(text.partition("%")[0]) > 30 for text in found.values())
 
 
+@pytest.mark.nightly
 def test_each_process_says_what_its_start_and_a_save_needed(forks: None) -> None:
     printed = run("start_memory", *options(hidden_size=64, layers=1))
     found = re.findall(r"rank (\d): own part \d+ MiB of \d+ MiB.*; start \d+ MiB, .*; save \d+ MiB", printed)

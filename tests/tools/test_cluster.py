@@ -412,6 +412,7 @@ def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return config
 
 
+@pytest.mark.nightly
 def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Path, tmp_path: Path) -> None:
     ssh = f"ssh -F {ssh_config}"
     output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk").finish()

@@ -28,6 +28,7 @@ def run(*arguments: str, out: Path) -> str:
     return out.read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 @DEEPSPEED
 def test_an_engine_of_each_kind_trains_what_one_process_does(
     tmp_path: Path, tool: ModuleType, monkeypatch: pytest.MonkeyPatch

@@ -44,7 +44,7 @@ def kind(stage: Any) -> tuple[str, ...]:
 
 
 TRIED = {kind(each): (part, each) for part, each in reversed(ALL)}
-EVERY_TIME = {("rate", "bert_base"), ("waits",), ("attention",), ("memory",)}
+EVERY_TIME = {("rate", "bert_base"), ("memory",)}
 """Stages of the kinds that are quick; at night all are tried."""
 
 

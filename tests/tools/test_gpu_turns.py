@@ -109,6 +109,7 @@ def test_one_that_fails_ends_or_does_not_warm_up_leaves_the_others_alone(tmp_pat
     assert "warming up" in only[1].error
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_late_ends_with_its_children_before_another_one_is_timed(tmp_path: Path, forked: None) -> None:
     dict(turns_at_device.take_turns({"first": Sleeper(tmp_path / "first")}, apart=True, warm_seconds=60.0))  # imports
     sides = {"late": Compiler(tmp_path / "late"), "good": Sleeper(tmp_path / "good")}
@@ -118,6 +119,7 @@ def test_a_run_that_is_late_ends_with_its_children_before_another_one_is_timed(t
     assert not processes.runs(int((tmp_path / "late.pid").read_text()))
 
 
+@pytest.mark.nightly
 def test_a_window_beside_which_a_child_of_another_run_computes_is_no_rate(tmp_path: Path, forked: None) -> None:
     sides = {"good": Sleeper(tmp_path / "good", seconds=0.2), "busy": Compiler(tmp_path / "busy", late=False)}
     try:

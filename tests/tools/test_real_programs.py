@@ -89,6 +89,7 @@ def test_a_word_of_the_pipeline_is_compared_with_its_text(entities: Any, word: s
     assert entities.is_text_of(word, text) is is_same
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_a_toy_serves_in_the_programs_that_are_installed(
     tmp_path: Path, forks: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import at_night
 
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.hold_out import hold_out
@@ -85,7 +86,7 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, kind: str, suffix
 CELL = st.text(st.sampled_from('ab"\n,あ '), max_size=8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(CELL, CELL), max_size=12),
     block_bytes=st.integers(1, 60),
@@ -287,7 +288,9 @@ def test_what_the_system_cannot_read_is_not_called_damaged(
     assert raised.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", *(f"a.txt{suffix}" for suffix in PACKERS)])
+@pytest.mark.parametrize(
+    "name", at_night(["a.jsonl", "a.jsonl.gz", *(f"a.txt{suffix}" for suffix in PACKERS)], always=["a.jsonl.gz"])
+)
 def test_a_huge_document_is_never_in_memory(tmp_path: Path, name: str) -> None:
     content = b"before\n\n" + b"\n".join([b"x" * 1000] * 20_000) + b"\n\nafter\n"
     if name.startswith("a.jsonl"):
@@ -367,7 +370,7 @@ def test_a_pattern_takes_each_file_once(tmp_path: Path, caplog: pytest.LogCaptur
     )
 
 
-SPACES = [character for code in range(0x110000) if (character := chr(code)).isspace() and character != "\n"]
+SPACES = [character for code in range(0x10000) if (character := chr(code)).isspace() and character != "\n"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])

@@ -180,6 +180,7 @@ def test_graphs_keep_what_a_micro_step_allocates_and_a_copy_of_its_batch(
         assert tuple(parts.get("kept by CUDA graphs", 0) for parts in found.values()) == expected
 
 
+@pytest.mark.nightly
 def test_a_card_without_room_for_graphs_is_estimated_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the run would go on there; a run that refuses to do without does not fit."""
 
@@ -226,6 +227,7 @@ def test_gradients_that_stage_1_accumulates_stay_on_the_device() -> None:
     assert (found["forward"]["gradients"], found["optimizer step"]["gradients"]) == (4000, 0)
 
 
+@pytest.mark.nightly
 def test_offloaded_memory_is_reported_separately() -> None:
     raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
     section = {"offload_optimizer": {"device": "cpu"}}
@@ -296,6 +298,7 @@ def test_fsdp_holds_its_part_and_the_running_blocks() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_a_run_is_estimated_with_its_own_engine() -> None:
     def found(parallel: dict[str, Any]) -> Estimate:
         raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())

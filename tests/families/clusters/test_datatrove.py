@@ -99,6 +99,7 @@ def test_local_gives_the_bytes_of_one_process(folder: Path, settings: dict) -> N
     assert len(list((folder / "out.datatrove" / "stats").iterdir())) == min(settings["tasks"], blocks)
 
 
+@pytest.mark.nightly
 def test_a_shard_keeps_its_place(folder: Path) -> None:
     for number in (1, 2, 3):
         shard = f"{number}/3"
@@ -151,6 +152,7 @@ if __name__ == "__main__":
     assert contents(folder / "out") == one_process("whole")
 
 
+@pytest.mark.nightly
 def test_parts_of_the_local_engine_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = new_job("out")
     with pytest.raises(UserError, match="--max-rejects 0"):
@@ -187,6 +189,7 @@ def test_a_task_that_runs_again_writes_only_missing_parts(folder: Path, slurm: F
     assert [file.stat().st_mtime_ns for number, file in enumerate(made) if number != 2] == times
 
 
+@pytest.mark.nightly
 def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
@@ -198,6 +201,7 @@ def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert list((folder / "out" / ".parts").glob("0*.part")) and not (folder / "out" / "store.json").exists()
 
 
+@pytest.mark.nightly
 def test_datatroves_record_of_completed_tasks_is_ignored(folder: Path) -> None:
     prepare_with_datatrove(new_job("out", processes=2))
     (folder / "a.jsonl").write_text("\n".join(rows(3, 150)))  # the record of completed tasks belongs to other text
@@ -205,6 +209,7 @@ def test_datatroves_record_of_completed_tasks_is_ignored(folder: Path) -> None:
     assert contents(folder / "out") == one_process("whole")
 
 
+@pytest.mark.nightly
 def test_a_failed_task_is_reported_and_its_parts_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = one_process("whole")
     job = new_job("out", processes=2)
@@ -271,6 +276,7 @@ def test_slurm_gives_the_bytes_of_one_process(folder: Path, forks: None, slurm: 
     assert isinstance(facts, StoreFacts) and len(slurm.jobs()) == 3
 
 
+@pytest.mark.nightly
 def test_a_slurm_task_that_died_is_repeated(folder: Path, forks: None, slurm: FakeSlurm) -> None:
     submit({"tasks": 2})
     ended = slurm.work_off(run=lambda job, task: (job, task) != ("101", 1))

@@ -89,6 +89,7 @@ def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: t
         Parameters.from_dict(raw, source="suggested")
 
 
+@pytest.mark.nightly
 def test_runs_in_8_bits_are_measured_like_those_in_bf16(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     raw = llama.dump() | {"precision": "fp8"}
     parameters = Parameters.from_dict(raw, source="test")
@@ -163,6 +164,7 @@ def test_every_layout_of_a_llama_can_be_run(llama: Parameters, measured: tuple[T
     assert refused == {json.dumps([{"engine": "deepspeed", "zero_stage": 3}, "selective"])}
 
 
+@pytest.mark.nightly
 def test_rows_of_32_768_tokens_divide_positions(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     """Eight rows on 64 GPUs: no layout of whole rows uses them all."""
     long = llama.dump() | {"batch_size": {"-1": 8}}
@@ -288,6 +290,7 @@ def test_layers_that_are_not_equal_are_refused() -> None:
         measure_transformer(Parameters.load(PRESETS / "tiny_t5.json"), synthetic_vocabulary(500, 64), context=64.0)
 
 
+@pytest.mark.nightly
 def test_an_estimate_is_for_the_nodes_of_its_gpus(tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=20, seed=1)
     file = tmp_path / "run.json"

@@ -62,6 +62,7 @@ def prepare(out: str, *more: object, fails: bool = False) -> subprocess.Complete
     return done
 
 
+@pytest.mark.nightly
 def test_every_executor_gives_the_store_of_one_process(folder: Path, forks: None, slurm: FakeSlurm) -> None:
     pytest.importorskip("datatrove", reason="datatrove is not installed")
     one = prepare("one", "--processes", 1).stdout

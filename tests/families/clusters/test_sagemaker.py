@@ -222,6 +222,7 @@ class Instance:
         (self.root / "input/config/resourceconfig.json").write_text(json.dumps(facts))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forks")
 def test_two_instances_train_together_and_their_metrics_are_found(store: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"

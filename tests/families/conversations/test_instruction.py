@@ -151,6 +151,7 @@ def test_the_preset_is_a_run(store: TokenStore, tmp_path: Path, monkeypatch: pyt
     assert isinstance(parameters.objective, Instruction) and parameters.start_from is not None
 
 
+@pytest.mark.nightly
 def test_a_tuned_model_answers_in_plain_transformers(
     store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

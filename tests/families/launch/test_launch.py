@@ -164,6 +164,7 @@ def test_hosts_of_different_sizes_train_like_any_other_start(
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forks")
 def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     """Even if rank 0 is late after the restart: no process may read the addresses of the processes before."""
@@ -297,6 +298,7 @@ def test_a_launcher_whose_settings_name_the_nodes_needs_no_number(store: Path, t
     assert "--nodes" not in plan.plan.files["run.sh"]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forks")
 def test_a_run_keeps_the_table_that_it_began_with(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"*": 8}, evaluation=None, max_steps=2)

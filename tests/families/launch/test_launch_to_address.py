@@ -122,6 +122,7 @@ exec unshare --mount bash -c 'mount -t tmpfs none {hidden}; cd /; eval "$0"' "$*
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount that hides this machine's files")
 def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a spot machine needs comes over ssh and from the address."""

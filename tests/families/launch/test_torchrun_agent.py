@@ -148,7 +148,7 @@ class Agent:
     ("number", "more"),
     at_night(
         itertools.product([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], [(), ELASTIC]),
-        always=[(signal.SIGTERM, ELASTIC), (signal.SIGHUP, ())],
+        always=[(signal.SIGTERM, ELASTIC)],
     ),
 )
 def test_after_a_stop_request_the_processes_save_and_the_agent_exits_with_75(
@@ -169,7 +169,8 @@ def test_processes_restarted_after_a_stop_request_receive_it_too(tmp_path: Path)
     assert code == 143 and "exited with 143, the first process on this host that failed" in output, output
 
 
-@pytest.mark.parametrize("rank", at_night([0, 1], always=[1]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
 def test_an_agent_that_waits_for_other_hosts_exits_at_once(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,12 +184,13 @@ def test_an_agent_that_waits_for_other_hosts_exits_at_once(
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.nightly
 def test_a_stop_before_a_restart_is_forgotten(tmp_path: Path) -> None:
     code, output = Agent(tmp_path, "stops to restart", *ELASTIC).end()
     assert code == 0, output
 
 
-@pytest.mark.parametrize(("what", "code"), [("is killed", 137), ("fails", 3)])
+@pytest.mark.parametrize(("what", "code"), at_night([("is killed", 137), ("fails", 3)], always=[("is killed", 137)]))
 def test_a_failure_keeps_its_exit_code(what: str, code: int, tmp_path: Path) -> None:
     ended, output = Agent(tmp_path, what).end()
     assert ended == code and "Traceback" not in output, output
@@ -200,6 +202,7 @@ def test_processes_that_failed_on_what_a_user_has_to_mend_do_not_start_again(tmp
     assert code == 2 and output.count("ready") == 1, output
 
 
+@pytest.mark.nightly
 def test_one_host_that_has_failed_on_what_a_user_has_to_mend_ends_the_others(tmp_path: Path) -> None:
     """The first agent is the rendezvous of both, and would start its process again with that of the second."""
     port = str(toy.free_port())
@@ -217,6 +220,7 @@ def test_a_finished_run_prints_nothing(tmp_path: Path) -> None:
     assert Agent(tmp_path, "finishes", processes=1).end() == (0, "")
 
 
+@pytest.mark.nightly
 def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_a_stop_request(tmp_path: Path) -> None:
     """The agent has no process left to which it could forward the request."""
     port = str(toy.free_port())
@@ -235,6 +239,7 @@ def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_
     assert [agent.end()[0] for agent in agents] == [0, 75]
 
 
+@pytest.mark.nightly
 def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")
     agent = Agent(tmp_path, "hangs")
@@ -245,6 +250,7 @@ def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkey
     assert 2 < time.monotonic() - began < 60
 
 
+@pytest.mark.nightly
 def test_processes_save_when_the_connection_that_started_the_agent_is_gone(tmp_path: Path) -> None:
     reads, writes = os.pipe()
     agent = Agent(tmp_path, "saves", processes=1, stdout=writes)
@@ -254,6 +260,7 @@ def test_processes_save_when_the_connection_that_started_the_agent_is_gone(tmp_p
     assert agent.end()[0] == 75
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_stopped_is_killed_after_another_has_lost_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -452,8 +452,8 @@ def test_a_store_that_refuses_all_ends_no_training(
     assert whole_steps(memory) == [2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("nodes", [(1,), pytest.param((2,), marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("nodes", [(1,), (2,)])
 def test_a_killed_machine_is_replaced_by_a_bare_one(store: Path, tmp_path: Path, nodes: tuple[int, ...]) -> None:
     settings = toy.parameters(
         store, max_steps=48, checkpoint={"save_steps": 4}, batch_size={"0": 16} if nodes == (2,) else {"-1": 16}

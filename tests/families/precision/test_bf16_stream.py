@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import toy
+from selection import at_night
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -286,6 +287,7 @@ def test_products_of_blocks_add_to_the_gradients_of_micro_steps_before(
     assert all(torch.equal(sums[name], expected[name]) for name in sums)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler asks each input of a block for it
 def test_compiled_blocks_add_to_gradients_in_one_graph(rows_of: TokenStore) -> None:
     counters["stats"].clear()
@@ -355,7 +357,7 @@ def are_close(stream: dict[int, float], autocast: dict[int, float]) -> None:
         assert means[0] == pytest.approx(means[1], rel=0.005), start
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("family", at_night(["bert", "llama"], always=["bert"]))
 def test_twenty_steps_are_those_of_autocast(store: Path, tmp_path: Path, family: str) -> None:
     compare(store, tmp_path, family, 20, 0.005)
 
@@ -422,6 +424,7 @@ def test_the_gradient_of_a_small_embedding_is_a_product_of_the_same_sums(
     assert weight.grad is not None and torch.equal(weight.grad.double(), found)
 
 
+@pytest.mark.nightly
 def test_the_compiler_does_not_take_the_gradient_of_an_embedding_apart() -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd

@@ -80,6 +80,7 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
     assert folder_digests.find_changes(tmp_path / "one") == []
 
 
+@pytest.mark.nightly
 def test_a_deberta_is_finetuned_in_bf16(model: Path, tmp_path: Path) -> None:
     base = tmp_path / "deberta"
     shutil.copytree(model, base)
@@ -173,6 +174,7 @@ def test_a_classifier_finds_the_end_of_a_text_before_the_padding_of_its_tokenize
     assert tokenizer.pad_token_id == written.config.pad_token_id == pad
 
 
+@pytest.mark.nightly
 def test_a_number_for_a_pair_is_learnt(model: Path, tmp_path: Path) -> None:
     draw = random.Random(3)
     rows = []
@@ -220,6 +222,7 @@ def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
         assert metrics.span_scores(guesses, gold)["f1"] == result.scores["eval"]["f1"].mean
 
 
+@pytest.mark.nightly
 def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
     """The answer to a question is the word in the context that the question names; contexts need several windows."""
     draw = random.Random(5)
@@ -243,7 +246,8 @@ def test_answers_are_learnt_in_windows(model: Path, tmp_path: Path) -> None:
             assert row["context"].split()[first] == row["answers"][0]["text"]
 
 
-@pytest.mark.parametrize("own_class", at_night([True, False], always=[False]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("own_class", [True, False])
 def test_choices_are_learnt(model: Path, tmp_path: Path, own_class: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The right choice is the word of the question; also as texts with one number each, without a class of its own."""
     if not own_class:

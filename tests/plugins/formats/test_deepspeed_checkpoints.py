@@ -18,8 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from terakoya_plugins.formats.deepspeed import DeepSpeed, read_weights
 
-deepspeed_saver = pytest.importorskip("deepspeed_saver")  # imports deepspeed, an optional requirement
-
 pytestmark = [
     pytest.mark.timeout(900),  # seconds on a quiet machine, minutes on one that is shared
 ]
@@ -37,6 +35,7 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all checkpoints, one sub-folder per job."""
+    deepspeed_saver = pytest.importorskip("deepspeed_saver")  # imports deepspeed, an optional requirement
     folder = tmp_path_factory.mktemp("deepspeed")
     jobs = [{"name": name, **job} for name, job in JOBS.items()]
     started = []

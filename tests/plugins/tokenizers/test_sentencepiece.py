@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from real_data import real_data
+from selection import at_night
 from transformers import AutoTokenizer
 
 import terakoya
@@ -101,7 +102,7 @@ def flat(rows: Sequence[Sequence[int]]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ ids
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", at_night(MODELS, always=("unigram", "seed")))
 def test_ids_equal_those_of_transformers_and_of_the_library(folders: Any, name: str) -> None:
     folder = folders(name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -238,12 +239,13 @@ def test_options_are_passed_to_the_trainer(folders: Any, tmp_path: Path) -> None
 DRAWN: dict[str, Any] = {"input_sentence_size": 60, "hard_vocab_limit": False, "character_coverage": 0.98}
 
 
-@pytest.mark.parametrize("fields", [{}, DRAWN, {"model_type": "bpe"}])
+@pytest.mark.parametrize("fields", at_night([{}, DRAWN, {"model_type": "bpe"}], always=[DRAWN]))
 def test_same_corpus_same_bytes(tmp_path: Path, fields: dict[str, Any]) -> None:
     made = [make(tmp_path / name, **{"num_threads": 2, **fields}) for name in ("one", "two")]
     assert len({(folder / "tokenizer.model").read_bytes() for folder in made}) == 1
 
 
+@pytest.mark.usefixtures("forks")
 def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> None:
     here = make(tmp_path / "here", num_threads=2, **DRAWN)
     program = (
@@ -262,6 +264,7 @@ def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> Non
     assert (first / "tokenizer.model").read_bytes() == (asked / "tokenizer.model").read_bytes()
 
 
+@pytest.mark.usefixtures("forks")
 def test_training_hides_warnings_about_ignored_arguments(tmp_path: Path) -> None:
     """In a separate process, because the library has one log level for the whole process."""
     (tmp_path / "a.txt").write_text("\n\n".join(LINES), encoding="utf-8")
@@ -356,9 +359,9 @@ def test_a_literal_is_a_word_of_its_own(folders: Any) -> None:
 # ------------------------------------------------------------------------------------------ recognising, importing
 
 
-def test_from_folder_returns_the_settings(folders: Any) -> None:
-    for name, fields in MODELS.items():
-        assert own(folders(name)) == SentencePiece(num_threads=1, **fields)
+@pytest.mark.parametrize("name", at_night(MODELS, always=("words", "seed")))
+def test_from_folder_returns_the_settings(folders: Any, name: str) -> None:
+    assert own(folders(name)) == SentencePiece(num_threads=1, **MODELS[name])
 
 
 def test_folders_of_other_programs(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
