@@ -38,15 +38,18 @@ class PluginError(UserError):
     Attributes:
         plugin: the plugin's name.
         message: what happened, with the place in the plugin's own code.
+        without: the option of terakoya that starts it without the plugin; "" where that would be no help.
     """
 
-    def __init__(self, plugin: str, message: str) -> None:
-        super().__init__(plugin, message)
+    def __init__(self, plugin: str, message: str, without: str = "") -> None:
+        super().__init__(plugin, message, without)
         self.plugin = plugin
         self.message = message
+        self.without = without
 
     def __str__(self) -> str:
-        return f"plugin {self.plugin}: {self.message}"
+        text = f"plugin {self.plugin}: {self.message}"
+        return f"{text}. Start without it: {self.without}" if self.without else text
 
 
 def describe(error: BaseException) -> str:
@@ -201,7 +204,7 @@ class Finder:
             module = _import(module_name)
         except PluginError as error:
             if source.requested:
-                raise
+                raise PluginError(plugin_name, error.message, f"--without {plugin_name}") from error
             self.broken.append(Broken(plugin_name, source, error.message))
             return
         yield Plugin(plugin_name, module, source)
@@ -238,7 +241,7 @@ def _import_file(path: Path) -> str:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            raise PluginError(str(path), describe(error)) from error
+            raise PluginError(str(path), describe(error), f"--without {path.stem}") from error
     return name
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from terakoya.plugins.discovery import Plugin
+from terakoya.plugins.discovery import GROUP, Plugin
 from terakoya.plugins.engines import plugin_engine
 from terakoya.plugins.loading import Registry
 
@@ -81,8 +81,9 @@ def check_plugins(
         listened = events and bool(recorded.get("events", not recorded["components"]))
         if not (used or listened):
             continue
-        origin, advice = f"{recorded['distribution']} {recorded['version']}", ""
-        if not recorded["distribution"]:
+        name, version = recorded["distribution"], recorded["version"]
+        origin, advice = f"{name} {version}", "" if name == GROUP else f"; install it: pip install {name}=={version}"
+        if not name:
             file = recorded.get("requested")  # records of older versions do not have it
             origin = "--plugin"
             advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(file)) if file else 'FILE'} ..."

@@ -226,6 +226,9 @@ def test_a_broken_requested_plugin_is_an_error_with_its_place(write: Write, sour
     assert "bad" in caught.value.plugin
     if "import no" not in source:
         assert f"{file}:" in str(caught.value)
+    if "return 1 / 0" not in source:
+        assert str(caught.value).endswith(". Start without it: --without bad")
+        assert load([file], ["bad"]).excluded == ["bad"]
 
 
 def test_an_installed_plugin_whose_hook_fails_is_skipped_too(install: Install) -> None:
@@ -409,7 +412,9 @@ def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -
 def test_in_an_old_record_of_every_installed_plugin_only_used_plugins_count() -> None:
     old = {"distribution": "other", "version": "1", "sha256": "0"}
     record = [{"name": "gone", **old, "components": ["importers/gone"]}, {"name": "heard", **old, "components": []}]
-    assert check_plugins(load(), record, USES_MINE).missing == ["plugin heard (other 1: events only) is missing"]
+    assert check_plugins(load(), record, USES_MINE).missing == [
+        "plugin heard (other 1: events only) is missing; install it: pip install other==1"
+    ]
 
 
 # -------------------------------------------------------------------------------------------- deprecated hooks
