@@ -99,8 +99,8 @@ def parse_integer(text: str) -> int:
 
 
 def parse_shares(text: str) -> list[float]:
-    """Parses numbers like `998,1,1`; whole numbers become integers."""
-    numbers = [float(number) for number in text.replace(" ", "").split(",")]
+    """Parses numbers like `998,1,1`, also between quotes, as Megatron does; whole numbers become integers."""
+    numbers = [float(number) for number in text.replace(" ", "").strip("'\"").split(",")]
     if not all(map(math.isfinite, numbers)):
         raise ValueError(text)
     return [int(number) if number.is_integer() else number for number in numbers]

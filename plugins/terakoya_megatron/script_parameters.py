@@ -28,6 +28,9 @@ DECAY_TYPES = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "1-sqrt"}
 """--lr-wsd-decay-style -> schedule.decay_type."""
 DEFAULT_SPLIT = [969, 30, 1]
 """What Megatron uses for --data-path without --split."""
+THETAS = ("rotary-base", "rope-theta", "rotary-position-embeddings-theta")
+NO_EXPERTS = ("0", "1")
+"""The values of --num-experts with which a model is dense."""
 Z_LOSS = 1e-4
 """The weight of `--use-z-loss` in llm-jp's Megatron-LM, from PaLM."""
 
@@ -89,6 +92,7 @@ def _remove_fp8_with_zero(options: Options, result: dict[str, Any]) -> None:
 
 def _record_remaining(options: Options, notes: list[str]) -> None:
     """Records, for each option that is not recorded yet, what the table says."""
+    dense = " ".join(options.given.get("num-experts", ())) in NO_EXPERTS
     for name, words in options.given.items():
         if name in options.mapped or name in options.ignored or name in options.unsupported:
             continue
@@ -96,7 +100,7 @@ def _record_remaining(options: Options, notes: list[str]) -> None:
         value = as_written(" ".join(words))
         if name == "expert-model-parallel-size" and value == "1":
             options.ignored[name] = "1 changes nothing"
-        elif name == "num-experts" and value in ("0", "1"):
+        elif dense and ("num-experts" in name or "moe" in name):
             options.ignored[name] = "no experts"
         elif flag is None:
             close = nearest(name, FLAGS)
@@ -180,7 +184,7 @@ def _convert_heads_and_dropout(options: Options, converted: dict[str, Any], *, i
             options.mark_unsupported(
                 "hidden-dropout", "0.1, Megatron's default without it: a Llama has no dropout after its layers"
             )
-        theta = [options.take(name, float) for name in ("rotary-base", "rope-theta")]
+        theta = [options.take(name, float) for name in THETAS]
         converted["rope_theta"] = next((value for value in theta if value is not None), 10000.0)
         return
     for name in ("num-query-groups", "num-key-value-heads", "group-query-attention"):

@@ -56,7 +56,9 @@ def convert_precision_and_memory(options: Options) -> dict[str, Any]:
     for name in ("fp8-format", "fp8-hybrid"):
         if options.take_switch(name):
             converted["precision"] = "fp8"
-    for name in ("use-flash-attn", "use-flash-attn-v2"):
+    if options.take_switch("deterministic-mode"):
+        converted["deterministic"] = True
+    for name in ("use-flash-attn", "use-flash-attn-v2", "use-flash-attn-triton"):
         if options.take_switch(name):
             converted["attention"] = "flash"
     key = "activation_checkpointing"
