@@ -22,9 +22,10 @@ from torch._dynamo.utils import counters
 from worlds import Job
 
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines import engine, fp8
+from terakoya.training.engines import engine
 from terakoya.training.model import compilation
 from terakoya_parallel.tensor_layers import ProcessTensorParallelGroup
+from terakoya_precision import fp8
 
 ALL_REDUCE = ProcessTensorParallelGroup.all_reduce
 
