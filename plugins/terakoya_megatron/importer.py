@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,8 +65,12 @@ class MegatronImporter(Importer):
             raise UserError(f"{file}: cannot be read: {error}") from error
         defined = dict(definition.split("=", 1) for definition in self.define)
         commands = list(shell_script.Script(file.parent, defined).commands(text))
-        words, nodes = script_options.find_command(commands, file)
-        return script_parameters.convert(words, nodes=nodes)
+        program, words, nodes = script_options.find_command(commands, file)
+        converted = script_parameters.convert(words, nodes=nodes)
+        if "gpt" in program.rpartition("/")[2]:
+            return converted
+        note = f"{program} is no pretrain_gpt.py: the parameters describe a causal language model"
+        return replace(converted, notes=[*converted.notes, note])
 
 
 def find_iteration(source: Path) -> Path:

@@ -130,11 +130,11 @@ def _known_name(name: str) -> str:
     return dashed if dashed in FLAGS and name not in FLAGS else name
 
 
-def find_command(commands: Sequence[Sequence[str]], file: Path) -> tuple[list[str], int | None]:
+def find_command(commands: Sequence[Sequence[str]], file: Path) -> tuple[str, list[str], int | None]:
     """Finds the command that starts a training program with --num-layers.
 
     Returns:
-        The words after the program, and the number of nodes that its launcher starts; None if unknown.
+        The program, the words after it, and the number of nodes that its launcher starts; None if unknown.
 
     Raises:
         UserError: there is no such command, or more than one.
@@ -148,7 +148,7 @@ def find_command(commands: Sequence[Sequence[str]], file: Path) -> tuple[list[st
             launcher = [part for word in words[:program] for part in word.split("=")]
             nodes = [launcher[i + 1] for i, word in enumerate(launcher[:-1]) if word in ("--nnodes", "--num_nodes")]
             count = int(nodes[-1]) if nodes and nodes[-1].isdecimal() else None
-            matches.append((list(words[program + 1 :]), count))
+            matches.append((as_written(words[program]), list(words[program + 1 :]), count))
     if len(matches) != 1:
         raise UserError(
             f"{file}: expected one command that starts a program with --num-layers, found {len(matches)}"

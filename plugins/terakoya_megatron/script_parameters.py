@@ -77,7 +77,9 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ConvertedConfig:
             notes.append(
                 "with several stores, each epoch is shuffled separately; Megatron shuffles a store's epochs together"
             )
-    _record_remaining(options, notes)
+    architecture = result["architecture"]
+    sizes = architecture.get("hidden_size"), architecture.get("num_attention_heads")
+    _record_remaining(options, notes, head_size=sizes[0] // sizes[1] if all(sizes) else None)
     parameters = {key: value for key, value in result.items() if value not in (None, {})}
     return ConvertedConfig(parameters, options.mapped, options.ignored, options.unsupported, notes)
 
@@ -90,16 +92,18 @@ def _remove_fp8_with_zero(options: Options, result: dict[str, Any]) -> None:
                 options.mark_unsupported(name, "8-bit products together with ZeRO; bf16 is used")
 
 
-def _record_remaining(options: Options, notes: list[str]) -> None:
-    """Records, for each option that is not recorded yet, what the table says."""
+def _record_remaining(options: Options, notes: list[str], *, head_size: int | None) -> None:
+    """Records, for each option that is not recorded yet, what the table says; `head_size` is that of most models."""
     dense = " ".join(options.given.get("num-experts", ())) in NO_EXPERTS
     for name, words in options.given.items():
         if name in options.mapped or name in options.ignored or name in options.unsupported:
             continue
         flag = FLAGS.get(name)
         value = as_written(" ".join(words))
-        if name == "expert-model-parallel-size" and value == "1":
+        if name in ("expert-model-parallel-size", "rotary-percent") and value in ("1", "1.0"):
             options.ignored[name] = "1 changes nothing"
+        elif name == "kv-channels" and value == str(head_size):
+            options.ignored[name] = "the hidden size divided by the number of heads"
         elif dense and ("num-experts" in name or "moe" in name):
             options.ignored[name] = "no experts"
         elif flag is None:

@@ -101,6 +101,7 @@ SIZES = {
     "ds-sequence-parallel-size": "sp_size",
 }
 """Option for the number of processes that work on the same rows -> its key under `parallel`."""
+FSDP = ("use-torch-fsdp2", "use-megatron-fsdp")
 VIRTUAL_STAGES = "num-layers-per-virtual-pipeline-stage"
 
 
@@ -114,7 +115,9 @@ def convert_parallel(options: Options, layers: int | None) -> dict[str, Any]:
         stage = 1 if stage is None else stage
     sizes = _convert_sizes(options, layers)
     parallel: dict[str, Any] = {}
-    if stage is not None:
+    if any([options.take_switch(name) for name in FSDP]):
+        parallel = {"engine": "fsdp"}
+    elif stage is not None:
         parallel = {"engine": "deepspeed", "zero_stage": stage}
         if sizes:
             parallel = {"engine": "fsdp"} if stage else {}

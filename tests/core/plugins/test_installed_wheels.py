@@ -79,7 +79,7 @@ def terakoya(site: Path | None, *words: object, code: int = 0) -> str:
 def test_a_run_uses_it_and_says_when_it_is_gone_or_there_twice(
     wheels: list[Path], store: Path, tmp_path: Path
 ) -> None:
-    assert [each.name for each in wheels] == ["acme_tide-1.2-py3-none-any.whl", "other_tide-3-py3-none-any.whl"]
+    assert [each.name.partition("-py")[0] for each in wheels] == ["acme_tide-1.2", "other_tide-3"]
     one, both = tmp_path / "one", tmp_path / "both"
     pip("install", "--target", one, wheels[0])
     pip("install", "--target", both, *wheels)

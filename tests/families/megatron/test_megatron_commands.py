@@ -108,7 +108,9 @@ def test_a_script_becomes_parameters(tmp_path: Path, capsys: pytest.CaptureFixtu
     again = ["parameters", "import", "megatron", script, "--define", "L=3"]
     code, output, report = call(capsys, *again)
     assert code == 0 and json.loads(output)["architecture"]["num_hidden_layers"] == 3
-    assert "1 not supported" in report and "to complete before" not in report
+    assert "1 not supported" in report and "to complete before" not in report and "describe a causal" not in report
+    script.write_text(script.read_text().replace("pretrain_gpt.py", "megatron/pretrain_bert.py"))
+    assert "megatron/pretrain_bert.py is no pretrain_gpt.py" in call(capsys, *again)[2].replace("\n", " ")
     assert call(capsys, *again, "--out", out)[0] == 2  # the file exists
     code, _, error = call(capsys, "parameters", "import", "deepspeed", script)
     assert code == 2 and "reads checkpoints, no scripts" in error

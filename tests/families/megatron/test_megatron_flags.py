@@ -33,7 +33,7 @@ WITH = {
     "sequence-parallel": "--tensor-model-parallel-size 2",
     "finetune": "--load old", "no-load-optim": "--load old",
     "initial-loss-scale": "--fp16", "loss-scale": "--fp16", "loss-scale-window": "--fp16", "min-loss-scale": "--fp16",
-    "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16",
+    "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16", "use-flash-attn-triton": "--bf16",
 }  # fmt: skip
 """Further options that an option needs to have an effect."""
 GPT2_ONLY = {"hidden-dropout", "openai-gelu", "no-bias-gelu-fusion", "bias-gelu-fusion"}
@@ -272,6 +272,14 @@ def test_the_kind_of_a_wsd_decay_is_that_of_megatron_or_reported(
     Parameters.from_dict(found.parameters, source="test")
 
 
+def test_values_that_change_nothing_are_ignored() -> None:
+    experts = "--num-experts 1 --moe-loss-coeff 0.01 --num-experts-teacher 1"
+    given = f"{SIZES} {BATCH} {LLAMA} --hidden-dropout 0 --kv-channels 16 --rotary-percent 1.0 {experts} --split '98,2,0'"
+    found = convert(given.split(), nodes=1)
+    assert found.unsupported == {} and found.parameters["data"]["split"] == [98, 2, 0]
+    assert {"kv-channels", "rotary-percent", "num-experts", "moe-loss-coeff"} <= found.ignored.keys()
+
+
 def test_no_batches_of_validation_are_no_validation() -> None:
     found = convert(f"{SIZES} {BATCH} --eval-iters 0 --eval-interval 25".split(), nodes=1)
     assert "evaluation" not in found.parameters and found.parameters["data"]["split"] == [969, 30, 1]
@@ -314,9 +322,9 @@ def test_invalid_values_are_errors() -> None:
 
 def test_the_program_is_found_with_any_launcher(tmp_path: Path) -> None:
     for start in ("python -u x/pretrain_gpt.py", "torchrun --nnodes=4 pretrain.py", "deepspeed --num_nodes 4 p.py"):
-        options, nodes = find_command([["cd", "x"], [*start.split(), "--num-layers", "2"]], tmp_path)
+        _, options, nodes = find_command([["cd", "x"], [*start.split(), "--num-layers", "2"]], tmp_path)
         assert options == ["--num-layers", "2"] and nodes == (None if start.startswith("python") else 4)
-    options, _ = find_command([["python", "-m", "megatron.pretrain", "--num-layers", "2"]], tmp_path)
+    _, options, _ = find_command([["python", "-m", "megatron.pretrain", "--num-layers", "2"]], tmp_path)
     assert options == ["--num-layers", "2"]
     with pytest.raises(UserError, match="expected one command that starts a program with --num-layers, found 0"):
         find_command([["ls"]], tmp_path)
