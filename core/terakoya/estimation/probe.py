@@ -139,15 +139,16 @@ def find_rate(
         shallow, timed = wider, time_sample(wider, LONG_ENOUGH / 2)
     if cost(whole) <= left():
         return Probed(time_sample(whole, LONG_ENOUGH).rate, "the whole model")
-    rate, of_layers = timed.rate, ""
+    rate, said = timed.rate, f"{deeper.rows} of {rows} rows of a micro-batch"
     if layers > 1:
         while deeper.layers + period < layers and cost(replace(deeper, layers=deeper.layers + period)) <= left():
             deeper = replace(deeper, layers=deeper.layers + period)
         deep = time_sample(deeper, LONG_ENOUGH / 2).rate
         rate = _extrapolate(rate, deep, (layers - 1) / (deeper.layers - 1))
-        of_layers = f"models of 1 and {deeper.layers} of {layers} layers"
-    of_rows = "" if deeper.rows == rows else f"{deeper.rows} of {rows} rows of a micro-batch"
-    return Probed(_scale(rate, rows / deeper.rows), ", ".join(each for each in (of_layers, of_rows) if each))
+        said = f"models of 1 and {deeper.layers} of {layers} layers"
+        if deeper.rows < rows:
+            said = f"models of 1 and {deeper.layers} of {layers} layers, {deeper.rows} of {rows} rows of a micro-batch"
+    return Probed(_scale(rate, rows / deeper.rows), said)
 
 
 def _extrapolate(shallow: StepRate, deep: StepRate, factor: float) -> StepRate:
