@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import toy
 import transformers
 from documented_commands import ROOT
 from followed_pages import blocks_of
@@ -34,6 +35,7 @@ def call(*words: str) -> None:
 def test_its_commands_do_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    toy.start_fork_server()  # `prepare` and `export` use it
     monkeypatch.chdir(tmp_path)
     entries = json.loads(SHIPPED.read_text())
     original = {name: {**entry, "fp16-type": 0, "bf16": False} for name, entry in entries.items()}
