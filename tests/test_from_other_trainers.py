@@ -39,9 +39,10 @@ ASKED = {
         sharded_data_parallel_degree lr_decay_style lr_decay_iters warmup plateau min_lr load_partial load_full
         num_kept_checkpoints checkpoint_freq validation_freq logging_freq logits_output weight_decay use_adamw
         train_batch_size val_batch_size save_final_full_model skip_full_optimizer manual_partition prescaled_batch
-        active_microbatches optimize data_type zipped_data n_gpus bf16 ddp_dist_backend grad_clip beta1 beta2 seed same_seed
-        log_param_norms log_reduced_training_loss use_bert_data epochs output-data-dir checkpoint-dir model-dir
-        training-dir test-dir parallel_proc_data_processing fine_tune model_type intermediate_size num_heads_kv alibi
+        active_microbatches optimize data_type zipped_data n_gpus bf16 ddp_dist_backend grad_clip beta1 beta2
+        seed same_seed log_param_norms log_reduced_training_loss use_bert_data epochs output-data-dir
+        checkpoint-dir model-dir training-dir
+        test-dir parallel_proc_data_processing fine_tune model_type intermediate_size num_heads_kv alibi
         summary_first_pdrop use_distributed_transformer checkpoint_sublayers initializer_range activation_strategy
         fast_mode static_mode delayed_param same_partition_load attention_in_fp32 residual_addition_in_fp32
         placement_strategy activation_loading_horizon skip_tracing query_key_layer_scaling fused_softmax flash_attention

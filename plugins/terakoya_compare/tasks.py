@@ -93,7 +93,7 @@ def _outcomes(
     trained: dict[tuple[float, int, int], list[Any]] = {}
     base: Any = KINDS[task.task.task]
 
-    class Recorded(base):  # type: ignore[misc]
+    class Recorded(base):
         """The task, which remembers what it scores."""
 
         def scores(self, examples: Any, features: Any, logits: Any) -> dict[str, float]:

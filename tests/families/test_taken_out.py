@@ -151,13 +151,8 @@ def test_a_bert_from_text_to_an_export(run: Run, house: Path) -> None:
 @pytest.mark.usefixtures("store")
 def test_settings_and_options_name_a_missing_family(run: Run, house: Path) -> None:
     (house / "work" / "clean.json").write_text('[{"type": "nfkc"}]')
-    sharded = [
-        *train(house, "tiny_bert"),
-        "--set",
-        'parallel={"engine": "deepspeed", "zero_stage": 1}',
-        "--out",
-        "sharded",
-    ]
+    engine = 'parallel={"engine": "deepspeed", "zero_stage": 1}'
+    sharded = [*train(house, "tiny_bert"), "--set", engine, "--out", "sharded"]
     prepare = ["prepare", "clean.json", "--tokenizer", "tokenizer", "--out", "other"]
     commands = {
         "parallel": sharded, "cleaning": [*prepare, "--clean", "clean.json"],

@@ -76,9 +76,7 @@ def terakoya(site: Path | None, *words: object, code: int = 0) -> str:
     return " ".join((done.stdout + done.stderr).split())
 
 
-def test_a_run_uses_it_and_says_when_it_is_gone_or_there_twice(
-    wheels: list[Path], store: Path, tmp_path: Path
-) -> None:
+def test_a_run_uses_it_and_says_when_it_is_gone_or_there_twice(wheels: list[Path], store: Path, tmp_path: Path) -> None:
     assert [each.name.partition("-py")[0] for each in wheels] == ["acme_tide-1.2", "other_tide-3"]
     one, both = tmp_path / "one", tmp_path / "both"
     pip("install", "--target", one, wheels[0])
@@ -96,9 +94,7 @@ def test_a_run_uses_it_and_says_when_it_is_gone_or_there_twice(
     file.write_text(json.dumps({**settings, "max_steps": 4}))
     said = terakoya(None, *train, code=2)
     assert "schedule tide: not installed" in said
-    assert (
-        "plugin acme_tide (acme-tide 1.2: schedules/tide) is missing; install it: pip install acme-tide==1.2" in said
-    )
+    assert "plugin acme_tide (acme-tide 1.2: schedules/tide) is missing; install it: pip install acme-tide==1.2" in said
     said = terakoya(both, *train, code=2)
     assert 'schedule "tide" is registered twice: by acme_tide (acme-tide) and by other_tide (other-tide)' in said
     assert "--without other_tide" in said and max(toy.records(out)) == 2

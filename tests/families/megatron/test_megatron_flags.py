@@ -33,7 +33,8 @@ WITH = {
     "sequence-parallel": "--tensor-model-parallel-size 2",
     "finetune": "--load old", "no-load-optim": "--load old",
     "initial-loss-scale": "--fp16", "loss-scale": "--fp16", "loss-scale-window": "--fp16", "min-loss-scale": "--fp16",
-    "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16", "use-flash-attn-triton": "--bf16",
+    "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16",
+    "use-flash-attn-triton": "--bf16",
 }  # fmt: skip
 """Further options that an option needs to have an effect."""
 GPT2_ONLY = {"hidden-dropout", "openai-gelu", "no-bias-gelu-fusion", "bias-gelu-fusion"}
@@ -274,7 +275,8 @@ def test_the_kind_of_a_wsd_decay_is_that_of_megatron_or_reported(
 
 def test_values_that_change_nothing_are_ignored() -> None:
     experts = "--num-experts 1 --moe-loss-coeff 0.01 --num-experts-teacher 1"
-    given = f"{SIZES} {BATCH} {LLAMA} --hidden-dropout 0 --kv-channels 16 --rotary-percent 1.0 {experts} --split '98,2,0'"
+    same = f"--hidden-dropout 0 --kv-channels 16 --rotary-percent 1.0 {experts} --split '98,2,0'"
+    given = f"{SIZES} {BATCH} {LLAMA} {same}"
     found = convert(given.split(), nodes=1)
     assert found.unsupported == {} and found.parameters["data"]["split"] == [98, 2, 0]
     assert {"kv-channels", "rotary-percent", "num-experts", "moe-loss-coeff"} <= found.ignored.keys()
