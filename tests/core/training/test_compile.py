@@ -31,13 +31,13 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
 from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology
 from terakoya.training.model import compilation
-from terakoya.training.model.activation_checkpointing import checkpoint_block
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.compilation import Choice
 from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.trainer import Trainer
 from terakoya_contract import toy as toy_model
+from terakoya_memory.activation_checkpointing import checkpoint_block
 
 PROBE = Path(toy.__file__).with_name("compile_probe.py")
 CPU = torch.device("cpu")

@@ -34,7 +34,7 @@ from transformers import (
     RobertaModel,
 )
 
-from terakoya.training.model.activation_checkpointing import checkpoint_block
+from terakoya_memory.activation_checkpointing import checkpoint_block
 from terakoya_plugins.optimizers.stable_adamw import StableAdamW, clipped, grouped, kernels
 from terakoya_precision.bf16_stream import WeightCopies, fused_widths
 from terakoya_precision.fused import ops, self_check

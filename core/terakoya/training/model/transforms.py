@@ -12,7 +12,7 @@ from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
 from terakoya.plugins.families import missing_family
 from terakoya.training.model import compilation, lora
-from terakoya.training.model.activation_checkpointing import apply_activation_checkpointing
+from terakoya_memory.activation_checkpointing import apply_activation_checkpointing
 from terakoya.training.model.frozen_layers import freeze
 
 OWN = {

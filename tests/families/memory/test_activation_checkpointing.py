@@ -23,10 +23,10 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.engines.engine import autocast_forward
-from terakoya.training.model.activation_checkpointing import checkpoint_block, is_expensive
 from terakoya.training.model.build import build_module_for_training
 from terakoya_contract.toy import VOCABULARY, make_rows, values
 from terakoya_contract.toy import make_store as contract_store
+from terakoya_memory.activation_checkpointing import checkpoint_block, is_expensive
 
 KINDS = ("full", "selective")
 SUBJECTS = [
