@@ -30,6 +30,10 @@ WINDOWS = ("local_attention", "sliding_window")
 Where a config has both, as ModernBERT's, the second is one side of the first."""
 
 
+PACKED = "packed_elements"
+"""The attribute of a module with the elements of its matrix, where that is frozen and no parameter."""
+
+
 def per_token(
     model: PreTrainedModel,
     blocks: Sequence[torch.nn.Module],
@@ -116,7 +120,8 @@ def _work(module: torch.nn.Module, *, passes: bool) -> int:
     if isinstance(module, nn.Embedding):
         return 0
     matrices = [weight for weight in module.parameters(recurse=False) if weight.ndim >= 2]
-    return sum(2 * weight.numel() * (1 + passes + weight.requires_grad) for weight in matrices)
+    packed = 2 * getattr(module, PACKED, 0) * (1 + passes)
+    return packed + sum(2 * weight.numel() * (1 + passes + weight.requires_grad) for weight in matrices)
 
 
 def _attention_work(blocks: Sequence[torch.nn.Module], layer: int, layers: int, trained: set[int]) -> float:

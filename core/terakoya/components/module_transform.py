@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -18,8 +19,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 """Where a module stands when it is changed, in their order. In each the core's own transforms come first, then those of
 plugins by their names.
 
-- `freeze`: it is built, with randomly initialised weights, or with shapes alone. `frozen_layers`,
-  `activation_checkpointing`.
+- `freeze`: it is built, with randomly initialised weights, or with shapes alone. `frozen_layers`.
 - `adapt`: it has the weights with which the run begins, those of `start_from` on rank 0. What is trained beside
   these.
 - `precision`: it is whole, on the host, and nothing has its parameters yet: the engine and the optimizer are built of
@@ -40,6 +40,7 @@ class ModuleBuild:
         compiled: what runs compiled: nothing ("off"), each block ("blocks") or the root module ("whole").
         cuda_graphs: whether that is recorded as CUDA graphs.
         warn: shows a sentence, and records it in the run.
+        on_host: is open while a transform allocates memory of the host in the place of the device's.
     """
 
     parameters: Any
@@ -48,6 +49,7 @@ class ModuleBuild:
     compiled: Literal["off", "blocks", "whole"] = "off"
     cuda_graphs: bool = False
     warn: Callable[[str], None] = lambda text: None
+    on_host: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def architectures(self) -> Sequence[Architecture]:

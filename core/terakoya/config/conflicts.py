@@ -171,8 +171,9 @@ def cuda_graph_obstacle(parameters: ParameterFields) -> str | None:
         return f'they record what is compiled whole, which compile "{parameters.compile}" excludes'
     if (obstacle := compile_obstacle(parameters, "whole")) is not None:
         return f"they record what is compiled whole, and {obstacle}"
-    if parameters.activation_checkpointing is not None:
-        return "activation_checkpointing saves memory, which they keep"
+    for key in ("activation_checkpointing", "activation_offloading"):
+        if getattr(parameters, key):
+            return f"{key} saves memory, which they keep"
     if parameters.objective.compares_examples:
         return f"{type(parameters.objective).__name__} embeds all examples in a forward without a backward"
     if row_layout.framing == "encoder_decoder":

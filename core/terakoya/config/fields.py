@@ -139,6 +139,9 @@ class ParameterFields(Settings):
     """Which activations of a block are not stored but computed again in the backward pass: all ("full"), all but the
     results of expensive operations (matrix products, attention; "selective"), or none (null). It changes only memory
     and time."""
+    activation_offloading: bool = False
+    """Whether large activations wait for the backward in the memory of the host, not of the device; where blocks are
+    computed again, their inputs. It changes only memory and time."""
     compile: Literal["auto", "blocks", "whole", "off"] = "auto"
     """What torch.compile turns into fused kernels before the first step: each block of the model ("blocks"), everything
     from ids to losses ("whole"), or nothing ("off"). "auto" is "whole" on a GPU where `cuda_graphs` are taken, "blocks"

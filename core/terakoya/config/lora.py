@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
 from terakoya.config.settings import Settings
 from terakoya.config.start_from import StartFrom
 from terakoya.json_settings import short_json
 
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-
-QUANTIZATION_KEYS = frozenset(
-    {"bits", "bnb_4bit_quant_type", "load_in_4bit", "load_in_8bit", "loftq_config", "qlora", "quantization_config"}
-)
-"""Keys with which other programs quantize the frozen weights."""
 
 FOLDER = "adapter"
 """Name of the folder with adapters in peft's own format."""
@@ -44,14 +39,9 @@ class LoraSettings(Settings):
     init_lora_weights: Literal[True, "gaussian"] = True
     """How the first matrix is initialised: as torch initialises a linear layer (true), or from a normal distribution
     ("gaussian"). The second is zero, so that training begins with the unchanged model."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_quantized(cls, value: Any) -> Any:
-        given = sorted(QUANTIZATION_KEYS & value.keys()) if isinstance(value, Mapping) else []
-        if given:
-            raise ValueError(f"{given[0]}: adapters over quantized weights (QLoRA) are not supported; remove it")
-        return value
+    quantization: Literal["int8", "nf4"] | None = None
+    """How the frozen weights of linear layers are kept: in 8 bits ("int8"), in 4 ("nf4", as QLoRA), or as they are
+    (null). The model that is trained and exported is that of the rounded weights."""
 
 
 def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int) -> None:

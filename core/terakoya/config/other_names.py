@@ -59,7 +59,8 @@ ELSEWHERE: Mapping[str, str] = {
     "start_from": "model_name_or_path base_model pretrained_model_name_or_path pretrained_model init_from "
     "init_checkpoint initial_checkpoint_dir",
     "start_from.vocabulary": "resize_vocab add_tokens",
-    "events": "load_best_model_at_end early_stopping_patience callbacks",
+    "activation_offloading": "offload_activations enable_activation_offloading",
+    "events": "log_optimizer_state logits_output load_best_model_at_end early_stopping_patience callbacks",
     "frozen_layers": "flozen_layers freeze_layers num_frozen_layers",
     "seed": "random_seed data_seed train_seed",
     "architecture.type": "model_type model_arch",
@@ -86,6 +87,8 @@ ELSEWHERE: Mapping[str, str] = {
     "parallel.pp_size": "pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size",
     "lora.r": "lora_r lora_rank peft_lora_r",
     "lora.lora_alpha": "peft_lora_alpha",
+    "lora.quantization": "load_in_4bit load_in_8bit bits bnb_4bit_quant_type quantization_bit quantization_config "
+    "quantize qlora",
     "lora.target_modules": "lora_target lora_target_modules peft_target_modules",
 }  # fmt: skip
 """Key path -> its names elsewhere. A name may stand at several keys: those that the run's components have are shown."""

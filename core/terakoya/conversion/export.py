@@ -235,5 +235,5 @@ def _build(
     if parameters.lora is not None:
         if adapters is not None:
             written = lora.write_adapters(parameters.objective.exports(module), adapters, manifest["started_from"])
-        lora.merge_adapters(module)
+        module = lora.merged_copy(parameters, module, vocabulary)
     return parameters.objective.exports(module), written

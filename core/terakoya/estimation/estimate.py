@@ -18,6 +18,7 @@ from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
 from terakoya.estimation.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
+from terakoya.estimation.memory_tracker import ACTIVATIONS
 from terakoya.estimation.model_check import check_model
 from terakoya.estimation.speed import Speed, planned_speed
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
@@ -41,7 +42,7 @@ class Memory:
         parts: bytes by part, at the peak of the step.
         moment: the window of the step with the peak.
         moments: the peak of each window of a step.
-        offloaded: in addition, by part, what an engine keeps on the host.
+        offloaded: in addition, by part, what is kept on the host in the place of the device.
         interpreter: in addition, memory of the process itself: interpreter and libraries, measured here.
         read_ahead: in addition, batches on the host that wait for their step.
     """
@@ -240,6 +241,8 @@ def measure(
     if parallel.replica_size > 1:
         notes.append(f"memory is that of a whole replica, which {parallel.replica_size} processes share: see --gpus")
     offloaded = offloaded_memory(simulation.windows, sharding, sizes)
+    if simulation.on_host:
+        offloaded[ACTIVATIONS] = simulation.on_host
     if offloaded and gpu:
         notes.append("pinned memory is allocated in powers of two: offloading takes up to twice as much of the host")
     if sharding.cuda_graphs:

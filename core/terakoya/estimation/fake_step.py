@@ -39,7 +39,7 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.tensor_shards import whole_names
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model.build import build_module_for_training
-from terakoya.training.model.module_parts import saved_values
+from terakoya.training.model.module_parts import count_weights, saved_values
 from terakoya.training.model.transforms import find_transforms, transform
 
 if TYPE_CHECKING:
@@ -89,12 +89,14 @@ class Simulation:
         optimizer_bytes: the optimizer's state.
         batch_bytes: one micro-batch on the host.
         depths: the numbers of layers that were run; empty if the model was run with its own depth.
+        on_host: the most activations that wait on the host.
     """
 
     windows: Mapping[str, Mapping[str, int]]
     optimizer_bytes: int
     batch_bytes: int
     depths: tuple[int, ...]
+    on_host: int = 0
 
 
 def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> ModelSizes:
@@ -106,7 +108,7 @@ def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: floa
         blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters.architecture, model)]
         models = [{id(each): each for each in model.parameters()}.values() for model in exported.values()]
         return ModelSizes(
-            parameters=sum(each.numel() for each in module.parameters()),
+            parameters=count_weights(module),
             trained=sum(each.numel() for each in module.parameters() if each.requires_grad),
             embeddings=sum(each.numel() for each in tables.values()),
             blocks=sum(blocks),
@@ -115,7 +117,8 @@ def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: floa
             small=sum(each.numel() for each in module.parameters() if each.numel() < PERSISTENCE_THRESHOLD),
             flops_per_token=parameters.objective.flops_per_token(module, parameters.architecture, context=context),
             saved_bytes=sum(value.numel() * value.element_size() for _, value in saved_values(module)),
-            model_bytes=sum(each.numel() * each.element_size() for model in models for each in model),
+            model_bytes=sum(each.numel() * each.element_size() for model in models for each in model)
+            + 4 * (count_weights(module) - sum(each.numel() for each in module.parameters())),
             seen_whole=_seen_whole(parameters.optimizer, module),
         )
 
@@ -178,7 +181,8 @@ def simulate_step(
         fewer = less.windows[name]
         windows[name] = {part: extrapolate(fewer.get(part, 0), parts.get(part, 0)) for part in {**fewer, **parts}}
     optimizer_bytes = extrapolate(less.optimizer_bytes, more.optimizer_bytes)
-    return Simulation(windows, optimizer_bytes, less.batch_bytes, depths=DEPTHS)
+    on_host = extrapolate(less.on_host, more.on_host)
+    return Simulation(windows, optimizer_bytes, less.batch_bytes, depths=DEPTHS, on_host=on_host)
 
 
 def number_of_layers(architecture: Architecture) -> int:
@@ -257,8 +261,9 @@ def _simulate(
             weight for model in models for block in _blocks(parameters.architecture, model)
             for weight in block.parameters()
         )  # fmt: skip
-        run = ModuleBuild(alone, vocabulary, context)
+        run = ModuleBuild(alone, vocabulary, context, on_host=tracker.on_host)
         engine = engines.build(module, run, micro_steps=1, micro_batch_size=rows)
+        transform("compile", module, run)
         assert isinstance(engine, DDPEngine), "engine_memory accounts for several processes"
         for copies in engine.copies:
             tracker.assign(copies.copies, CAST_WEIGHTS)
@@ -293,7 +298,7 @@ def _simulate(
         optimizer_bytes = sum(value.numel() * value.element_size() for value in state_tensors)
     batch_bytes = sum(array.nbytes for array in batch.arrays.values())
     del tracker.peaks[""]  # the time before the step
-    return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=())
+    return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=(), on_host=tracker.most_on_host)
 
 
 def _takes_flash(parameters: Parameters, module: nn.Module) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from terakoya.estimation import flash_scratch
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
+HOST = "on the host"
 CAST_WEIGHTS = "weights in 16 bits"
 """Copies of weights that autocast makes."""
 SCRATCH = "scratch of flash attention"
@@ -44,7 +46,8 @@ class MemoryTracker(TorchDispatchMode):
 
     Attributes:
         live: bytes by part, at this moment.
-        peaks: window that `enter` began -> bytes by part at its peak.
+        peaks: window that `enter` began -> bytes by part at its peak, without those on the host.
+        most_on_host: the most bytes there.
     """
 
     def __init__(self, fake: FakeTensorMode, vocabulary_size: int) -> None:
@@ -53,6 +56,7 @@ class MemoryTracker(TorchDispatchMode):
         self.vocabulary_size = vocabulary_size
         self.live: Counter[str] = Counter()
         self.peaks: dict[str, dict[str, int]] = {}
+        self.most_on_host = 0
         self.others = ACTIVATIONS
         self._window = ""
         self._peak_bytes = -1
@@ -65,6 +69,15 @@ class MemoryTracker(TorchDispatchMode):
         self._window, self.others = window, others
         self._peak_bytes = -1
         self._update_peak()
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """While open, new storages are memory of the host."""
+        before, self.others = self.others, HOST
+        try:
+            yield
+        finally:
+            self.others = before
 
     def assign(self, tensors: Iterable[Tensor], part: str) -> None:
         """Assigns the storages of `tensors` to `part`."""
@@ -148,10 +161,11 @@ class MemoryTracker(TorchDispatchMode):
         self.live[part] -= size
 
     def _update_peak(self) -> None:
-        total = self.live.total()
+        self.most_on_host = max(self.most_on_host, self.live[HOST])
+        total = self.live.total() - self.live[HOST]
         if total > self._peak_bytes:
             self._peak_bytes = total
-            self.peaks[self._window] = dict(self.live)
+            self.peaks[self._window] = {part: size for part, size in self.live.items() if part != HOST}
 
 
 def _as_list(result: Any) -> list[Any]:

@@ -21,7 +21,7 @@ class Family:
         languages: names for `TERAKOYA_LANG`.
         engines: names in `parallel.engine`; "ddp" where processes work on the same rows.
         places: schemes of places; "*" for all that no other plugin has.
-        transforms: values of `precision`.
+        transforms: of a run's module, by a value of `precision` or a key.
         record_formats: words for documents that are no plain text.
         hooks: of those that the core calls for one answer.
         needs: other families, without which it cannot be installed.
@@ -112,9 +112,10 @@ FAMILIES: dict[str, Family] = {
             "importers smdistributed",
         ),
     ),
+    "memory": Family(transforms=("activation_checkpointing", "activation_offloading", "quantization")),
     "precision": Family(transforms=("fp8",)),
     "report": Family(verbs=("report", "tokenizer report")),
-    "watch": Family(keys=("profile", "spikes")),
+    "watch": Family(keys=("profile", "spikes"), components=("events logits", "events optimizer_state")),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
 

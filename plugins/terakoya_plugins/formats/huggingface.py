@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from terakoya import hookimpl
 from terakoya.components import Exporter
@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 class HuggingFace(Exporter):
     """One folder per model, with the tokenizer's files in each."""
 
-    one_weight_at_a_time = True
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """The type of the weights in the files. Those of a run are float32, and are rounded."""
+
+    @property
+    def one_weight_at_a_time(self) -> bool:  # type: ignore[override]
+        return self.dtype == "float32"
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
+        import torch
+
         from terakoya.toolkit.formats import transformers_folder
 
         for name, model in models.items():
+            if self.dtype != "float32":
+                model.to(getattr(torch, self.dtype))
             transformers_folder.write(model, tokenizer_folder, out / name)
 
 

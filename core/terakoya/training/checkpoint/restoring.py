@@ -18,8 +18,8 @@ from terakoya.errors import UserError
 from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.model import lora
 from terakoya.training.model.start_from import load_start_weights
+from terakoya.training.model.transforms import adapt_to_read
 
 log = logging.getLogger("terakoya")
 
@@ -68,7 +68,7 @@ def restore_module(
         except UserError as error:
             raise missing_base_error(error) from error
         check_base_unchanged(started.facts, started_from)
-        lora.add_adapters(module, parameters.lora, seed=None)
+        adapt_to_read(module, parameters, vocabulary)
     checkpoint_state.load_module(folder, module, deferred)
     return module
 

@@ -11,7 +11,7 @@ from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.model.module_parts import architecture_of, top_level_models
+from terakoya.training.model.module_parts import architecture_of, count_weights, top_level_models
 
 
 def freeze(module: nn.Module, architectures: Sequence[Architecture], vocabulary: Vocabulary, *, count: int) -> None:
@@ -41,7 +41,7 @@ def freeze(module: nn.Module, architectures: Sequence[Architecture], vocabulary:
 
 def parameter_summary(module: nn.Module, parameters: Parameters) -> str:
     """The number of parameters of `module` in words and, where some are frozen, how many are trained."""
-    count = sum(parameter.numel() for parameter in module.parameters())
+    count = count_weights(module)
     frozen_layers, beside = parameters.frozen_layers, parameters.trained_beside
     if frozen_layers < 0 and beside is None:
         return f"{count / 1e6:.1f} M parameters"

@@ -10,6 +10,7 @@ import copy
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -197,15 +198,16 @@ def merge_adapters(module: nn.Module) -> None:
 def merged_copy(
     parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, copies: Copies = NO_COPIES
 ) -> nn.Module:
-    """Returns a copy of `module`, which must be whole in this process, on the CPU with its adapters merged. `copies`
-    are in the place of its own tensors."""
+    """Returns a copy of `module`, which must be whole in this process, on the CPU with its adapters, if it has any,
+    merged. `copies` are in the place of its own tensors."""
     merged = parameters.objective.build(parameters.architecture, vocabulary)
     add_adapters(merged, parameters.lora, seed=None)
     values = {name: copies.get(id(value), value) for name, value in named_values(module)}
     with torch.no_grad():
         for name, value in named_values(merged):
-            value.copy_(values[name])
-    merge_adapters(merged)
+            value.copy_(values[name] if name in values else attrgetter(name)(module))  # packed
+    if parameters.lora is not None:
+        merge_adapters(merged)
     return merged
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import Architecture
+from terakoya.components.flops import PACKED
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 
@@ -32,6 +33,12 @@ def named_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in module.named_buffers():
         if name in persistent:
             yield name, buffer
+
+
+def count_weights(module: nn.Module) -> int:
+    """The elements of all parameters of `module`, and of its packed matrices."""
+    packed = sum(getattr(each, PACKED, 0) for each in module.modules())
+    return packed + sum(each.numel() for each in module.parameters())
 
 
 def top_level_models(module: nn.Module) -> Iterator[PreTrainedModel]:

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from terakoya.components.module_transform import STAGES, Copies, ModuleBuild, ModuleTransform, Stage
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
 from terakoya.plugins.families import missing_family
 from terakoya.training.model import compilation, lora
-from terakoya_memory.activation_checkpointing import apply_activation_checkpointing
 from terakoya.training.model.frozen_layers import freeze
 
 OWN = {
@@ -20,12 +20,6 @@ OWN = {
         "freeze", lambda parameters: parameters.frozen_layers >= 0,
         lambda module, build: freeze(
             module, build.architectures, build.vocabulary, count=build.parameters.frozen_layers
-        ),
-    ),
-    "activation_checkpointing": ModuleTransform(
-        "freeze", lambda parameters: parameters.activation_checkpointing is not None,
-        lambda module, build: apply_activation_checkpointing(
-            module, build.architectures, build.vocabulary, build.parameters.activation_checkpointing
         ),
     ),
     "lora": ModuleTransform(
@@ -53,9 +47,22 @@ def find_transforms(parameters: Parameters) -> dict[str, ModuleTransform]:
             f'precision: no plugin has "{precision}"{missing_family("transforms", precision)}'
             f"{might_have(plugins.broken, plugins.excluded)}"
         )
+    wants = {key: getattr(parameters, key) for key in ("activation_checkpointing", "activation_offloading")}
+    wants["quantization"] = parameters.lora is not None and parameters.lora.quantization is not None
+    for key in wants:
+        if wants[key] and key not in plugins.transforms:
+            raise UserError(f"{key}: no plugin has what this key asks for{missing_family('transforms', key)}")
     known = OWN | {name: plugins.transforms[name][0] for name in sorted(plugins.transforms)}
     wanted = [(name, each) for name, each in known.items() if each.is_wanted(parameters)]
     return dict(sorted(wanted, key=lambda item: STAGES.index(item[1].stage)))
+
+
+def adapt_to_read(module: nn.Module, parameters: Parameters, vocabulary: Vocabulary) -> None:
+    """Applies the stage `adapt` to `module`, whose adapters are read next."""
+    lora.add_adapters(module, parameters.lora, seed=None)
+    for name, each in find_transforms(parameters).items():
+        if each.stage == "adapt" and name not in OWN:
+            each.apply(module, ModuleBuild(parameters, vocabulary))
 
 
 def check_device(parameters: Parameters, device: torch.device) -> None:
