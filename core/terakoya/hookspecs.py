@@ -7,8 +7,9 @@
         return {"my_bert": MyBert}
 
 Registration hooks are called once, when plugins are loaded, in every process. Events are called on every rank, in the
-main thread. Events make no collective calls, except `evaluate` through `run.reduce`. The results of all plugins are
-used, and load order never matters: a name that two plugins register is an error that names both modules.
+main thread. Events make no collective calls but `run.reduce`, in `evaluate` and, after steps that are logged, in
+`step_finished`. The results of all plugins are used, and load order never matters: a name that two plugins register is
+an error that names both modules.
 
 A deprecated hook stays on this page for one more release, marked `@hookspec(warn_on_impl=DeprecatedHook("0.3", "use
 ..."))`. It is called as before, and every start and `terakoya plugins check` warn of each plugin that implements it.

@@ -1,5 +1,5 @@
 """What this family adds: spikes of the loss are found, after which a run may go back; steps are profiled; ranks that
-hang are named."""
+hang are named; norms of the optimizer's state are logged, and logits are written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from terakoya import hookimpl
 
 if TYPE_CHECKING:
+    from terakoya.components import EventPlugin
     from terakoya.training.batches import BatchMaker
     from terakoya.training.distributed.rank_watch import RankWatch
     from terakoya.training.distributed.topology import Topology
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 def register_watches() -> Mapping[str, Callable[..., Any]]:
     """Implements `terakoya.hookspecs.register_watches`."""
     return {"profile": _profile, "spikes": _spikes, "ranks": _ranks}
+
+
+@hookimpl
+def register_events() -> Mapping[str, type[EventPlugin]]:
+    """Implements `terakoya.hookspecs.register_events`."""
+    from terakoya_watch.logits import Logits
+    from terakoya_watch.optimizer_state import OptimizerState
+
+    return {"logits": Logits, "optimizer_state": OptimizerState}
 
 
 def _profile(run: Run, batches: BatchMaker) -> StepTimer:

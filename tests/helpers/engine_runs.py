@@ -92,6 +92,7 @@ def settings(store: Path, validation: Path, family: str, nodes: Sequence[int] = 
         "max_grad_norm": 0.25,
         "checkpoint": {"save_steps": 1},
         "evaluation": {"steps": 1, "batches": 2},
+        "events": {"optimizer_state": {}},
         **changes,
     }
 
@@ -274,6 +275,22 @@ def assert_same_bits(first: Path, second: Path) -> None:
     assert_close(contents(first), contents(second), 0.0)
 
 
+def assert_norms_alike(first: Path, second: Path, tolerance: float) -> None:
+    """The logged norms of the optimizer's state are those of the tensors in the second run's checkpoints, in float64,
+    and those of the first run, by parameter group."""
+    expected, got = (toy.records(out, "optimizer_state") for out in (first, second))
+    for step in got.keys() & {1, last_step(second)}:
+        found = {name: value for name, value in state(second, "optimizer", step).items() if not name.endswith("/step")}
+        for kind in {name.rpartition("/")[2] for name in found}:
+            whole = torch.cat([value.double().flatten() for name, value in found.items() if name.endswith(f"/{kind}")])
+            assert got[step][kind] == pytest.approx(float(whole.norm()), rel=1e-12), (step, kind)
+        for name, value in got[step].items():
+            if "/group" in name:
+                assert value == pytest.approx(expected[step][name], rel=max(tolerance, 1e-6)), (step, name)
+        groups = {name for name in got[step] if "/group" in name}
+        assert groups == {name for name in expected[step] if "/group" in name} and len(groups) > 1, step
+
+
 def assert_trained_alike(runs: Runs, case: Case) -> None:
     """`case` trains what one process trains: losses and norms, gradients, weights, the optimizer's state, averages, and
     what validation finds."""
@@ -281,6 +298,7 @@ def assert_trained_alike(runs: Runs, case: Case) -> None:
     assert_same_losses(one, mine, case.exact)
     for step in (1, last_step(one)):  # first moments of the first step are gradients, times a constant
         assert_close(contents(one, step), contents(mine, step), case.close)
+    assert_norms_alike(one, mine, case.close)
     expected, got = (toy.records(out, "validation") for out in (one, mine))
     assert expected.keys() == got.keys()
     for step, values in expected.items():

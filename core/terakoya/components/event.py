@@ -34,8 +34,8 @@ class SavedTensors(Mapping[str, "Tensor"]):
 
 class EventListener:
     """What an event plugin does in one run, on one rank. A subclass overrides the events that it listens to; the rules
-    of `terakoya.hookspecs` hold: every rank calls them, and none makes collective calls, except `evaluate` through
-    `run.reduce`."""
+    of `terakoya.hookspecs` hold: every rank calls them, and none makes collective calls but `run.reduce`, in `evaluate`
+    and, where `report.values` is there, in `step_finished`."""
 
     def run_started(self, run: Run) -> None:
         """Called once, before the first step; a resumed run has called `load` before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -107,6 +107,10 @@ class Run(Protocol):
         """Returns the trained float32 weights, each element on one of all ranks: on rank 0 where every rank has whole
         weights, else on each rank its part. Steps change the values in place."""
 
+    def optimizer_shards(self) -> Iterator[tuple[int, TensorShard]]:
+        """Yields the optimizer's state, each element on one of all ranks, as `PARAMETER/STATE`, and before it the
+        number of its group. Steps change the values in place."""
+
     def request_save(self) -> None:
         """Requests a checkpoint; any rank may. All ranks save after the same step: after this one where the request
         comes from `validation_finished`, else after one of the next two."""
@@ -120,6 +124,9 @@ class Run(Protocol):
 
     def write_text(self, name: str, text: str) -> None:
         """Gives `text` to the trackers that show texts; does nothing on other ranks than 0."""
+
+    def write_numbers(self, values: Mapping[str, float]) -> None:
+        """Gives finite numbers by name to the trackers; does nothing on other ranks than 0."""
 
     def print(self, text: str) -> None:
         """Prints a line above the progress; does nothing on other ranks than 0."""

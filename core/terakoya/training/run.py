@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class Run:
     tokenizer_folder: Path = Path()
     holds_whole_model: bool = True
     weight_shards: Callable[[], Sequence[TensorShard]] = field(default=tuple, repr=False)
+    optimizer_shards: Callable[[], Iterator[tuple[int, TensorShard]]] = field(default=lambda: iter(()), repr=False)
     save_requested: bool = False
     end_requested: str | None = None
     ended_by: str | None = None
@@ -100,10 +101,9 @@ class Run:
         return self.context.device
 
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the sum over ranks of each value, for the hook `evaluate`. Collective, with equal names."""
-        names = sorted(values)
-        ranks = self.context.gather([values[name] for name in names])
-        return {name: sum(rank[index] for rank in ranks) for index, name in enumerate(names)}
+        """Returns the sum of each value over the ranks that have it. Collective."""
+        ranks = self.context.gather(dict(values))
+        return {name: sum(each.get(name, 0.0) for each in ranks) for name in sorted(set().union(*ranks))}
 
     # ------------------------------------------------------------------------- what events may do; see components.run
 
@@ -119,6 +119,9 @@ class Run:
 
     def write_text(self, name: str, text: str) -> None:
         self.run_log.track(self.step, {name: text})
+
+    def write_numbers(self, values: Mapping[str, float]) -> None:
+        self.run_log.track(self.step, values)
 
     def print(self, text: str) -> None:
         self.run_log.print(text)

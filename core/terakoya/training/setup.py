@@ -36,6 +36,7 @@ from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
+from terakoya.training.engines.learning_rates import optimizer_shards
 from terakoya.training.model import compilation, determinism
 from terakoya.training.model.build import InitialModule, build_initial
 from terakoya.training.model.frozen_layers import parameter_summary
@@ -278,7 +279,7 @@ def build_trainer(
     run = Run(
         out, parameters, architecture, objective, vocabulary, engine.module, length, context,
         tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module,
-        weight_shards=engine.weight_shards, run_log=run_log,
+        weight_shards=engine.weight_shards, optimizer_shards=partial(optimizer_shards, engine), run_log=run_log,
         validation_rows=stores.hash_validation(parameters.evaluation.batches if parameters.evaluation else 0),
     )  # fmt: skip
     _check_schedules(plan, run)

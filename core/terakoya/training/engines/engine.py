@@ -67,6 +67,9 @@ class Engine(Protocol):
     scaler: LossScaler | None
     """Scales losses in fp16; None in every other precision."""
 
+    optimizer: torch.optim.Optimizer
+    """What `build_optimizer` returned."""
+
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """Runs the forward, and the backward of `loss_fn(sums)`, this micro-step's part of the global loss. The `last`
         micro-step of a step reduces gradients over ranks. Returns the module's sums, detached; an engine that runs all

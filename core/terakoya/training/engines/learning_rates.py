@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from terakoya.components import Optimizer
+from terakoya.training.engines.engine import Engine
+from terakoya.training.engines.tensor_shards import TensorShard
 
 SHARE = "learning_rate_share"
 """The key of a group that has another learning rate than that of the step: a multiple of it."""
@@ -26,7 +28,7 @@ def build_optimizer(
     fused: bool,
     names: Mapping[int, str] | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns the torch optimizer of `module`.
+    """Returns the torch optimizer of `module`, with an attribute `group_of`: name of a parameter -> its group's number.
 
     Where a group's weights have several `shares`, it becomes several groups. Weight decay is divided by the share: an
     optimizer multiplies it by the learning rate, and a step keeps the same part of the weights in all groups.
@@ -36,10 +38,18 @@ def build_optimizer(
         names: the parameters' names by their ids; those in `module` if not given.
     """
     built = optimizer.build(module, fused=fused)
+    found = names if names is not None else {id(value): name for name, value in module.named_parameters()}
     if any(share != 1.0 for share in shares.values()):
-        found = names if names is not None else {id(value): name for name, value in module.named_parameters()}
         built.param_groups = [part for group in built.param_groups for part in _split(group, shares, found)]
+    groups = enumerate(built.param_groups)
+    built.group_of = {found[id(each)]: number for number, group in groups for each in group["params"]}  # type: ignore[attr-defined]
     return built
+
+
+def optimizer_shards(engine: Engine) -> Iterator[tuple[int, TensorShard]]:
+    """See `components.run.Run`."""
+    for shard in engine.shards_to_save("optimizer"):
+        yield engine.optimizer.group_of[shard.name.rpartition("/")[0]], shard  # type: ignore[attr-defined]
 
 
 def _split(group: dict[str, Any], shares: Mapping[str, float], names: Mapping[int, str]) -> Iterable[dict[str, Any]]:
