@@ -10,7 +10,6 @@ from documented_commands import ROOT, check_command, find_command, verbs
 from pydantic import BaseModel
 
 from terakoya import plugins
-from terakoya.config.lora import LoraSettings
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS, Parameters, all_key_paths
 
@@ -146,11 +145,7 @@ def test_every_option_of_the_llama_is_in_the_table() -> None:
     assert len(named & set(flags)) > 12
 
 
-UNSUPPORTED = {
-    "log_optimizer_state", "offload_activations", "logits_output", "--load_in_8bit", "--load_in_4bit", "alibi",
-    "log_param_norms",
-    "--fp8-amax-compute-algo", "--fp8-amax-history-len", "--no-fp8-wgrad",
-}  # fmt: skip
+UNSUPPORTED = {"alibi", "--no-fp8-wgrad"}
 """The keys and flags that the page calls not supported."""
 
 
@@ -166,11 +161,6 @@ def test_what_is_called_unsupported_has_no_key_no_option_and_no_equivalent() -> 
 
 
 def test_the_reasons_for_what_is_unsupported_hold() -> None:
-    for key in ("load_in_8bit", "load_in_4bit"):
-        with pytest.raises(ValueError, match="quantized weights"):
-            LoraSettings.model_validate({key: True})
-    offloads = {path for path in all_key_paths(plugins.registry()) if "offload" in path}
-    assert offloads == {"parallel.offload_optimizer_device", "parallel.offload_param_device"}
     page = PAGE.read_text(encoding="utf-8")
     for untrue in (
         "no tensor and no pipeline",

@@ -58,6 +58,8 @@ def convert_precision_and_memory(options: Options) -> dict[str, Any]:
             converted["precision"] = "fp8"
     if options.take_switch("deterministic-mode"):
         converted["deterministic"] = True
+    if options.take_switch("checkpoint-in-cpu"):
+        converted["activation_offloading"] = True
     for name in ("use-flash-attn", "use-flash-attn-v2", "use-flash-attn-triton"):
         if options.take_switch(name):
             converted["attention"] = "flash"
@@ -192,6 +194,8 @@ def convert_saving(options: Options, data: dict[str, Any]) -> dict[str, Any]:
     converted: dict[str, Any] = {"logging_steps": options.take("log-interval", parse_integer) or 100}
     if save:
         converted["checkpoint"] = {"save_steps": save}
+    if any([options.take_switch(name) for name in ("log-optimizer-states-to-tensorboard", "log-params-norm")]):
+        converted["events"] = {"optimizer_state": {}}
     has_data = data.get("validation") or (len(data.get("split", ())) > 1 and data["split"][1])
     if has_data and batches != 0:
         converted["evaluation"] = {"steps": every or 1000, "batches": batches or 100}  # Megatron's defaults

@@ -1,4 +1,5 @@
-"""Norms of the optimizer's state: AdamW's `exp_avg` and `exp_avg_sq`, Muon's `momentum_buffer`, and what others keep.
+"""Norms of the optimizer's state: AdamW's `exp_avg` and `exp_avg_sq`, Muon's `momentum_buffer`, what others keep, and
+the weights that it updates.
 
 Every element counts once, on the process that would write it into a checkpoint. Squares are added up in float64, on the
 device, so that the norms are those of one process with all tensors.
@@ -24,7 +25,7 @@ STEP_COUNT = "step"
 
 class OptimizerState(EventPlugin):
     """Logs the norm of each kind of optimizer state whenever the run logs: `exp_avg`, `exp_avg_sq`, `momentum_buffer`
-    and the like, of all weights and of each parameter group."""
+    and the like, of all weights and of each parameter group; and that of the trained weights, `weight`."""
 
     def start(self, run: Run) -> EventListener:
         return _Listener()
@@ -37,17 +38,23 @@ class _Listener(EventListener):
         import torch
 
         parts: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+        def add(name: str, value: Tensor) -> None:
+            parts[name].append(torch.linalg.vector_norm(value, dtype=torch.float64).to(run.device))
+
+        for shard in run.weight_shards():
+            add("weight", shard.value)
         for group, shard in run.optimizer_shards():
             state = shard.name.rpartition("/")[2]
             if state != STEP_COUNT:
-                norm = torch.linalg.vector_norm(shard.value, dtype=torch.float64)
-                parts[f"{state}/group{group}"].append(norm.to(run.device))
+                add(f"{state}/group{group}", shard.value)
         names = sorted(parts)
         own = torch.stack([torch.stack(parts[name]).square().sum() for name in names]).tolist() if names else []
         squares = run.reduce(dict(zip(names, own, strict=True)))
         for name, square in list(squares.items()):
-            state = name.partition("/")[0]
-            squares[state] = squares.get(state, 0.0) + square
+            state, slash, _ = name.partition("/")
+            if slash:
+                squares[state] = squares.get(state, 0.0) + square
         norms = {name: math.sqrt(square) for name, square in sorted(squares.items())}
         run.write(RECORD, **norms)
         run.write_numbers({f"optimizer/{name}": norm for name, norm in norms.items() if math.isfinite(norm)})

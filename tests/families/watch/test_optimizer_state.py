@@ -22,7 +22,8 @@ def test_norms_are_those_of_the_checkpoint_by_group_and_change_nothing(store: Pa
     records = toy.records(tmp_path / "run", "optimizer_state")
     assert sorted(records) == [1, 2, 4]
     state = toy.saved(tmp_path / "run/checkpoints/step-00000004", "optimizer")
-    squares: dict[str, float] = {}
+    weights = toy.saved(tmp_path / "run/checkpoints/step-00000004")
+    squares = {"weight": sum(float((value.double() ** 2).sum()) for value in weights.values())}
     for name, value in state.items():
         kind = name.rpartition("/")[2]
         if kind == "step":
