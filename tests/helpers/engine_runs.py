@@ -275,18 +275,14 @@ def assert_same_bits(first: Path, second: Path) -> None:
     assert_close(contents(first), contents(second), 0.0)
 
 
-def trained_names(optimizer: Mapping[str, torch.Tensor]) -> set[str]:
-    """The names of the weights that have a state in `optimizer`."""
-    return {name.rpartition("/")[0] for name in optimizer}
-
-
 def assert_norms_alike(first: Path, second: Path, tolerance: float) -> None:
     """The logged norms of the optimizer's state are those of the tensors in the second run's checkpoints, in float64,
     and those of the first run, by parameter group."""
     expected, got = (toy.records(out, "optimizer_state") for out in (first, second))
     for step in got.keys() & {1, last_step(second)}:
         found = {name: value for name, value in state(second, "optimizer", step).items() if not name.endswith("/step")}
-        weights = {name: value for name, value in state(second, "model", step).items() if name in trained_names(found)}
+        trained = {name.rpartition("/")[0] for name in found}
+        weights = {name: value for name, value in state(second, "model", step).items() if name in trained}
         found |= {f"{name}/weight": value for name, value in weights.items()}
         for kind in {name.rpartition("/")[2] for name in found}:
             whole = torch.cat([value.double().flatten() for name, value in found.items() if name.endswith(f"/{kind}")])
