@@ -151,11 +151,12 @@ def test_a_bert_from_text_to_an_export(run: Run, house: Path) -> None:
 @pytest.mark.usefixtures("store")
 def test_settings_and_options_name_a_missing_family(run: Run, house: Path) -> None:
     (house / "work" / "clean.json").write_text('[{"type": "nfkc"}]')
-    engine = 'parallel={"engine": "deepspeed", "zero_stage": 1}'
-    sharded = [*train(house, "tiny_bert"), "--set", engine, "--out", "sharded"]
+    bert = [*train(house, "tiny_bert"), "--out", "bert", "--set"]
+    sharded = [*bert, 'parallel={"engine": "deepspeed", "zero_stage": 0}']
     prepare = ["prepare", "clean.json", "--tokenizer", "tokenizer", "--out", "other"]
     commands = {
-        "parallel": sharded, "cleaning": [*prepare, "--clean", "clean.json"],
+        "parallel": sharded, "memory": [*bert, "activation_offloading=true"],
+        "cleaning": [*prepare, "--clean", "clean.json"],
         "conversations": [*prepare, "--conversations"],
     }  # fmt: skip
     missing = [name for name in commands if not (house / "plugins" / f"terakoya_{name}").exists()]
