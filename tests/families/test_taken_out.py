@@ -151,7 +151,7 @@ def test_a_bert_from_text_to_an_export(run: Run, house: Path) -> None:
 @pytest.mark.usefixtures("store")
 def test_settings_and_options_name_a_missing_family(run: Run, house: Path) -> None:
     (house / "work" / "clean.json").write_text('[{"type": "nfkc"}]')
-    bert = [*train(house, "tiny_bert"), "--out", "bert", "--set"]
+    bert = [*train(house, "tiny_bert"), "--out", "refused", "--set"]
     sharded = [*bert, 'parallel={"engine": "deepspeed", "zero_stage": 0}']
     prepare = ["prepare", "clean.json", "--tokenizer", "tokenizer", "--out", "other"]
     commands = {

@@ -17,6 +17,8 @@ from terakoya.estimation.estimate import estimate
 from terakoya.training.setup import train_in_this_process
 from terakoya_memory import host_activations
 
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
+
 WIDE = {
     "architecture": {
         "type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
