@@ -32,6 +32,15 @@ class OptimizerState(EventPlugin):
 
 
 class _Listener(EventListener):
+    """Logs norms.
+
+    Attributes:
+        groups: the settings of each parameter group, by its number, as they were written.
+    """
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+
     def step_finished(self, run: Run, report: StepReport) -> None:
         if report.values is None:
             return
@@ -47,14 +56,20 @@ class _Listener(EventListener):
         for group, shard in run.optimizer_shards():
             state = shard.name.rpartition("/")[2]
             if state != STEP_COUNT:
-                add(f"{state}/group{group}", shard.value)
+                add(f"{state}/{group}", shard.value)
         names = sorted(parts)
         own = torch.stack([torch.stack(parts[name]).square().sum() for name in names]).tolist() if names else []
-        squares = run.reduce(dict(zip(names, own, strict=True)))
-        for name, square in list(squares.items()):
-            state, slash, _ = name.partition("/")
+        squares: defaultdict[str, float] = defaultdict(float)
+        found = run.reduce(dict(zip(names, own, strict=True)))
+        groups = sorted({name.partition("/")[2] for name in found if "/" in name})  # on each rank those of all
+        for name, square in found.items():
+            state, slash, group = name.partition("/")
+            squares[state] += square
             if slash:
-                squares[state] = squares.get(state, 0.0) + square
+                squares[f"{state}/group{groups.index(group)}"] += square
+        if groups != self.groups:
+            self.groups = groups
+            run.write("optimizer_groups", groups=groups)
         norms = {name: math.sqrt(square) for name, square in sorted(squares.items())}
         run.write(RECORD, **norms)
         run.write_numbers({f"optimizer/{name}": norm for name, norm in norms.items() if math.isfinite(norm)})

@@ -107,9 +107,9 @@ class Run(Protocol):
         """Returns the trained float32 weights, each element on one of all ranks: on rank 0 where every rank has whole
         weights, else on each rank its part. Steps change the values in place."""
 
-    def optimizer_shards(self) -> Iterator[tuple[int, TensorShard]]:
+    def optimizer_shards(self) -> Iterator[tuple[str, TensorShard]]:
         """Yields the optimizer's state, each element on one of all ranks, as `PARAMETER/STATE`, and before it the
-        number of its group. Steps change the values in place."""
+        settings of its group. Steps change the values in place."""
 
     def request_save(self) -> None:
         """Requests a checkpoint; any rank may. All ranks save after the same step: after this one where the request

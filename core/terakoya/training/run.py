@@ -54,7 +54,7 @@ class Run:
     tokenizer_folder: Path = Path()
     holds_whole_model: bool = True
     weight_shards: Callable[[], Sequence[TensorShard]] = field(default=tuple, repr=False)
-    optimizer_shards: Callable[[], Iterator[tuple[int, TensorShard]]] = field(default=lambda: iter(()), repr=False)
+    optimizer_shards: Callable[[], Iterator[tuple[str, TensorShard]]] = field(default=lambda: iter(()), repr=False)
     save_requested: bool = False
     end_requested: str | None = None
     ended_by: str | None = None

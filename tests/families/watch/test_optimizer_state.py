@@ -28,14 +28,18 @@ def test_norms_are_those_of_the_checkpoint_by_group_and_change_nothing(store: Pa
         kind = name.rpartition("/")[2]
         if kind == "step":
             continue
-        # Muon's matrices are group 0; AdamW decays matrices (1), and not norms and biases (2)
-        group = 0 if kind == "momentum_buffer" else 1 if value.ndim > 1 else 2
+        # Muon's matrices are group 0; AdamW decays other matrices (2), and not norms and biases (1)
+        group = 0 if kind == "momentum_buffer" else 2 if value.ndim > 1 else 1
         for key in (kind, f"{kind}/group{group}"):
             squares[key] = squares.get(key, 0.0) + float((value.double() ** 2).sum())
     kinds = {key.partition("/")[0] for key in squares}
     got = {key: value for key, value in records[4].items() if key.partition("/")[0] in kinds}
     assert got.keys() == squares.keys() and "momentum_buffer/group0" in got
     assert all(math.isclose(got[key], math.sqrt(square), rel_tol=1e-12) for key, square in squares.items())
+
+    (named,) = toy.records(tmp_path / "run", "optimizer_groups").values()
+    assert ["momentum " in each for each in named["groups"]] == [True, False, False]
+    assert ["weight_decay 0.0" in each for each in named["groups"]] == [False, True, False]
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

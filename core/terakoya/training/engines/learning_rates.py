@@ -28,7 +28,7 @@ def build_optimizer(
     fused: bool,
     names: Mapping[int, str] | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns the torch optimizer of `module`, with an attribute `group_of`: name of a parameter -> its group's number.
+    """Returns the torch optimizer of `module`, with an attribute `group_of`: name of a parameter -> its group, in words.
 
     Where a group's weights have several `shares`, it becomes several groups. Weight decay is divided by the share: an
     optimizer multiplies it by the learning rate, and a step keeps the same part of the weights in all groups.
@@ -41,12 +41,16 @@ def build_optimizer(
     found = names if names is not None else {id(value): name for name, value in module.named_parameters()}
     if any(share != 1.0 for share in shares.values()):
         built.param_groups = [part for group in built.param_groups for part in _split(group, shares, found)]
-    groups = enumerate(built.param_groups)
-    built.group_of = {found[id(each)]: number for number, group in groups for each in group["params"]}  # type: ignore[attr-defined]
+    built.group_of = {found[id(each)]: _settings(group) for group in built.param_groups for each in group["params"]}  # type: ignore[attr-defined]
     return built
 
 
-def optimizer_shards(engine: Engine) -> Iterator[tuple[int, TensorShard]]:
+def _settings(group: Mapping[str, Any]) -> str:
+    """What tells `group` from others in every process: a process may have some of the groups alone."""
+    return ", ".join(f"{key} {group[key]}" for key in sorted(group) if key not in ("params", "lr"))
+
+
+def optimizer_shards(engine: Engine) -> Iterator[tuple[str, TensorShard]]:
     """See `components.run.Run`."""
     for shard in engine.shards_to_save("optimizer"):
         yield engine.optimizer.group_of[shard.name.rpartition("/")[0]], shard  # type: ignore[attr-defined]
