@@ -28,7 +28,7 @@ def build_optimizer(
     fused: bool,
     names: Mapping[int, str] | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns the torch optimizer of `module`, with an attribute `group_of`: name of a parameter -> its group, in words.
+    """Returns the torch optimizer of `module`, with an attribute `group_of`: name of a parameter -> its group in words.
 
     Where a group's weights have several `shares`, it becomes several groups. Weight decay is divided by the share: an
     optimizer multiplies it by the learning rate, and a step keeps the same part of the weights in all groups.
