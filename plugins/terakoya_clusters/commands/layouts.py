@@ -84,6 +84,9 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     console().print(table)
     for note in layouts.notes:
         console().print(f"note: {translated(note)}", markup=False, soft_wrap=True)
+    if layouts.own is not None:
+        held_by = ", ".join(layouts.held_by) or translated("none of those that are known here")
+        console().print(f"the run's own layout: {layouts.own / 1e9:.1f} GB a GPU; held by {held_by}", soft_wrap=True)
     supported = layouts.fastest_supported
     if supported is not None:
         console().print("the fastest supported layout, to write into the parameters:")

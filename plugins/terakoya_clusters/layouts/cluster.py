@@ -31,6 +31,7 @@ class Gpu:
         bandwidth: bytes/s that plain kernels reach in its memory, reads and writes counted.
         link: bytes/s that each GPU of a node sends to the others, in a ring.
         network: bytes/s that each GPU of a node sends to other nodes.
+        has_fp8: whether it multiplies numbers of 8 bits.
     """
 
     name: str
@@ -41,14 +42,15 @@ class Gpu:
     bandwidth: float
     link: float
     network: float
+    has_fp8: bool = False
 
 
 GPUS = (
     # Peaks and memory: makers. Bandwidth: 3.0e12 and 4.3e12 measured as copies on one H100 SXM and one H200, the others
     # the same fraction of what their makers state. Links and networks: 80 % of NVLink (450e9, A100 300e9) and 90 % of
     # one 400 Gb/s (A100 200 Gb/s) adapter per GPU. Products and attention: fitted, those of the H200 are the H100's.
-    Gpu("h100", 989e12, 0.67, 0.185, 80 * GIB, 3.0e12, 360e9, 45e9),
-    Gpu("h200", 989e12, 0.67, 0.185, 141 * GIB, 4.3e12, 360e9, 45e9),
+    Gpu("h100", 989e12, 0.67, 0.185, 80 * GIB, 3.0e12, 360e9, 45e9, True),
+    Gpu("h200", 989e12, 0.67, 0.185, 141 * GIB, 4.3e12, 360e9, 45e9, True),
     Gpu("a100-80gb", 312e12, 0.84, 0.33, 80 * GIB, 1.8e12, 240e9, 22.5e9),
     Gpu("a100-40gb", 312e12, 0.84, 0.33, 40 * GIB, 1.4e12, 240e9, 22.5e9),
 )  # fmt: skip

@@ -11,9 +11,9 @@ from terakoya.config.parameters import Parameters
 from terakoya.estimation import devices
 from terakoya.estimation.model_check import check_model
 from terakoya.estimation.synthetic_rows import row_statistics
-from terakoya_clusters.layouts.cluster import Cluster, find_gpu
+from terakoya_clusters.layouts.cluster import GPUS, Cluster, find_gpu
 from terakoya_clusters.layouts.measured_model import measure_transformer
-from terakoya_clusters.layouts.suggest import Suggestion, batch_size_for, suggest
+from terakoya_clusters.layouts.suggest import USABLE, Suggestion, batch_size_for, own_memory, suggest
 
 DEFAULT_GPU = "h100"
 """The GPU to assume where this machine has none and none is named."""
@@ -31,12 +31,16 @@ class Layouts:
         suggestions: sorted by time, the fastest first.
         batch_size: rows by node, for the cluster's nodes.
         notes: assumptions.
+        own: bytes of the device that holds most in the run's own layout; None where the GPUs do not form it.
+        held_by: the names of the GPUs that hold and compute it.
     """
 
     cluster: Cluster
     suggestions: Sequence[Suggestion]
     batch_size: Mapping[str, int]
     notes: Sequence[str]
+    own: float | None = None
+    held_by: Sequence[str] = ()
 
     @property
     def fastest_supported(self) -> Suggestion | None:
@@ -53,7 +57,8 @@ class Layouts:
             }
             for suggestion in self.suggestions
         ]
-        return {"layouts": layouts, "layout_notes": [NOT_VALIDATED, *self.notes]}
+        own = {"bytes": self.own, "held_by": list(self.held_by)}
+        return {"layouts": layouts, "own_layout": own, "layout_notes": [NOT_VALIDATED, *self.notes]}
 
     def as_parameters(self, suggestion: Suggestion) -> dict[str, Any]:
         """The keys of the parameters that select this layout."""
@@ -98,7 +103,10 @@ def find_layouts(
         loaded, statistics.vocabulary, context=statistics.context, documents_per_row=statistics.documents_per_row
     )
     suggestions = suggest(loaded, model, cluster, state=state)
-    return Layouts(cluster, suggestions, batch_size_for(cluster, loaded.batch_size), notes)
+    own = own_memory(loaded, model, cluster, state=state)
+    fp8 = loaded.precision == "fp8"
+    held_by = [each.name for each in GPUS if own and own <= USABLE * each.memory and (each.has_fp8 or not fp8)]
+    return Layouts(cluster, suggestions, batch_size_for(cluster, loaded.batch_size), notes, own, held_by)
 
 
 def describe_parallel(parallel: Mapping[str, Any]) -> str:

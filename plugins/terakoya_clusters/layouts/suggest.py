@@ -22,6 +22,10 @@ USABLE = 0.92
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Devices along an axis other than data, and rows of a micro-batch."""
 STAGES_PER_PROCESS, SEQUENCE_PARALLEL = "pp_stages_per_process", "sequence_parallel"
+OWN = (
+    "zero_stage", "tp_size", "pp_size", "sp_size", "cp_size", "dp_shard_size", STAGES_PER_PROCESS, SEQUENCE_PARALLEL,
+)  # fmt: skip
+"""The keys of `parallel` that make a layout, beside the engine."""
 UNSUPPORTED = 2
 """Number of suggested layouts that this program does not support."""
 
@@ -185,6 +189,22 @@ def refusal_reason(parameters: Parameters, parallel: Mapping[str, Any], layout: 
         Parameters.from_dict(raw, source="layout")
     except UserError as error:
         return str(error).removeprefix("layout: ").splitlines()[0]
+    return None
+
+
+def own_memory(parameters: Parameters, model: Transformer, cluster: Cluster, *, state: float = 8.0) -> float | None:
+    """Returns the bytes of the device that holds most in the layout that `parameters` have themselves; None where the
+    cluster's GPUs do not form it."""
+    rows = sum(parameters.batch_size.values())
+    own = parameters.parallel.model_dump(include=set(OWN), exclude_defaults=True)
+    own["engine"] = parameters.parallel.engine
+    for parallel, axes in _parallels(model, cluster):
+        if parallel == own and axes.data <= rows:
+            most = -(-rows // axes.data)
+            size = min(parameters.micro_batch_size or most, most)
+            recomputation = parameters.activation_checkpointing
+            layout = axes.replace(micro_batch_size=size, micro_steps=-(-most // size), recomputation=recomputation)
+            return sum(rank_memory(model, layout, engine_program(own, model, state, parameters.precision)).values())
     return None
 
 

@@ -21,7 +21,7 @@ from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya_clusters.layouts.cluster import Cluster, find_gpu
 from terakoya_clusters.layouts.find_layouts import find_layouts
 from terakoya_clusters.layouts.measured_model import measure_transformer
-from terakoya_clusters.layouts.suggest import USABLE, batch_size_for, candidates, refusal_reason, suggest
+from terakoya_clusters.layouts.suggest import USABLE, batch_size_for, candidates, own_memory, refusal_reason, suggest
 from terakoya_clusters.layouts.transformer import Transformer
 
 PRESETS = Path(__file__).parents[3] / "parameters"
@@ -87,6 +87,21 @@ def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: t
             "activation_checkpointing": each.activation_checkpointing,
         }  # fmt: skip
         Parameters.from_dict(raw, source="suggested")
+
+
+def test_a_runs_own_layout_takes_what_it_takes_among_the_suggestions(
+    llama: Parameters, measured: tuple[Transformer, float]
+) -> None:
+    model, state = measured
+    cluster = Cluster(find_gpu("h100"), 64)
+    for each in suggest(llama, model, cluster, state=state, count=5):
+        raw = llama.dump() | {
+            "parallel": dict(each.parallel), "micro_batch_size": each.micro_batch_size,
+            "activation_checkpointing": each.activation_checkpointing,
+        }  # fmt: skip
+        own = Parameters.from_dict(raw, source="suggested")
+        assert own_memory(own, model, cluster, state=state) == each.bytes
+        assert own_memory(own, model, replace(cluster, gpus=1), state=state) is None, each.parallel
 
 
 @pytest.mark.nightly
