@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from terakoya import Command, hookimpl
 
 if TYPE_CHECKING:
-    from terakoya.components import Launcher
+    from terakoya.components import EventPlugin, Launcher
 
 
 @hookimpl
@@ -26,3 +26,10 @@ def register_launchers() -> dict[str, type[Launcher]]:
     from terakoya_launch.launchers.slurm.launcher import Slurm
 
     return {"hosts": Hosts, "local": Local, "slurm": Slurm}
+
+
+@hookimpl
+def register_events() -> dict[str, type[EventPlugin]]:
+    from terakoya_launch.accelerate_requests import AccelerateRequests
+
+    return {"accelerate_requests": AccelerateRequests}

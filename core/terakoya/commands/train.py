@@ -45,9 +45,9 @@ class TrainOptions:
         ),
     ] = None
     nodes: NodesOption = None
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="This node's rank; default GROUP_RANK, SLURM_NODEID, 0.")
-    ] = None
+    node_rank: Annotated[int | None, typer.Option(min=0, help="This node's rank; default: the launcher's, or 0.")] = (
+        None
+    )
     allow_change: Annotated[
         Sequence[str], typer.Option(help="On resume: a parameter that may differ from the checkpoint's.")
     ] = ()

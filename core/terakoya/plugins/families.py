@@ -85,7 +85,10 @@ FAMILIES: dict[str, Family] = {
         ),
         components=("importers language_pretraining",),
     ),
-    "launch": Family(verbs=("launch",), components=("launchers hosts", "launchers local", "launchers slurm")),
+    "launch": Family(
+        verbs=("launch",),
+        components=("events accelerate_requests", "launchers hosts", "launchers local", "launchers slurm"),
+    ),
     "parallel": Family(engines=("ddp", "deepspeed", "fsdp")),
     "places": Family(places=("*",)),
     "quality": Family(

@@ -221,8 +221,7 @@ def connect(
         UserError: on every rank, one of them has an `error`, or two were given different things; other processes came
             up than the launcher announced, or not a multiple of `replica_size`.
     """
-    from accelerate import Accelerator
-    from accelerate.utils import InitProcessGroupKwargs
+    from accelerate import PartialState
 
     if launch.launcher == "srun":
         if "MASTER_ADDR" not in os.environ:
@@ -241,24 +240,23 @@ def connect(
             nccl_algorithms.sum_in_one_order()
     else:
         cpu_allocator.keep_freed_memory()
-    handlers = []
+    group: dict[str, Any] = {}
     if launch.world_size > 1:
-        backend, timeout = "nccl" if cuda else "gloo", group_timeout(timeout_seconds, on_gpus=cuda)
-        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
+        group = {"backend": "nccl" if cuda else "gloo", "timeout": group_timeout(timeout_seconds, on_gpus=cuda)}
     try:
         with local_rendezvous(launch):
-            accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+            state = PartialState(cpu=not cuda, **group)  # an Accelerator would read its launcher's engine and precision
     except dist.DistStoreError as failed:
         raise RankLostError(
             f"not all {launch.world_size} processes have connected within {timeout_seconds} s: see what those that are "
             "missing have printed"
         ) from failed
-    device = with_index(accelerator.device)
+    device = with_index(state.device)
     connected = dist.get_world_size() if dist.is_initialized() else 1
-    if connected != launch.world_size or accelerator.num_processes != launch.world_size:
+    if connected != launch.world_size or state.num_processes != launch.world_size:
         raise UserError(
             f"the launcher asked for {launch.world_size} processes, but {connected} are connected "
-            f"(accelerate sees {accelerator.num_processes}); start with torchrun or with `terakoya train --processes N`"
+            f"(accelerate sees {state.num_processes}); start with torchrun or with `terakoya train --processes N`"
         )
     this = ProcessInfo(launch.rank, launch.node_rank, launch.local_rank, host_name())
     if launch.world_size == 1 and not dist.is_initialized():

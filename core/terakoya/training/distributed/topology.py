@@ -1,8 +1,8 @@
 """Which processes take part in a run: what the launcher announced, what came up, and which rows each process takes.
 
-Any launcher works that sets the variables of torchrun, of `accelerate launch` or of srun. The processes that came up
-are compared with those that the launcher announced before anything else happens: a launcher that silently starts
-independent processes is the most common way to train the wrong thing.
+Any launcher works that sets the variables of torchrun, of `accelerate launch`, of `deepspeed` or of srun. The processes
+that came up are compared with those that the launcher announced before anything else happens: a launcher that silently
+starts independent processes is the most common way to train the wrong thing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from terakoya.errors import UserError
 
 HOST_VARIABLE = "TERAKOYA_HOST"
 """The variable in which a launcher gives this host's name, where it differs from the host's own."""
+NODE_RANKS = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
+"""The variables in which torchrun, DeepSpeed's launcher and srun give the node's rank."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class LaunchInfo:
     ) -> LaunchInfo:
         """Reads the variables of torchrun or srun; without them this is a single process.
 
-        The node rank is `node_rank` (`--node-rank`), else GROUP_RANK, else SLURM_NODEID, else 0.
+        The node rank is `node_rank` (`--node-rank`), else the first of `NODE_RANKS` that is set, else 0.
 
         Raises:
             UserError: a variable is missing although RANK is set, or is not a number.
@@ -59,7 +61,8 @@ class LaunchInfo:
             except ValueError:
                 raise UserError(f'launcher: {name} should be a number, got "{environment[name]}"') from None
 
-        node = node_rank if node_rank is not None else read_number("GROUP_RANK", read_number("SLURM_NODEID", 0))
+        ranks = (read_number(name) for name in NODE_RANKS if name in environment)
+        node = node_rank if node_rank is not None else next(ranks, 0)
         if "RANK" in environment:
             return cls(read_number("RANK"), read_number("WORLD_SIZE"), read_number("LOCAL_RANK"), node, "torchrun")
         if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
