@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         log.translate_with(None)
         given = list(sys.argv[1:] if arguments is None else arguments)
         if given[:1] == [f"--local_rank={os.environ.get('LOCAL_RANK')}"]:
-            del given[0]  # DeepSpeed's launcher gives it before all else, unless it has --no_local_rank
+            del given[0]  # which some launchers give before all else
         without = add_inherited(WITHOUT_VARIABLE, _before_the_verb(given, "--without"))
         language = find_language(without)
         if language is not None:

@@ -1,8 +1,8 @@
 """Which processes take part in a run: what the launcher announced, what came up, and which rows each process takes.
 
-Any launcher works that sets the variables of torchrun, of `accelerate launch`, of `deepspeed` or of srun. The processes
-that came up are compared with those that the launcher announced before anything else happens: a launcher that silently
-starts independent processes is the most common way to train the wrong thing.
+Any launcher works that sets the variables of torchrun, of `accelerate launch` or of srun. The processes that came up
+are compared with those that the launcher announced before anything else happens: a launcher that silently starts
+independent processes is the most common way to train the wrong thing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from terakoya.errors import UserError
 HOST_VARIABLE = "TERAKOYA_HOST"
 """The variable in which a launcher gives this host's name, where it differs from the host's own."""
 NODE_RANKS = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
-"""The variables in which torchrun, DeepSpeed's launcher and srun give the node's rank."""
+"""The variables in which launchers give the node's rank; docs/how-to/processes-and-nodes.md says which sets which."""
 
 
 @dataclass(frozen=True)
