@@ -135,7 +135,7 @@ def test_no_verb_of_a_missing_family_is_listed(run: Run, house: Path) -> None:
     missing = [verb for verb, name in verbs.items() if not (house / "plugins" / f"terakoya_{name}").exists()]
     for verb in verbs:
         group, _, last = verb.rpartition(" ")
-        assert (f"  {last} " in listed[group]) == (verb not in missing)
+        assert (f"  {last} " in listed[group].replace(",", " ")) == (verb not in missing)  # options have two names
     for verb, said in zip(missing, run(*map(str.split, missing), code=2), strict=True):
         assert f"it belongs to the family {verbs[verb]}" in said
 
