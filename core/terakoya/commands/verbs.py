@@ -39,7 +39,7 @@ def register_commands() -> Mapping[str, Command | Group]:
     return {
         "demo": Command(demo.command, "terakoya demo --out work/demo"),
         "init": Command(
-            init.command, "terakoya init wiki.jsonl.gz books/ --family bert --goal model --gpu h100 --hours 24"
+            init.command, "terakoya init wiki.jsonl.gz books/ --family encoder --goal model --gpu h100 --hours 24"
         ),
         "run": Command(run.command, "terakoya run pipeline.json"),
         "tokenizer": Group("Train, import and inspect tokenizers."),

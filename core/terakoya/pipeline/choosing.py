@@ -255,9 +255,9 @@ def choose(
     hours = min(hours, TRY_HOURS) if goal == "try" else hours
     presets = recipe.presets[:1] if goal == "try" else recipe.presets
     limit = "goal" if goal == "try" else "family"
-    candidates: list[_Candidate] = []
+    candidates: list[Candidate] = []
     for preset in presets:
-        candidate = _Candidate.of(preset, vocabulary, machine)
+        candidate = Candidate.of(preset, read_settings(presets_folder() / f"{preset}.json"), vocabulary, machine)
         if candidates and tokens < UNIQUE_TOKENS_PER_PARAMETER[kind] * candidate.body:
             limit = "corpus"
             break
@@ -269,10 +269,7 @@ def choose(
             break
         candidates.append(candidate)
     for candidate in reversed(candidates):
-        trained = min(candidate.affordable(hours), PASSES[kind] * tokens)
-        choice = candidate.run(trained, tokens, held_out)
-        if choice is not None and choice.hours[1] > hours:  # validations take time, too
-            choice = candidate.run(trained * hours / choice.hours[1], tokens, held_out)
+        choice = candidate.run_within(hours, PASSES[kind] * tokens, tokens, held_out)
         if choice is not None:
             return replace(choice, limit=limit)
         limit = "memory"
@@ -280,8 +277,8 @@ def choose(
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A preset whose run may be chosen.
+class Candidate:
+    """A preset, or another model, whose run may be chosen.
 
     Attributes:
         raw: its parameters, without its stores.
@@ -297,11 +294,11 @@ class _Candidate:
     flops_per_token: float
 
     @classmethod
-    def of(cls, preset: str, vocabulary: int, machine: Machine) -> _Candidate:
-        """Returns the candidate `preset`, whose model is built without weights."""
-        raw = read_settings(presets_folder() / f"{preset}.json")
+    def of(cls, preset: str, raw: Mapping[str, Any], vocabulary: int, machine: Machine) -> Candidate:
+        """Returns the candidate with the parameters `raw`, whose model is built without weights."""
         # not the store at the preset's path: the one that this pipeline makes will have another vocabulary
-        raw["data"] = {"train": [NO_STORE], "validation": [NO_STORE], "sequence_length": raw["data"]["sequence_length"]}
+        data = {"train": [NO_STORE], "validation": [NO_STORE], "sequence_length": raw["data"]["sequence_length"]}
+        raw = {**raw, "data": data}
         loaded = Parameters.from_dict(raw, source=preset)
         rows = row_statistics(loaded.data, loaded.objective.row_layout(), vocabulary)
         sizes = model_sizes(loaded, rows.vocabulary, context=rows.context)
@@ -317,6 +314,14 @@ class _Candidate:
         rows = sum(self.raw["batch_size"].values())
         speed = self.speed(next(_runs(self.raw, trained=MOST_TOKENS, machine=self.machine)))
         return 0.0 if speed is None else hours * 3600 / speed.high * rows * self.length
+
+    def run_within(self, hours: float, trained: float, tokens: int, held_out: int | None) -> Choice | None:
+        """Returns `run` over at most `trained` tokens in at most so many `hours`."""
+        trained = min(self.affordable(hours), trained)
+        choice = self.run(trained, tokens, held_out)
+        if choice is not None and choice.hours[1] > hours:  # validations take time, too
+            choice = self.run(trained * hours / choice.hours[1], tokens, held_out)
+        return choice
 
     def speed(self, raw: Mapping[str, Any]) -> Speed | None:
         """Returns the speed of the run `raw`; None where it is too slow to be measured."""

@@ -69,6 +69,7 @@ FAMILIES: dict[str, Family] = {
     "compare": Family(verbs=("compare",)),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
+    "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
     "forks": Family(verbs=("fork",)),
     "hub": Family(verbs=("upload",), needs=("report",)),

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -63,11 +63,17 @@ def _with_former_bias(
 
 
 def _add_former_rotary_keys(file: Path) -> None:
-    """Writes the bases and scaling of rotary positions also under the names that Transformers 4 reads: it does not know
-    `rope_parameters`, and would take its defaults without a word. Transformers 5 reads the same values from both."""
     config = json.loads(file.read_text(encoding="utf-8"))
+    if former := former_rotary_keys(config):
+        text = json.dumps({**config, **former}, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+def former_rotary_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bases and scaling of rotary positions of a config under the names that Transformers 4 reads: it does
+    not know `rope_parameters`, and would take its defaults without a word. Transformers 5 reads the same from both."""
     rotary = config.get("rope_parameters") or {}
-    whole, local = FORMER_NAMES_OF_TWO.get(config.get("model_type"), ("global_rope_theta", "local_rope_theta"))
+    whole, local = FORMER_NAMES_OF_TWO.get(config.get("model_type", ""), ("global_rope_theta", "local_rope_theta"))
     named = {"rope_theta": rotary, whole: rotary.get("full_attention"), local: rotary.get("sliding_attention")}
     former = {name: each["rope_theta"] for name, each in named.items() if each and "rope_theta" in each}
     scaling = {key: value for key, value in rotary.get("full_attention", rotary).items() if key != "rope_theta"}
@@ -75,9 +81,7 @@ def _add_former_rotary_keys(file: Path) -> None:
         former["rope_scaling"] = scaling
     if config.get("model_type") == "olmo2" and scaling.get("rope_type") == "linear":
         former["rope_scaling"] = {"type": "linear", "factor": scaling["factor"]}  # Transformers 4 accepts no other keys
-    if former:
-        text = json.dumps({**config, **former}, indent=2, sort_keys=True, ensure_ascii=False)
-        file.write_text(text + "\n", encoding="utf-8")
+    return former
 
 
 @contextmanager
