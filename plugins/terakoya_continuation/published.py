@@ -37,7 +37,6 @@ class PublishedModel:
         type: its `architecture.type`; `settings` are the other keys of `architecture`.
         packs: whether documents that share a row are kept apart.
         width: of its hidden states.
-        pieces: rows of its embeddings.
         length: tokens of a row.
         lacks_head: whether the folder has its body alone, so that the head begins at random.
     """
@@ -49,7 +48,6 @@ class PublishedModel:
     settings: Mapping[str, Any]
     packs: bool
     width: int
-    pieces: int
     length: int
     lacks_head: bool
 
@@ -80,7 +78,7 @@ def read_model(name: str) -> PublishedModel:
     length = min(architecture.max_sequence_length() or LENGTHS[kind], LENGTHS[kind])
     return PublishedModel(
         name, folder, kind, kind_name, settings, architecture.document_masking != "none",
-        int(settings["hidden_size"]), int(config["vocab_size"]), length, lacks_head,
+        int(settings["hidden_size"]), length, lacks_head,
     )  # fmt: skip
 
 
