@@ -20,6 +20,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.estimation.devices import find_device
+from terakoya.json_settings import read_settings
 from terakoya.pipeline import choosing
 from terakoya.pipeline.choosing import Machine
 from terakoya.pipeline.settings import read_pipeline
@@ -92,7 +93,7 @@ def test_a_model_gets_the_words_of_the_field_and_keeps_what_it_knew(here: Path) 
     assert factors[0] < factors[1] and factors[1] > 0.9 and factors[2] <= 0.1, "it rises again and decays"
     # the pipeline, of two steps
     short = {"max_steps": 2, "batch_size": {"-1": 4}, "micro_batch_size": 4, "evaluation": {"steps": 2, "batches": 1}}
-    small = pipeline.model_dump(mode="json") | {"parameters": parameters | short, "processes": 1}
+    small = read_settings(Path("pipeline.json")) | {"parameters": parameters | short, "processes": 1}
     Path("small.json").write_text(json.dumps(small), encoding="utf-8")
     ran = CliRunner().invoke(build_app(), ["run", "small.json"])
     assert ran.exit_code == 0, ran.output + repr(ran.exception)
