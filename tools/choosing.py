@@ -36,11 +36,11 @@ over its corpus and needs 2 different tokens for each such parameter; a decoder 
 fewer than 5,000 steps gets smaller batches. `terakoya init` writes the reason for each number into the pipeline file.
 `--like bert` and other models choose among the presets of their papers, by the same rules.
 
-What they rest on: 20 tokens for each parameter are of causal models of 70 M parameters and more (Hoffmann et al., 2022),
-4 passes of causal models, too (Muennighoff et al., 2023), 40 passes are BERT's own. That an encoder needs 2 different
-tokens is our rule, and not measured: here no two sizes have been compared after the same hours. The longest runs of one
-recipe ([recipes](../explanation/recipes.md)) are of 4 tokens for each parameter, embeddings included (`bert_ja`, 31 M,
-129 M tokens), and 10 (5.2 M, 51 M tokens).
+What they rest on: 20 tokens for each parameter are of causal models of 70 M parameters and more (Hoffmann et al.,
+2022), 4 passes of causal models, too (Muennighoff et al., 2023), 40 passes are BERT's own. That an encoder needs 2
+different tokens is our rule, and not measured: here no two sizes have been compared after the same hours. The longest
+runs of one recipe ([recipes](../explanation/recipes.md)) are of 4 tokens for each parameter, embeddings included
+(`bert_ja`, 31 M, 129 M tokens), and 10 (5.2 M, 51 M tokens).
 
 `terakoya init --from MODEL` takes the model's own size. A masked model reads the text of the field at most 10 times, a
 causal one 4 times, with as many rows of general text besides as `--replay-share` says. The learning rate is 2e-4 at a
