@@ -46,7 +46,7 @@ runs of one recipe ([recipes](../explanation/recipes.md)) are of 4 tokens for ea
 causal one 4 times, with as many rows of general text besides as `--replay-share` says. The learning rate is 2e-4 at a
 hidden size of 768 and 256 rows a step (Gururangan et al., 2020), falls as one over the size and as the square root of
 the rows, and ends at 0. The vocabulary grows where an eighth more pieces, each found 20 times, save 5 % of the tokens.
-[What that does](../tutorials/continued-pretraining.md#what-it-is-worth) was measured at toy size.
+[What that does](../tutorials/continued-pretraining.md) was measured at toy size.
 """
 
 

@@ -37,8 +37,6 @@ SAVED = 0.05
 MORE = 8
 """The vocabulary gets at most this part more pieces, each seen `LEAST_OFTEN` times."""
 LEAST_OFTEN = 20
-SAMPLED_BYTES = 32 << 20
-"""Text in which new pieces are counted."""
 MASKED = (
     "30 % of the tokens are masked at first, 15 % at the end: of the rates compared, with which a model learns soonest."
 )

@@ -68,7 +68,6 @@ def extend_tokenizer(
     add: int,
     min_frequency: int = 2,
     processes: int | None = None,
-    sample_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     **reading: Unpack[Reading],
 ) -> Mapping[str, Any]:
@@ -77,7 +76,6 @@ def extend_tokenizer(
 
     Args:
         min_frequency: how often a new piece occurs at least.
-        sample_bytes: about how much of the text is counted, evenly distributed; None: all of it.
 
     Raises:
         UserError: a tokenizer of another kind, no piece is new, or `out` exists; and as `Corpus`.
@@ -103,8 +101,7 @@ def extend_tokenizer(
         raise UserError(f"{folder}: expected WordPiece, BPE or a unigram model, got {kind}")
     source = Corpus(find_files(corpus), **reading)
     check_beginnings(source)
-    splitter, processes = partial(_splitter, folder), processes or available_cores()
-    table = count_words(source, splitter, processes=processes, sample_bytes=sample_bytes, progress=progress)
+    table = count_words(source, partial(_splitter, folder), processes=processes or available_cores(), progress=progress)
     ids = tokenizer.get_vocab()
     divide = _divider(folder, backend)
     if kind == "WordPiece":

@@ -161,7 +161,7 @@ def _fit_vocabulary(
         try:
             extend_tokenizer(
                 model.folder, new, files, add=fit.pieces // plan.MORE, min_frequency=plan.LEAST_OFTEN,
-                sample_bytes=plan.SAMPLED_BYTES, field=facts.field, documents=facts.documents, **how,
+                field=facts.field, documents=facts.documents, **how,
             )  # fmt: skip
         except UserError as error:
             vocabulary = replace(vocabulary, reason=f"it cannot have more pieces ({error})")
