@@ -24,7 +24,8 @@ after each; those of the last group stay gathered in between. Gradients are redu
 backward. In a pipeline many micro-batches pass through a stage before the first has come back, so its weights stay
 gathered from the first to the last of a step, and its gradients whole until then: what is saved is what ZeRO 2 saves.
 In bf16 and fp16 a block's matrices are gathered in 16 bits, to which autocast would cast them anyway, and their
-gradients are summed in fp32: the numbers are those of DDP.
+gradients are summed in fp32: the numbers are those of DDP. So they are where layers read copies of their weights, as in
+the bf16 stream: what has copies is gathered as these, with gradients in fp32.
 
 The optimizer sees the parts as plain tensors, or whole tensors where it needs them (`whole_tensors`), in fp32.
 Checkpoints hold tensors under the module's names: a checkpoint of any engine or number of processes can be read by any
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -48,6 +50,7 @@ from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
 from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards, whole_names
 from terakoya.training.model.module_parts import saved_values
+from terakoya.training.model.transforms import transform
 from terakoya_parallel.fsdp_groups import local_values
 from terakoya_parallel.held_module import SHARE, hold_parts
 from terakoya_parallel.initial_weights import InitialWeights
@@ -87,9 +90,12 @@ class ParallelEngine(DDPEngine):
         exchange = UlyssesExchange if parallel.sp_size > 1 else KeyValueExchange
         self.exchange = None if (group := mesh.group("sp")) is None else exchange(group)
         initial = InitialWeights(module, inputs.deferred, context)
+        gathers = parallel.engine == "fsdp" and mesh.size(*SHARE) > 1
+        copies = transform("engine", module, replace(inputs.run, gathers=True)) if gathers else []
         held = hold_parts(
-            module, architectures, inputs.vocabulary, mesh, parallel, precision=precision, device=context.device
-        )
+            module, architectures, inputs.vocabulary, mesh, parallel, precision=precision, device=context.device,
+            copies=copies,
+        )  # fmt: skip
         self.names, self.parts, self.alike, self.groups = held.names, held.parts, held.alike, held.groups
         initial.fill(held.module, held.names, held.parts)
         local = held.module.to(context.device)
@@ -113,6 +119,7 @@ class ParallelEngine(DDPEngine):
                 inputs.micro_steps,
             ),
         )
+        self.keep_up_to_date(copies)
         self.sharing = (*(SHARE if self.groups else ()), *(("tp",) if mesh.size("tp") > 1 else ()))
         self.full_module = not (held.stages or self.sharing)
         self.dropout_rank = mesh.index(*DATA, "sp")

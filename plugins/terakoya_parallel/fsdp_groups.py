@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.components import Architecture
+from terakoya.components import Architecture, Copies
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.training.engines.engine import autocast_dtype
@@ -35,9 +36,11 @@ def shard_module(
     *,
     precision: str,
     stays_gathered: bool = False,
+    copies: Sequence[Copies] = (),
 ) -> list[FSDPModule]:
     """Shards `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last. If
-    `stays_gathered`, the blocks' weights stay gathered after a forward, as those of the root do.
+    `stays_gathered`, the blocks' weights stay gathered after a forward, as those of the root do. Weights that have
+    `copies` are gathered in 16 bits, those of the root if all of its weights have.
 
     Raises:
         UserError: none of `architectures` defines a model's blocks, or a weight is a scalar.
@@ -52,19 +55,21 @@ def shard_module(
     if (dtype := autocast_dtype(precision)) is not None:
         policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     blocks = shardable_blocks(module, architectures, vocabulary)
-    gathered_by_blocks = {
-        value
-        for block in blocks
-        for value in set(block.parameters()) - (float32_weights(block) if policy.param_dtype else set())
-    }
+    low = {value for each in copies for value in each.weights}
+    gathered_by_blocks: set[nn.Parameter] = set()
+    for block in blocks:
+        every = set(block.parameters())
+        float32 = every - low if low else float32_weights(block) if policy.param_dtype else set()
+        gathered_by_blocks |= every - float32
     # the root comes first, so that what blocks leave in float32 becomes a part of its group
     after_forward = not stays_gathered
-    root = fully_shard(module, mesh=mesh, ignored_params=gathered_by_blocks)
+    of_root = policy if low >= set(module.parameters()) - gathered_by_blocks else MixedPrecisionPolicy()
+    root = fully_shard(module, mesh=mesh, mp_policy=of_root, ignored_params=gathered_by_blocks)
     groups = []
     for block in blocks:
-        of_root: set[nn.Parameter] = {value for value in block.parameters() if isinstance(value, DTensor)}
+        sharded: set[nn.Parameter] = {value for value in block.parameters() if isinstance(value, DTensor)}
         groups.append(
-            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=of_root, reshard_after_forward=after_forward)
+            fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=sharded, reshard_after_forward=after_forward)
         )
     for this, following in pairwise(groups):
         this.set_modules_to_forward_prefetch([following])
@@ -72,6 +77,8 @@ def shard_module(
         # losses are parts of a global mean already, so gradients are summed and not averaged
         group.set_gradient_divide_factor(1.0)
         group.set_force_sum_reduction_for_comms(True)
+        for each in copies:
+            each.follow(cast("nn.Module", group), is_block=group is not root)
     return [*groups, root]
 
 

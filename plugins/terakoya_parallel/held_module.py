@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from terakoya.components import Architecture
+from terakoya.components import Architecture, Copies
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
 from terakoya.training.engines.tensor_shards import TensorPart
@@ -57,9 +57,10 @@ def hold_parts(
     *,
     precision: str,
     device: torch.device,
+    copies: Sequence[Copies] = (),
 ) -> HeldModule:
     """Divides the root `module` among the processes of `mesh`, in place: returns this process's stages, of these its
-    parts of layers, and of these its rows. Collective.
+    parts of layers, and of these its rows. Collective. `copies` are as in `shard_module`.
 
     Raises:
         UserError: there are fewer blocks than stages; under `fully_shard` none of `architectures` defines a model's
@@ -100,7 +101,9 @@ def hold_parts(
     if sharded:
         shares = mesh.device_mesh(("dp_replicate",), SHARE)
         groups = [
-            shard_module(each, architectures, vocabulary, shares, precision=precision, stays_gathered=bool(stages))
+            shard_module(
+                each, architectures, vocabulary, shares, precision=precision, stays_gathered=bool(stages), copies=copies
+            )
             for each in stages or (module,)
         ]
     return HeldModule(module, stages, own_names, parts, alike, in_region, groups)

@@ -29,12 +29,13 @@ def register_module_transforms() -> Mapping[str, ModuleTransform]:
 
 
 def uses_bf16_stream(parameters: ParameterFields) -> bool:
-    """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast."""
+    """Whether a run of `parameters` takes the bf16 stream, with any number of processes, and not autocast: each process
+    has whole weights, or gathers them for each use."""
     parallel = parameters.parallel
     return (
         parameters.precision == "bf16"
         and not parameters.autocast
-        and parallel.engine == "ddp"
+        and parallel.engine in ("ddp", "fsdp")
         and parallel.replica_size == 1
         and all(each.bf16_stream for each in parameters.objective.architectures(parameters.architecture))
     )
@@ -47,7 +48,8 @@ def _stream(module: nn.Module, build: ModuleBuild) -> Copies:
     fused, reason = choice.choose(module, build.context, setting=build.parameters.fused_kernels)
     if reason is not None:
         build.warn(f"fused kernels off: {reason}")
-    return WeightCopies(module, fused=fused)
+    device = build.context.device if build.gathers else None
+    return WeightCopies(module, fused=fused, gathers_on=device, compiled=build.compiled != "off")
 
 
 def _convert(module: nn.Module, build: ModuleBuild) -> None:

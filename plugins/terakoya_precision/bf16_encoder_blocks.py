@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from transformers.activations import GELUActivation, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from terakoya_precision.bf16_functions import DTYPE, Branch, Product, SumNorm
+from terakoya_precision.bf16_functions import DTYPE, Branch, Product, SumNorm, join
 from terakoya_precision.fused.functions import FusedBranch, FusedGelu, FusedSumNorm
 from terakoya_precision.fused.ops import LARGEST_WIDTH
 
 COPIES = "bf16_copies"
 """The attribute of a layer in which its copies are, by the name of the parameter."""
 JOINED_COPIES = "bf16_joined_copies"
-"""The attribute of an attention: those of its queries, keys and values, one below the other."""
+"""The attribute of an attention: those of its queries, keys and values, one below the other. Where weights are gathered
+it has none."""
 FUSED = "bf16_fused"
 """The attribute of a block's part that is true where it takes fused kernels."""
 TOTAL = "bf16_total"
@@ -66,7 +67,8 @@ class Attention(nn.Module):
         is_taken = kind != "eager" and "past_key_values" not in further and _need_gradients(hidden_states, *layers)
         if not is_taken or _has_hooks(*bypassed):
             return super().forward(hidden_states, attention_mask, **named)
-        copies = getattr(self, JOINED_COPIES)
+        joined = getattr(self, JOINED_COPIES, None)
+        copies = [getattr(each, COPIES) for each in layers] if joined is None else [joined]
         *products, residual = _branch(layers, hidden_states, copies, fused=_is_fused(self) and can_join(layers))
         heads = [each.unflatten(-1, (-1, inner.attention_head_size)).transpose(1, 2) for each in products]
         attended, weights = ALL_ATTENTION_FUNCTIONS[kind](
@@ -89,7 +91,7 @@ class Layer(nn.Module):
             states: Tensor = super().feed_forward_chunk(attention_output)  # type: ignore[misc]
             return states
         gelu = next((name for kind, name in GELUS.items() if isinstance(activation, kind)), None)
-        fused, copies = _is_fused(self), getattr(first, COPIES)
+        fused, copies = _is_fused(self), [getattr(first, COPIES)]
         if fused and gelu is not None and not _has_hooks(activation):
             middle, residual = _branch((first,), attention_output, copies, fused=True, biases_learn=False)
             middle = FusedGelu.apply(middle, first.bias, gelu)
@@ -131,19 +133,21 @@ class Output(nn.Module):
 def _branch(
     layers: Sequence[nn.Linear],
     states: Tensor,
-    copies: Mapping[str, Tensor],
+    copies: Sequence[Mapping[str, Tensor]],
     *,
     fused: bool = False,
     biases_learn: bool = True,
 ) -> tuple[Tensor, ...]:
     """Returns the result of each of `layers`, and `states` for the residual sum; without `biases_learn` the function
-    that takes the result returns the gradient of the bias."""
+    that takes the result returns the gradient of the bias. `copies` are those of all layers, or of each."""
+    read = [each["weight"] for each in copies]
+    bias = join([each["bias"] for each in copies]) if "bias" in copies[0] else None
     parameters = (
         *(each.weight for each in layers), *(each.bias if biases_learn else None for each in layers),
         *map(total_of, layers),
     )  # fmt: skip
     function = FusedBranch if fused else Branch
-    branches: tuple[Tensor, ...] = function.apply(states.to(DTYPE), copies["weight"], copies.get("bias"), *parameters)
+    branches: tuple[Tensor, ...] = function.apply(states.to(DTYPE), bias, len(layers), *parameters, *read)
     return branches
 
 

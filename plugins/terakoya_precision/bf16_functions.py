@@ -195,32 +195,33 @@ class Branch(torch.autograd.Function):
     """Where a residual sum begins: linear layers of the same states (..., I), and these states again, for the sum.
 
     What comes back through the sum is what the gradients of the products are added to, as they are computed. Several
-    layers read copies that lie in one tensor, and are one product in the forward.
+    layers read copies that lie in one tensor, and are one product in the forward. What is gathered lies apart, and is
+    put together in the forward and again in the backward, since in between it is not there.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, weight_copy: Tensor, bias_copy: Tensor | None, *parameters: Tensor | None
+        ctx: Any, states: Tensor, bias_copy: Tensor | None, count: int, *parameters: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Returns the result (..., O) of each layer, and `states`.
 
         Args:
-            weight_copy: of all layers, one below the other; `bias_copy` likewise.
+            bias_copy: of all layers, one below the other.
+            count: the number of layers.
             parameters: the weights of all layers, then their biases, then what the weights' gradients are added to,
-                each None where there is none.
+                each None where there is none; then the copy of all weights, one below the other, or that of each.
         """
-        count = len(parameters) // 3
-        weights, ctx.totals = parameters[:count], parameters[2 * count :]
+        weights, ctx.totals, read = parameters[:count], parameters[2 * count : 3 * count], parameters[3 * count :]
         ctx.outputs = [len(weight) for weight in weights if weight is not None]
-        ctx.save_for_backward(states, weight_copy)
-        products = F.linear(states, weight_copy, bias_copy)
+        ctx.save_for_backward(states, *read)
+        products = F.linear(states, join(read), bias_copy)
         parts = products.split(ctx.outputs, -1) if len(ctx.outputs) > 1 else (products,)
         return *parts, states.view_as(states)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight_copy = ctx.saved_tensors
+        states, *read = ctx.saved_tensors
         rows = states.reshape(-1, states.shape[-1])
         of_products = [each.reshape(-1, each.shape[-1]) for each in gradients[:-1]]
         needs_states, _, _, *needed = ctx.needs_input_grad
@@ -229,7 +230,7 @@ class Branch(torch.autograd.Function):
         of_states = None
         if needs_states:
             of_states = gradients[-1]
-            weights = weight_copy.split(ctx.outputs)
+            weights = read if len(read) == count else read[0].split(ctx.outputs)
             if torch.compiler.is_compiling() and of_states.device.type == "cuda":
                 of_states = sum_with_products(of_states, of_products, weights)
             else:
@@ -240,7 +241,13 @@ class Branch(torch.autograd.Function):
         of_weights = [weight_gradient(each.t(), rows, total) if needs else None for each, needs, total in given]
         pairs = zip(of_products, needs_bias, strict=True)
         of_biases = [each.sum(0, dtype=torch.float32) if needs else None for each, needs in pairs]
-        return of_states, None, None, *of_weights, *of_biases, *([None] * count)
+        return of_states, None, None, *of_weights, *of_biases, *([None] * (count + len(read)))
+
+
+def join(copies: Sequence[Tensor | None]) -> Tensor:
+    """Returns `copies` (O, ...), one below the other: a single one itself."""
+    found = [each for each in copies if each is not None]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 class SumNorm(torch.autograd.Function):

@@ -53,9 +53,11 @@ from terakoya_precision.bf16_encoder_blocks import (
 )
 from terakoya_precision.bf16_functions import DTYPE, Product, Rounded, Rows, adds_float_products
 from terakoya_precision.fused.ops import LARGEST_WIDTH
+from terakoya_precision.gathered import take_gathered
 
 PADDED_COPIES = "bf16_padded_copies"
-"""The same of a vocabulary head with W rows, of which `COPIES` has the first O; the further rows stay 0."""
+"""The same of a vocabulary head with W rows, of which `COPIES` has the first O; the further rows stay 0. Empty where
+weights are gathered."""
 
 ROW_IDS = "bf16_row_ids"
 """The attribute of an embedding of few rows on a GPU: see `small_table_gradient`."""
@@ -68,21 +70,31 @@ class WeightCopies:
     """The bf16 copies of the weights of a module whose layers read them.
 
     Attributes:
-        weights: the float32 parameters that have a copy, each once.
-        copies: their copies, in the same order.
+        weights: the float32 parameters that layers read in bf16, each once.
+        copies: their copies, in the same order; none where weights are gathered.
+        gathers_on: the device on which an engine gathers weights in bf16, for each use; None where it has them all.
+        compiled: whether blocks are.
         facts: as in `components.Copies`.
     """
 
-    def __init__(self, module: nn.Module, *, fused: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        fused: bool = False,
+        gathers_on: torch.device | None = None,
+        compiled: bool = False,
+    ) -> None:
         """Gives each layer of `module` that has a class for it that class, and its copies; on the module's device. With
         `fused` parts of blocks take the kernels of that folder."""
         self.facts = {"bf16_stream": True, "fused_kernels": fused}
+        self.gathers_on, self.compiled = gathers_on, compiled
         by_weight: dict[nn.Parameter, Tensor] = {}
         for model in module.modules():
             head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-            if not isinstance(head, nn.Linear) or not can_be_padded(head) or head.weight in by_weight:
+            if not isinstance(head, nn.Linear) or not can_be_padded(head, gathers_on) or head.weight in by_weight:
                 continue
-            own = dict(head.named_parameters(recurse=False))
+            own = {} if gathers_on else dict(head.named_parameters(recurse=False))
             padded = {name: pad_rows(weight.detach(), DTYPE) for name, weight in own.items()}
             by_weight |= {weight: padded[name][: len(weight)] for name, weight in own.items()}
             setattr(head, PADDED_COPIES, padded)
@@ -91,19 +103,20 @@ class WeightCopies:
             if streamed is None or not _can_be(streamed, layer, by_weight):
                 continue
             layer.__class__ = streamed
-            if issubclass(streamed, Attention):
+            if issubclass(streamed, Attention) and not gathers_on:
                 join_copies(layer, by_weight)
             copies = {
-                name: by_weight.setdefault(weight, weight.detach().to(DTYPE))
+                name: by_weight.setdefault(weight, weight if gathers_on else weight.detach().to(DTYPE))
                 for name, weight in layer._parameters.items()
                 if weight is not None
             }
-            setattr(layer, COPIES, copies)
-            if isinstance(layer, nn.Embedding) and layer.weight.device.type == "cuda" and _has_few_rows(layer):
-                setattr(layer, ROW_IDS, _row_ids(layer))
+            setattr(layer, COPIES, {} if gathers_on else copies)
+            if isinstance(layer, nn.Embedding) and _has_few_rows(layer):
+                device = gathers_on or layer.weight.device
+                setattr(layer, ROW_IDS, _row_ids(layer, device) if device.type == "cuda" else None)
             setattr(layer, FUSED, fused)
         self.weights: list[Tensor] = list(by_weight)
-        self.copies = list(by_weight.values())
+        self.copies = [] if gathers_on else list(by_weight.values())
 
     def refresh(self) -> None:
         """Rounds the weights into their copies, after they were changed."""
@@ -111,11 +124,16 @@ class WeightCopies:
             with torch.no_grad():
                 torch._foreach_copy_(self.copies, self.weights)
 
+    def follow(self, group: nn.Module, *, is_block: bool) -> None:
+        """See `components.Copies`."""
+        assert self.gathers_on is not None
+        group.register_forward_pre_hook(take_gathered(self.gathers_on, compiled=self.compiled and is_block))
+
     def add_in_products(self, module: nn.Module) -> list[nn.Parameter]:
         """Has the products of the blocks of `module` add to gradients that are there; returns their weights, none where
         the device cannot. A head's gradients may be asked for by themselves (`head_in_parts`), and where queries, keys
         and values are one product that of their weights is one tensor."""
-        if not self.weights or not adds_float_products(self.weights[0].device):
+        if not self.copies or not adds_float_products(self.copies[0].device):
             return []
         found: dict[nn.Parameter, None] = {}
         blocks = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
@@ -137,9 +155,9 @@ def _has_few_rows(layer: nn.Embedding) -> bool:
     return layer.num_embeddings <= min(FEW_ROWS, layer.embedding_dim)
 
 
-def _row_ids(layer: nn.Embedding) -> Tensor:
+def _row_ids(layer: nn.Embedding, device: torch.device) -> Tensor:
     """Returns the id of each row of `layer` (R,), -1 for that of padding."""
-    ids = torch.arange(layer.num_embeddings, device=layer.weight.device)
+    ids = torch.arange(layer.num_embeddings, device=device)
     return ids if layer.padding_idx is None else ids.masked_fill_(ids == layer.padding_idx, -1)
 
 
@@ -164,7 +182,7 @@ def _norm(
     """Returns torch's norm `function` of `states` (..., H), computed in float32, in bf16. `added` is added to the
     weight."""
     copies = getattr(layer, COPIES)
-    affine = [Rounded.apply(layer.get_parameter(name), copy) for name, copy in copies.items()]
+    affine = [Rounded.apply(getattr(layer, name), copy) for name, copy in copies.items()]
     affine = [each + added for each in affine] if added else affine
     shape = copies["weight"].shape
     with torch.autocast(states.device.type, enabled=False):  # it would return float32
@@ -183,7 +201,9 @@ class _PaddedLinear(_Linear):
     """A vocabulary head, with a forward for `padded_head`."""
 
     def padded_forward(self, input: Tensor) -> Tensor:
-        return _product(self, input, getattr(self, PADDED_COPIES), outputs_first=True)
+        padded = getattr(self, PADDED_COPIES)
+        padded = padded or {name: pad_rows(each, DTYPE) for name, each in getattr(self, COPIES).items()}
+        return _product(self, input, padded, outputs_first=True)
 
 
 class _Conv1D(Conv1D):  # weights (I, O)

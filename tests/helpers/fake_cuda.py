@@ -136,11 +136,17 @@ class _Event:
 class _Stream:
     """A stream of work on the device."""
 
-    def __init__(self, work: Work, device: torch.device | None = None) -> None:
+    def __init__(self, work: Work, device: torch.device | None = None, priority: int = 0) -> None:
         self.work = work
 
     def wait_event(self, event: _Event) -> None:
         pass
+
+    def wait_stream(self, stream: _Stream) -> None:
+        pass
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event(self.work)
 
     def synchronize(self) -> None:
         self.work.note_wait("Stream.synchronize")

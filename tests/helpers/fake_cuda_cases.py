@@ -170,8 +170,8 @@ BLOCKS = 2
 
 def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, Any]:
     """A step of the preset `name`, with its rows and micro-steps, for a vocabulary of 32,768; with its own number of
-    blocks, or so many. Engines that divide weights are counted as what computes in each process: DDP with autocast.
-    Of phases it is the first."""
+    blocks, or so many. Engines that divide weights are counted as what computes in each process: DDP, for
+    DeepSpeed with autocast. Of phases it is the first."""
     parameters = json.loads((PRESETS / f"{name}.json").read_text())
     architecture, objective = parameters["architecture"], parameters["objective"]
     for each in (architecture, objective.get("generator", {})) if blocks else ():
@@ -182,8 +182,7 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
     parameters["data"] = {**parameters["data"], "train": [str(store)], "validation": []}
     parameters |= {"batch_size": {"-1": min(rows, 2 * micro)}, "micro_batch_size": micro, "logging_steps": 100}
     parameters |= {"evaluation": None, "trackers": []}
-    if parameters.get("parallel", {}).get("engine", "ddp") != "ddp":
-        parameters |= {"parallel": {"engine": "ddp"}, "autocast": True}
+    parameters["autocast"] = parameters.pop("parallel", {}).get("engine") == "deepspeed"
     optimizer = parameters["optimizer"]
     values = {key: value for key, value in optimizer.items() if key != "type"}
     for key in ("phases", "start_from"):

@@ -24,8 +24,9 @@ plugins by their names.
   these.
 - `precision`: it is whole, on the host, and nothing has its parameters yet: the engine and the optimizer are built of
   what it is afterwards. Products of fewer bits.
-- `engine`: the engine `ddp` has it, whole, on its device, with the same weights in every process; other engines have
-  parts of it, and leave this stage out. Layers that read copies of their weights.
+- `engine`: the engine `ddp` has it, whole, on its device, with the same weights in every process. Layers that read
+  copies of their weights. An engine that gathers weights for each use has it before it takes its parts of them; others,
+  which have parts of it, leave this stage out.
 - `compile`: whatever engine has it, it is as it is called. `compile`, `cuda_graphs`."""
 
 
@@ -41,6 +42,7 @@ class ModuleBuild:
         cuda_graphs: whether that is recorded as CUDA graphs.
         warn: shows a sentence, and records it in the run.
         on_host: is open while a transform allocates memory of the host in the place of the device's.
+        gathers: whether the engine gathers weights for each use, and calls `Copies.follow`: there is nothing to copy.
     """
 
     parameters: Any
@@ -50,6 +52,7 @@ class ModuleBuild:
     cuda_graphs: bool = False
     warn: Callable[[str], None] = lambda text: None
     on_host: Callable[[], AbstractContextManager[None]] = nullcontext
+    gathers: bool = False
 
     @property
     def architectures(self) -> Sequence[Architecture]:
@@ -64,6 +67,15 @@ class Copies(Protocol):
     @property
     def copies(self) -> Sequence[torch.Tensor]:
         """They, on the module's device."""
+
+    @property
+    def weights(self) -> Sequence[torch.Tensor]:
+        """The parameters that have one, or that layers read in bf16 where an engine gathers them."""
+
+    def follow(self, group: nn.Module, *, is_block: bool) -> None:
+        """Has the layers of `group`, whose weights an engine gathers before each forward of it, read what is there, and
+        return float32 gradients for it; called once, after the engine's own hooks are there. In a block that is
+        compiled the weights themselves have no values for others."""
 
     @property
     def facts(self) -> Mapping[str, Any]:

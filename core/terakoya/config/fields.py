@@ -114,7 +114,7 @@ class ParameterFields(Settings):
     """Whether a run in bf16 converts weights and activations where an operation takes bf16, as torch's autocast does,
     and keeps hidden states in float32 between layers. Without it they are bf16 from the embeddings to the losses, norms
     compute in float32 inside, and weights are converted once an optimizer step: a third less memory traffic.
-    Architectures without a bf16 stream, engines other than "ddp" and parallelism inside a replica always use
+    Architectures without a bf16 stream, engines other than "ddp" and "fsdp" and parallelism inside a replica always use
     autocast, and so do the other 16-bit precisions."""
     fused_kernels: Literal["auto", "off"] = "auto"
     """Whether encoder blocks of the bf16 stream take terakoya's own kernels on a GPU, each of which does in one pass

@@ -56,6 +56,7 @@ class Sharding:
         fully_sharded: whether torch's `fully_shard` shards the weights; else, without a stage, the engine is DDP.
         offloaded: what ZeRO keeps on the host, by DeepSpeed's names.
         gathered: bytes of an element of a block that `fully_shard` gathers: 2 where the run computes in 16 bits.
+        outside: the same of what is in no block. Gradients of what is 2 there, too, are float32.
         cuda_graphs: whether micro-steps are recorded as CUDA graphs.
     """
 
@@ -65,6 +66,7 @@ class Sharding:
     fully_sharded: bool = False
     offloaded: Set[str] = frozenset()
     gathered: int = FLOAT32
+    outside: int = FLOAT32
     cuda_graphs: bool = False
 
     @property
@@ -182,15 +184,15 @@ def _apply_fully_shard(parts: dict[str, int], sharding: Sharding, sizes: ModelSi
     are needed, the weights outside of blocks and of two blocks, the current and the next. Their gradients are whole
     until they are sent, those of 16 bits also as the float32 that is sent. Weights that are gathered in 16 bits have no
     copies of autocast."""
-    outside = (sizes.parameters - sizes.blocks) * FLOAT32
+    outside = sizes.parameters - sizes.blocks
     current, both = sizes.largest_block, min(sizes.blocks, 2 * sizes.largest_block)
     buffers = max(0, parts.get(WEIGHTS, 0) - sizes.parameters * FLOAT32)
-    gathered = 0 if step else outside + both * sharding.gathered
+    gathered = 0 if step else outside * sharding.outside + both * sharding.gathered
     parts[WEIGHTS] = buffers + _own_bytes(sizes.parameters, sharding) + gathered
     parts[OPTIMIZER] = -(-parts.get(OPTIMIZER, 0) // sharding.processes)
     parts[GRADIENTS] = _own_bytes(sizes.trained, sharding)
-    sent = FLOAT32 if sharding.gathered == FLOAT32 else sharding.gathered + FLOAT32
-    parts[COMMUNICATION] = 0 if step else outside + current * sent
+    sent = FLOAT32 if sharding.gathered == sharding.outside else sharding.gathered + FLOAT32
+    parts[COMMUNICATION] = 0 if step else outside * FLOAT32 + current * sent
     if sharding.gathered != FLOAT32:
         parts.pop(CAST_WEIGHTS, None)
 

@@ -19,6 +19,7 @@ from terakoya.estimation.devices import Device
 from terakoya.estimation.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
 from terakoya.estimation.memory_tracker import ACTIVATIONS
+from terakoya.estimation.fake_step import ModelSizes, keeps_bf16, model_sizes, simulate_step
 from terakoya.estimation.model_check import check_model
 from terakoya.estimation.speed import Speed, planned_speed
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
@@ -218,6 +219,7 @@ def measure(
         sharing if fully_sharded else processes, parallel.zero_stage, share.micro_steps,
         fully_sharded=fully_sharded, offloaded=parallel.offloaded,
         gathered=FLOAT32 if parameters.precision == "fp32" else FLOAT16,
+        outside=FLOAT16 if keeps_bf16(parameters) else FLOAT32,
         cuda_graphs=gpu and takes_cuda_graphs(parameters, processes),
     )  # fmt: skip
     interpreter = _resident_bytes()

@@ -225,6 +225,11 @@ def _nothing_moves() -> Iterator[None]:
         nn.Module.to = move  # type: ignore[method-assign]
 
 
+def keeps_bf16(parameters: Parameters) -> bool:
+    """Whether layers of a run read weights in bf16, their copies or as they are gathered, and not under autocast."""
+    return any(each.stage == "engine" for each in find_transforms(parameters).values())
+
+
 def _simulate(
     parameters: Parameters,
     *,
@@ -236,8 +241,7 @@ def _simulate(
     divide: Callable[[nn.Module], None] | None,
 ) -> Simulation:
     # the precision of what is kept is that of the run's own engine
-    has_copies = any(each.stage == "engine" for each in find_transforms(parameters).values())
-    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not has_copies})
+    alone = parameters.model_copy(update={"parallel": Parallel(), "autocast": not keeps_bf16(parameters)})
     device = torch.device("cpu")
     context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
     length = parameters.data.sequence_length

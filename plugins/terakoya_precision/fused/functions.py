@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from terakoya_precision.bf16_functions import OURS, Branch, is_ours, weight_gradient
+from terakoya_precision.bf16_functions import OURS, Branch, is_ours, join, weight_gradient
 from terakoya_precision.fused import ops
 
 
@@ -91,7 +91,7 @@ class FusedBranch(Branch):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight_copy = ctx.saved_tensors
+        states, *read = ctx.saved_tensors
         needs_states, _, _, needs_weight, *_ = ctx.needs_input_grad
         needs_bias = ctx.needs_input_grad[3 + len(ctx.outputs)]
         rows = states.reshape(-1, states.shape[-1])
@@ -104,13 +104,13 @@ class FusedBranch(Branch):
             (operand,) = of_products
             of_bias = operand.sum(0, dtype=torch.float32) if needs_bias else None
         if needs_states:
-            of_states = add_product(gradients[-1], operand, weight_copy)
+            of_states = add_product(gradients[-1], operand, join(read))
         if needs_weight:
             of_weight = weight_gradient(operand.t(), rows, ctx.totals[0])
         of_weights, of_biases = (
             [None] * len(ctx.outputs) if each is None else each.split(ctx.outputs) for each in (of_weight, of_bias)
         )
-        return of_states, None, None, *of_weights, *of_biases, *([None] * len(ctx.outputs))
+        return of_states, None, None, *of_weights, *of_biases, *([None] * (len(ctx.outputs) + len(read)))
 
 
 def add_product(summand: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -291,6 +291,12 @@ def test_fsdp_holds_its_part_and_the_running_blocks() -> None:
     )["forward"]  # fmt: skip
     assert half["weights"] == (4080 - 3600) + 900 + 4 * 300 + 2 * 2 * 300 and "weights in 16 bits" not in half
     assert half["communication"] == 4 * 300 + (2 + 4) * 300, "gradients of a block in 16 bits, and in float32 to send"
+    stream = memory_per_process(
+        windows, Sharding(4, None, micro_steps=1, fully_sharded=True, gathered=2, outside=2),
+        sizes(1200 - 300, parameters=900, trained=900),
+    )["forward"]  # fmt: skip
+    assert stream["weights"] == (4080 - 3600) + 900 + 2 * (300 + 2 * 300) and "weights in 16 bits" not in stream
+    assert stream["communication"] == 4 * (300 + 300), "gradients are float32 from the beginning"
     alone = memory_per_process(WINDOWS, Sharding(1, None, micro_steps=1), sizes(1000))
     assert alone == WINDOWS
     assert memory_per_process(WINDOWS, Sharding(2, None, micro_steps=1), sizes(1000)) == WINDOWS, (

@@ -57,7 +57,8 @@ def test_hidden_states_are_measured_in_the_precision_of_the_runs_engine() -> Non
         return windows[FORWARD]["activations"]
 
     assert kept() < 0.8 * kept("autocast=true")
-    assert kept("autocast=true") == kept('parallel={"engine": "fsdp"}')
+    assert kept("autocast=true") == kept('parallel={"tp_size": 2}')
+    assert kept() == kept('parallel={"engine": "fsdp"}')
 
 
 def test_adapters_are_measured() -> None:

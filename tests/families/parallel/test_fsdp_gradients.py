@@ -49,9 +49,15 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "t5": ("t5", {"type": "span_corruption"}, (2,)),
 }
 """By name: architecture, objective, numbers of processes."""
-HALF = {"llama": "bf16", "gpt2": "fp16"}
-"""What is compared with DDP to the bit, and its precision."""
+STREAM = {"precision": "bf16"}
+HALF = {
+    "llama": {**STREAM, "autocast": True}, "gpt2": {"precision": "fp16", "loss_scaling": {"init_scale": 1024.0}},
+    **{f"{name}, stream": STREAM for name in SUBJECTS},
+}  # fmt: skip
+"""What is compared with DDP to the bit, and how it computes."""
 ADAGRAD = {"type": "adagrad", "learning_rate": 0.1}
+OTHERWISE = {"t5, stream", "deberta_v2, stream"}
+"""In T5 each block adds up its gradients of the encoder's states first; DeBERTa V2 reads a table that is rounded."""
 CASES = at_night(
     [(name, processes) for name, (_, _, worlds) in SUBJECTS.items() for processes in worlds],
     always=[("electra", 3), ("llama", 3)],
@@ -123,18 +129,20 @@ def test_gradients_are_those_of_one_batch(runs: Runs, rows: Path, name: str, pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", at_night(HALF, always=("llama",)))
+@pytest.mark.parametrize("name", at_night(HALF, always=("llama", "bert, stream", "deberta, stream")))
 def test_in_16_bits_gradients_have_the_bits_of_ddp(runs: Runs, rows: Path, name: str) -> None:
-    """Weights are cast before they are gathered, as autocast casts them after; gradients are summed in float32. Rows
-    are in one micro-step: of two processes there is one way to add up."""
-    half: dict[str, Any] = {"precision": HALF[name], "autocast": True, "micro_batch_size": 7}
-    half |= {"loss_scaling": {"init_scale": 1024.0}} if HALF[name] == "fp16" else {}
-    found = [taken(runs, rows, name, engine=engine, **half) for engine in ("ddp", "fsdp")]
+    """Weights are cast before they are gathered, as autocast casts them after, and copies are made; gradients are
+    summed in float32. Rows are in one micro-step: of two processes there is one way to add up."""
+    half, subject = {**HALF[name], "micro_batch_size": 7}, name.split(",")[0]
+    found = [taken(runs, rows, subject, engine=engine, **half) for engine in ("ddp", "fsdp")]
     ddp, fsdp = (load_file(out / "gradients.safetensors") for out in found)
     assert ddp.keys() == fsdp.keys() and len(ddp) > 10
     for key, value in ddp.items():
         assert value.dtype == fsdp[key].dtype == torch.float32
-        assert torch.equal(value, fsdp[key]), key
+        if name in OTHERWISE:
+            assert (value - fsdp[key]).norm() <= 0.01 * max(value.norm(), 1e-3), key
+        else:
+            assert torch.equal(value, fsdp[key]), key
 
 
 @pytest.mark.nightly

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,12 +30,14 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.engine import SavedTensors
+from terakoya.training.model import compilation
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.module_parts import saved_values
 from terakoya_contract.toy import VOCABULARY, values
 from terakoya_parallel.engine import ParallelEngine
 from terakoya_parallel.fsdp_groups import float32_weights
 from terakoya_parallel.mesh import ProcessMesh
+from terakoya_precision import bf16_functions
 
 CPU = torch.device("cpu")
 OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
@@ -67,11 +70,11 @@ def parameters_of(name: str, *, shard: int | None = None, **changes: Any) -> Par
     return Parameters.from_dict(raw, source="test")
 
 
-def build(context: DistributedContext, parameters: Parameters) -> ParallelEngine:
+def build(context: DistributedContext, parameters: Parameters, *, compiled: bool = False) -> ParallelEngine:
     """The engine over weights that are the same for every rank."""
     torch.manual_seed(1)
     module = build_module_for_training(parameters, VOCABULARY)
-    run = ModuleBuild(parameters, VOCABULARY, context)
+    run = ModuleBuild(parameters, VOCABULARY, context, "blocks" if compiled else "off")
     return cast(ParallelEngine, engines.build(module, run, micro_steps=2, micro_batch_size=2))
 
 
@@ -99,29 +102,34 @@ class Events(TorchDispatchMode):
         return [(dtype, size) for kind, dtype, size in self.seen if kind == name]
 
 
-def take(engine: ParallelEngine, parameters: Parameters, *, last: bool = True) -> Events:
-    """What one micro-step of `engine` does."""
+def micro_step(engine: ParallelEngine, parameters: Parameters, *, last: bool = True) -> None:
+    """Takes one micro-step."""
     rows = full_rows(parameters.objective.row_layout(), VOCABULARY, rows=2, sequence_length=32)
     batch = to_device(parameters.objective.collate(rows, VOCABULARY), CPU, flash=False)
+    engine.micro_step(batch, lambda sums: cast(Tensor, sum(value for value in sums.values())), last=last)
+
+
+def take(engine: ParallelEngine, parameters: Parameters, *, last: bool = True) -> Events:
+    """What one micro-step of `engine` does."""
     with Events() as events:
-        engine.micro_step(batch, lambda sums: cast(Tensor, sum(value for value in sums.values())), last=last)
+        micro_step(engine, parameters, last=last)
     return events
 
 
-def block_parts(name: str) -> tuple[list[int], int]:
+def block_parts(name: str, *, stream: bool = False) -> tuple[list[int], int]:
     """Elements that each block gathers in 16 bits, and the number of all others, of an unsharded model."""
     parameters = parameters_of(name)
     module: Any = build_module_for_training(parameters, VOCABULARY)
     low = []
     for block in parameters.architecture.blocks(module.model):
-        kept = {id(value) for value in float32_weights(block)}
+        kept = set() if stream else {id(value) for value in float32_weights(block)}
         low.append(sum(value.numel() for value in block.parameters() if id(value) not in kept))
     return low, sum(value.numel() for value in module.parameters()) - sum(low)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_blocks_are_gathered_in_16_bits_and_reduced_in_32(precision: str) -> None:
-    parameters = parameters_of("llama", precision=precision)
+    parameters = parameters_of("llama", precision=precision, autocast=True)
     low, rest = block_parts("llama")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     with rank_of(0, 2) as context:
@@ -133,6 +141,47 @@ def test_blocks_are_gathered_in_16_bits_and_reduced_in_32(precision: str) -> Non
     assert Counter(seen.of("gather")) == {(torch.float32, rest): 1, (dtype, low[0]): 2 * LAYERS}
     assert {dtype for dtype, _ in seen.of("reduce")} == {torch.float32}
     assert sum(size for _, size in seen.of("reduce")) == (sum(low) + rest) / 2
+
+
+def test_in_the_stream_all_is_gathered_in_16_bits_and_reduced_in_32() -> None:
+    """No weight is converted and no gradient rounded in between."""
+    parameters = parameters_of("llama", precision="bf16")
+    low, rest = block_parts("llama", stream=True)
+    with rank_of(0, 2) as context:
+        engine = build(context, parameters)
+        take(engine, parameters)
+        seen = take(engine, parameters)
+        assert engine.copies[0].facts["bf16_stream"] and not engine.copies[0].copies
+        assert {value.dtype for _, value in engine.model_state()} == {torch.float32}
+        assert {each.grad.dtype for each in engine.trainable if each.grad is not None} == {torch.float32}
+    assert Counter(seen.of("gather")) == {(torch.bfloat16, rest): 1, (torch.bfloat16, low[0]): 2 * LAYERS}
+    assert {dtype for dtype, _ in seen.of("reduce")} == {torch.float32}
+    assert sum(size for _, size in seen.of("reduce")) == (sum(low) + rest) / 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler asks each input of a block for it
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_compiled_blocks_round_no_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a bf16 weight a compiled block would return one in bf16. A GPU's products return float32 sums."""
+
+    def float_product(left: Tensor, right: Tensor) -> Tensor:
+        return (left.float()[:, :, None] * right.float()).sum(1)
+
+    monkeypatch.setattr(bf16_functions, "float_product", float_product)
+    parameters, found = parameters_of(name, precision="bf16"), []
+    for compiled in (False, True):
+        counters.clear()
+        with rank_of(0, 2) as context:
+            engine = build(context, parameters, compiled=compiled)
+            blocks = compilation.blocks(engine.module, [parameters.architecture], VOCABULARY) if compiled else ()
+            compilation.compile_parts(blocks, parameters.objective.row_layout(), backend="aot_eager")
+            torch.manual_seed(2)
+            micro_step(engine, parameters)
+            found.append({key: value.grad for key, value in engine.trained.items() if value.grad is not None})
+    assert counters["stats"]["unique_graphs"] == 1
+    for key, value in found[0].items():
+        assert "key.bias" in key or (found[1][key] - value).norm() <= 0.01 * value.norm(), key
+        assert value.ndim == 1 or not torch.equal(found[1][key], found[1][key].bfloat16().float()), key
 
 
 def test_in_float32_whole_blocks_are_gathered() -> None:
@@ -175,7 +224,7 @@ def test_a_block_is_gathered_before_the_products_of_the_one_before_it() -> None:
 
 
 def test_groups_gather_among_themselves_and_add_up_once_a_step() -> None:
-    low, rest = block_parts("llama")
+    low, rest = block_parts("llama", stream=True)
     parameters = parameters_of("llama", shard=2, precision="bf16")
     with rank_of(3, 4) as context:
         engine = build(context, parameters)

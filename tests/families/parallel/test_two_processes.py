@@ -16,15 +16,18 @@ from engine_runs import (
     Case,
     Runs,
     adapted,
+    assert_close,
     assert_exported_alike,
     assert_goes_on,
     assert_lion_alike,
     assert_overflows_alike,
     assert_resumed_alike,
     assert_same_bits,
+    assert_same_losses,
     assert_trained_alike,
     averages,
     checkpoint,
+    contents,
     last_step,
     state,
 )
@@ -89,7 +92,7 @@ FEATURES: dict[str, Case] = {
     "pp ema": Case("llama", PP, EMA),
     "ddp ema": Case("llama", {"engine": "ddp"}, EMA),
     **{f"{name} mup": Case("gpt2", way, MUP) for name, way in (("ddp", {}), ("fsdp", FSDP), ("tp", TP), ("pp", PP))},
-    "fsdp bf16": Case("odd", FSDP, HALF, exact=1e-2, close=1e-2),
+    "fsdp bf16": Case("odd", FSDP, {"precision": "bf16"}, exact=1e-2, close=1e-2),
     "tp bf16": Case("llama", TP, HALF, exact=1e-2, close=1e-2),
     "pp bf16": Case("llama", PP, HALF, SELECTIVE, exact=1e-2, close=1e-2),
     "fsdp muon": Case("bert", FSDP, {"optimizer": MUON}, exact=1e-2, close=1e-2),
@@ -218,10 +221,23 @@ def test_lion_takes_the_same_steps(runs: Runs, name: str) -> None:
     assert_lion_alike(runs, CASES[name])
 
 
-def test_bf16_is_autocast_over_fp32_weights(runs: Runs) -> None:
+def test_bf16_is_over_fp32_weights(runs: Runs) -> None:
     mine, exact = runs.of(FEATURES["fsdp bf16"]), runs.of(CASES["fsdp odd"])
+    assert read_manifest(checkpoint(mine, 1))["world"]["bf16_stream"]
     assert {value.dtype for value in state(mine, "model").values()} == {torch.float32}
     assert any(abs(toy.losses(mine)[step][0] - loss) > 1e-5 for step, (loss, _) in toy.losses(exact).items())
+
+
+def test_in_the_stream_ddp_and_fsdp_go_on_from_each_other(runs: Runs) -> None:
+    """Rows are in one micro-step, so gradients have the same bits; their norm is another sum."""
+    both = {"precision": "bf16", "micro_batch_size": 9, "evaluation": None}
+    ddp, fsdp = (Case("odd", {"engine": engine}, both) for engine in ("ddp", "fsdp"))
+    for case, other in ((ddp, fsdp), (fsdp, ddp)):
+        straight, before = runs.of(other), last_step(runs.of(other)) - 1
+        mine = runs.of(case, checkpoint(straight, before))
+        assert list(toy.losses(mine)) == [before + 1]
+        assert_same_losses(straight, mine, 1e-6)
+        assert_close(contents(straight), contents(mine), 1e-5)
 
 
 @pytest.mark.parametrize("name", at_night(("fsdp odd", "tp llama"), always=("fsdp odd",)))

@@ -308,7 +308,8 @@ def test_compiled_blocks_add_to_gradients_in_one_graph(rows_of: TokenStore) -> N
         ({"autocast": True}, False),
         ({"precision": "fp32"}, False),
         ({"precision": "fp16"}, False),
-        ({"parallel": {"engine": "fsdp"}}, False),
+        ({"parallel": {"engine": "fsdp"}}, True),
+        ({"parallel": {"engine": "fsdp", "sp_size": 2}}, False),
         ({"parallel": {"tp_size": 2}}, False),
     ],
 )
@@ -415,7 +416,7 @@ def test_the_gradient_of_a_small_embedding_is_a_product_of_the_same_sums(
     draw = torch.Generator().manual_seed(4)
     ids, of_rows = torch.randint(5, (64, 70), generator=draw), torch.randn(64, 70, 3, generator=draw).bfloat16()
     expected = torch.ops.aten.embedding_dense_backward(of_rows.double(), ids, 5, -1 if padding is None else padding, 0)
-    row_ids = bf16_stream._row_ids(nn.Embedding(5, 3, padding))
+    row_ids = bf16_stream._row_ids(nn.Embedding(5, 3, padding), torch.device("cpu"))
     found = small_table_gradient(of_rows, ids, row_ids).double()
     assert (found - expected).norm() < 1e-6 * expected.norm()
     weight = torch.zeros(5, 3, requires_grad=True)

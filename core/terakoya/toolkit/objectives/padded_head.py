@@ -63,13 +63,14 @@ def vocabulary_part(model: PreTrainedModel) -> VocabularyPart | None:
     return part
 
 
-def can_be_padded(head: nn.Module | None) -> bool:
-    """Whether `head` is a plain linear layer on a GPU, with its whole weight, whose V is no multiple of 64."""
+def can_be_padded(head: nn.Module | None, device: torch.device | None = None) -> bool:
+    """Whether `head` is a plain linear layer on a GPU, or will be on `device`, with its whole weight, whose V is no
+    multiple of 64."""
     return (
         type(head) is nn.Linear
         and "forward" not in head.__dict__
         and head.out_features % MULTIPLE != 0
-        and head.weight.device.type in DEVICES
+        and (device or head.weight.device).type in DEVICES
         and tuple(head.weight.shape) == (head.out_features, head.in_features)  # empty in ZeRO's third stage
         and not hasattr(head.weight, "placements")  # a DTensor's, of which this process has a part
     )

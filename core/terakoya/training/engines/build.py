@@ -51,7 +51,7 @@ def build(
         scaler = LossScaler(parameters.loss_scaling or LossScaling(), context.device)
     inputs = EngineInputs(
         parameters, module, vocabulary, context, micro_steps, micro_batch_size, scaler=scaler,
-        learning_rate_shares=shares, deferred=deferred,
+        learning_rate_shares=shares, deferred=deferred, run=run,
     )  # fmt: skip
     build_engine = find_plugin_engine(parallel, processes=context.world_size)
     if build_engine is not None:

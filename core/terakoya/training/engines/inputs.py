@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from terakoya.components import ModuleBuild
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.toolkit.deferred_tensors import DeferredTensors
@@ -26,6 +27,7 @@ class EngineInputs:
         learning_rate_shares: name of a parameter -> its learning rate, as a multiple of the step's; 1 where it has
             none.
         deferred: computes the weights, one at a time; None where every process has built them all.
+        run: what transforms of the module are given.
     """
 
     parameters: Parameters
@@ -37,3 +39,4 @@ class EngineInputs:
     scaler: LossScaler | None
     learning_rate_shares: Mapping[str, float]
     deferred: DeferredTensors | None
+    run: ModuleBuild
