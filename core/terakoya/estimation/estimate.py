@@ -17,9 +17,8 @@ from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
 from terakoya.estimation.engine_memory import FLOAT16, FLOAT32, Sharding, memory_per_process, offloaded_memory
-from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
-from terakoya.estimation.memory_tracker import ACTIVATIONS
 from terakoya.estimation.fake_step import ModelSizes, keeps_bf16, model_sizes, simulate_step
+from terakoya.estimation.memory_tracker import ACTIVATIONS
 from terakoya.estimation.model_check import check_model
 from terakoya.estimation.speed import Speed, planned_speed
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
