@@ -57,11 +57,12 @@ docs-serve: $(VENV)/.docs
 cluster: $(VENV)/.dev
 	$(PYTEST) tests/tools/test_cluster.py tests/tools/test_engine_table.py tests/tools/test_slurm.py
 
-# What is too slow for every change: many kills, full tables, the demo from nothing. Large tables take three nights;
-# make nightly NIGHTS=1 tries everything.
+# What is too slow for every change: many kills, full tables, the demo from nothing, properties on many examples. Large
+# tables take three nights; make nightly NIGHTS=1 tries everything.
 NIGHTS ?= 3
 nightly: $(VENV)/.dev
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m nightly --nights $(NIGHTS) --timeout=7200
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "nightly or hypothesis" --hypothesis-profile night \
+	  --nights $(NIGHTS) --timeout=7200
 
 # The comparisons whose figures the README gives; each also runs alone, --help says what it takes.
 bench: $(VENV)/.dev

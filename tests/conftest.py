@@ -34,13 +34,16 @@ gc.disable()  # until everything is imported: a collection would look through a 
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 # The time of an example is that of the machine, which others may share: it says nothing of the code.
-settings.register_profile("terakoya", deadline=None)
-settings.load_profile("terakoya")
+# By day a property is tried on a fifth of the examples that it is at night (--hypothesis-profile night).
+settings.register_profile("night", deadline=None)
+settings.register_profile("day", deadline=None, max_examples=20)
+settings.load_profile("day")
 
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds that each test file takes, and which of its tests are slow; `make durations` writes it."""
-SLOW = 0.25
-"""A test is slow that takes more seconds, with its fixtures. One of the session counts from `COSTLY` on."""
+SLOW = 0.15
+"""A test is slow that takes more seconds, with its fixtures, or whose programs are forks: the first one needs many. A
+fixture of the session counts from `COSTLY` on."""
 COSTLY = 2.0
 LARGE = 12
 """Cases from which on a table is shared by `--nights` nights."""
@@ -89,7 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     new = {"seconds": math.inf, "slow": []}
     items.sort(key=lambda item: -known.get(_name(item.path), new)["seconds"])
     for item in items:
-        if _function(item.name) in known.get(_name(item.path), new)["slow"]:
+        forks = "warm_python" in getattr(item, "fixturenames", ())
+        if forks or _function(item.name) in known.get(_name(item.path), new)["slow"]:
             item.add_marker("slow")
 
 
@@ -129,6 +133,7 @@ def _function(name: str) -> str:
     return name.partition("[")[0]
 
 
+@functools.cache
 def _name(file: Path) -> str:
     return file.relative_to(DURATIONS.parent).as_posix()
 
@@ -173,9 +178,9 @@ def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _orphans(file: str) -> Iterator[psutil.Process]:
     """Yields the processes that a test of `file` started and whose parents are gone."""
-    for process in psutil.process_iter(["ppid"]):
+    for process in psutil.Process(1).children():
         with suppress(psutil.Error):
-            if process.info["ppid"] == 1 and process.environ().get("PYTEST_CURRENT_TEST", "").startswith(f"{file}::"):
+            if process.environ().get("PYTEST_CURRENT_TEST", "").startswith(f"{file}::"):
                 yield process
 
 

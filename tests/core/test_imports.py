@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import grimp
+import pytest
 
 import terakoya
 import terakoya.commands
@@ -52,6 +53,7 @@ def test_commands_and_contracts_import_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 def test_functions_of_the_package_do_not_import_the_command_line() -> None:
     program = (
         f"import sys, terakoya\nfor name in {sorted(FUNCTIONS)!r}:\n    getattr(terakoya, name)\n"

@@ -125,6 +125,7 @@ def test_the_owner_of_the_largest_whole_tensor_is_counted(sharding: Sharding) ->
         assert found[name].get("communication", 0) == shared[name].get("communication", 0) + added
 
 
+@pytest.mark.nightly
 def test_what_an_optimizer_sees_whole_is_counted() -> None:
     parameters = Parameters.load(PRESETS / "tiny_gpt2.json", ["optimizer.type=muon"])
     found = estimate(parameters, vocab_size=5000).sizes

@@ -167,6 +167,7 @@ def test_the_estimate_of_a_layout_matches_every_rank(name: str, shape: Shape) ->
         assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
 
 
+@pytest.mark.nightly
 def test_ddp_holds_gradients_only_in_its_buckets(store: Path, tmp_path: Path) -> None:
     raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # short rows, so that gradients are most of the memory
     settings = {steps: {**raw, "micro_batch_size": ROWS // 2 // steps} for steps in (1, 2)}

@@ -69,7 +69,7 @@ def test_exit_codes_are_returned_and_processes_speak_the_language_of_their_user(
     assert "no-such-verb というコマンドはありません" in capfd.readouterr().err
 
 
-@pytest.mark.usefixtures("forks")
+@pytest.mark.nightly
 def test_an_error_that_all_processes_meet_is_printed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from selection import at_night
 from typer.testing import CliRunner
 
 from terakoya.commands import init
@@ -108,6 +109,7 @@ def chosen(tokens: float, gpu: str, count: int, hours: float, like: str = "bert"
     )
 
 
+@pytest.mark.nightly
 def test_the_hours_hold_at_the_speed_that_was_measured() -> None:
     """A larger model is left where it would see too few tokens in them; validations are in the hours."""
     speeds = {"seconds": 0.9}
@@ -267,7 +269,9 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     assert Path("work/model/config.json").is_file() and Path("work/store.val/store.json").is_file()
 
 
-@pytest.mark.parametrize(("documents", "split"), [(1, None), (2, (1, 1)), (99, (79, 20))])
+@pytest.mark.parametrize(
+    ("documents", "split"), at_night([(1, None), (2, (1, 1)), (99, (79, 20))], always=[(2, (1, 1))])
+)
 def test_few_documents_are_split_without_chance(
     documents: int, split: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
     return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.integers(0, 200),
     st.lists(st.integers(1, G - 1), max_size=4, unique=True).map(sorted),

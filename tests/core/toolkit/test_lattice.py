@@ -13,7 +13,7 @@ import fugashi
 import numpy as np
 import pytest
 from hard_lines import LINES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from real_data import real_data
 from selection import at_night
@@ -72,7 +72,6 @@ def both_splitters(folder: Path, sample: str = SAMPLE) -> tuple[MecabSplitter, M
     return plain, quick
 
 
-@settings(max_examples=100, deadline=None)
 @given(lines=st.lists(ANY_LINE, max_size=5))
 def test_the_words_of_any_line_are_mecabs(splitters: tuple[MecabSplitter, MecabSplitter], lines: list[str]) -> None:
     plain, quick = splitters
@@ -183,7 +182,6 @@ def test_the_loops_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [file.suffix for file in (tmp_path / "terakoya" / "kernels").iterdir()] == [".so"]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     texts=st.lists(st.lists(st.text("あいう漢😀a\t", max_size=90).filter(bool), max_size=30), min_size=1, max_size=5),
     slot_bits=st.sampled_from([2, 20]),

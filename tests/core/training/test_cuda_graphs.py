@@ -138,11 +138,9 @@ def printed(captured: pytest.CaptureFixture[str]) -> str:
 LENGTHS = {"phases": [{"share": 0.5, "data": {"sequence_length": 16}}, {"share": 0.5}]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # as in test_compile
-@pytest.mark.parametrize(
-    "changes", [{"micro_batch_size": 4}, pytest.param(LENGTHS, marks=pytest.mark.nightly)], ids=["several", "phases"]
-)
+@pytest.mark.parametrize("changes", [{"micro_batch_size": 4}, LENGTHS], ids=["several", "phases"])
 def test_a_try_before_the_first_step_changes_no_number(
     changes: dict[str, Any], store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

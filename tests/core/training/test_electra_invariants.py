@@ -68,8 +68,8 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
     assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < exact
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", at_night((1, 2, 3), always=(1,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", (1, 2, 3))
 def test_killed_and_resumed_is_bit_identical(
     processes: int, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:

@@ -69,8 +69,8 @@ def saved_twice(store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return straight, settings
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("instant", at_night(SAVES, always=("manifest@2",)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("instant", SAVES)
 def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     instant: str, saved_twice: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     assert not list((tmp_path / "cut/checkpoints").glob(".*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stop_request_saves_exits_and_resumes(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"0": 9, "1": 7})
     toy.train(settings, tmp_path / "straight", nodes=(1, 1))

@@ -148,7 +148,7 @@ def test_another_store_under_the_same_name_is_refused(store: Path, validation_st
             run({**settings, "data": data, "max_steps": 2}, tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # as in test_compile
 def test_every_key_that_may_change_can_change_on_resume(
     store: Path,

@@ -177,8 +177,8 @@ ALL: list[dict[str, Any]] = [
 
 
 def _mixture() -> list[str]:
-    texts = [text(n % 60, 2_000 + n % 60) for n in range(120)] + ["短"] * 5 + ["latin text"] * 5
-    texts += [each[:1000] + "違" + each[1001:] for each in texts[:20]]
+    texts = [text(n % 60, 8_000 + n % 60) for n in range(120)] + ["短"] * 5 + ["latin text"] * 5
+    texts += [each[:4000] + "違" + each[4001:] for each in texts[:20]]
     random.Random(0).shuffle(texts)
     return texts
 

@@ -222,6 +222,7 @@ def run(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.nightly
 def test_the_command_prints_a_table_and_parameters(models: list[Transformer]) -> None:
     arguments = [str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--gpus", "16", "--gpu", "a100-40gb"]
     said = run(*arguments)

@@ -62,6 +62,7 @@ def steps(run: Path) -> list[int]:
     return [step for step, _ in list_checkpoints(run / "checkpoints")]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forks")
 def test_a_run_goes_on_elsewhere_as_if_nothing_had_happened(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -338,6 +338,7 @@ def test_other_texts_stay(text: str, japanese: Translator) -> None:
     assert japanese(text) == text
 
 
+@pytest.mark.nightly
 def test_every_entry_finds_itself(japanese: Translator) -> None:
     """Each pattern, filled in with single words, gives its own translation or that of a longer one that fits, too."""
     wrong = []

@@ -32,6 +32,7 @@ def call(*words: str) -> None:
     assert not caught.value.code, words
 
 
+@pytest.mark.nightly
 def test_its_commands_do_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_host_that_sees_no_file_of_this_machine(store: Path, tmp_path: Path, m
         plan_launch("hosts", file, out, options, settings=settings).submit()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forks")
 def test_a_lost_host_is_replaced_by_a_bare_one(store: Path, tmp_path: Path) -> None:
     """`launch hosts` with a stand-in for ssh: everything on the host is killed, its disk is gone, another goes on."""

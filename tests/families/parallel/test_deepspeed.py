@@ -120,15 +120,15 @@ def test_fp16_scales_losses_as_without_deepspeed(runs: Runs, stage: int) -> None
     assert lines and all("OVERFLOW! Skipping step" in line for line in lines), "DeepSpeed prints nothing else"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "kind"), at_night([(2, "selective"), (3, "full")], always=[(3, "full")]))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("stage", "kind"), [(2, "selective"), (3, "full")])
 def test_activation_checkpointing_changes_no_bit(runs: Runs, stage: int, kind: str) -> None:
     case = CASES[f"zero {stage}"]
     assert_same_bits(runs.of(case), runs.of(case, activation_checkpointing=kind, evaluation=None))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", at_night(STAGES, always=(3,)))
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", STAGES)
 def test_lion_takes_the_same_steps_when_sharded(runs: Runs, stage: int) -> None:
     assert_lion_alike(runs, CASES[f"zero {stage}"])
 

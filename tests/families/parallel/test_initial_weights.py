@@ -44,7 +44,7 @@ STARTED: dict[str, tuple[str, dict[str, Any]]] = {
 CASES = {**DRAWN, **STARTED}
 WRITTEN = ("bert.fsdp", "electra.fsdp", "modernbert.fsdp", "roberta.fsdp", "gpt2.pp", "llama.tp")
 """Those that also write their models."""
-ALWAYS = ("electra.fsdp", "gpt2.pp", "llama.tp", "llama.fsdp.started")
+ALWAYS = ("electra.fsdp", "gpt2.pp", "llama.fsdp.started")
 EACH = at_night(CASES, always=ALWAYS)
 OTHER = 7
 """The seed of the weights in the folders that runs start from."""

@@ -62,8 +62,8 @@ CASES: dict[str, Case] = {
     "lora, tp, pp": adapted("llama", {**TP, **PP}, FOUR),
     **{f"ema, {name}": four("llama", way, both=EMA) for name, way in (("hybrid", HYBRID), ("tp", TP), ("pp", PP))},
 }
-ALWAYS = ("fsdp, three", "tp, fsdp, fused", "tp positions, pp")
-RESUMED = ("fsdp, three", "tp positions, pp")
+ALWAYS = ("fsdp, three", "tp, fsdp, fused")
+RESUMED = ("fsdp, three",)
 GO_ON: dict[str, tuple[Case, Case | None]] = {
     "sp, fsdp from one": (CASES["sp, fsdp"], None),
     "pp, fsdp from tp, pp": (CASES["pp, fsdp"], CASES["tp, pp"]),

@@ -122,6 +122,7 @@ def test_early_stopping_ends_the_run_as_if_it_had_its_length(
     assert "ended at step 9" in more, "more patience goes on from where the run was"
 
 
+@pytest.mark.nightly
 def test_losses_on_other_rows_are_not_compared(stores: tuple[Path, Path], tmp_path: Path) -> None:
     """The first validation store is the training store: a run that goes on with another would never be as good."""
     settings = toy.parameters(
