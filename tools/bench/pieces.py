@@ -98,7 +98,7 @@ class Side:
         self.rates: list[float] = []
         self.digests: list[str] = []
         self.tokens = 0
-        self._run(["寺子屋で読み書きを習う。"])
+        self._run(["寺子屋で読み書きを習う。" * 100] * 1000)
 
     def _run(self, documents: Sequence[str]) -> tuple[float, str, int]:
         assert self._process.stdin is not None and self._process.stdout is not None

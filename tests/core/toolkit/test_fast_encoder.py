@@ -1,8 +1,9 @@
-"""BPE by fastokens and unigram models by unigram.c: only where their ids are those of `tokenizers`."""
+"""BPE by fastokens or merges.c and unigram models by unigram.c: only where their ids are those of `tokenizers`."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import sys
@@ -75,11 +76,28 @@ def unigram(*, in_bytes: bool) -> Backend:
     return backend
 
 
+def characters(*, in_bytes: bool) -> Backend:
+    """BPE of characters, without words."""
+    backend = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=in_bytes))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)] if in_bytes else []
+    known = [text.replace("道", "") for text in TEXTS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=420 if in_bytes else 160, special_tokens=["<unk>", "<|end|>", *byte_pieces], show_progress=False
+    )
+    backend.train_from_iterator([*known[:2], *known], trainer)
+    backend.add_tokens([AddedToken("<think>", normalized=False)])
+    content = json.loads(backend.to_str())
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["content"][:3] != "<0x"]
+    return Backend.from_str(json.dumps(content))
+
+
 def encoder_of(backend: Backend, *, parse: bool = True) -> LineEncoder:
     return LineEncoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>"), parse=parse)
 
 
 BACKENDS = {kind: trained(kind).to_str() for kind in ("gpt2", "qwen")}
+BACKENDS |= {f"characters, {way}": characters(in_bytes=way == "bytes").to_str() for way in ("bytes", "unknown")}
 BACKENDS |= {"bytes": unigram(in_bytes=True).to_str(), "unknown": unigram(in_bytes=False).to_str()}
 ENCODERS = {
     (kind, parse): encoder_of(Backend.from_str(BACKENDS[kind]), parse=parse)
@@ -164,11 +182,11 @@ def test_a_model_that_it_cannot_read_is_left_to_tokenizers() -> None:
 
 
 def test_without_a_c_compiler_tokenizers_encodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fast_unigram._kernels.cache_clear()
+    fast_unigram.unigram_kernels.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert find_fast_encoder(Backend.from_str(BACKENDS["bytes"]), split=False) is None
-    fast_unigram._kernels.cache_clear()
+    fast_unigram.unigram_kernels.cache_clear()
 
 
 def test_tokenizers_says_why_a_text_cannot_be_encoded() -> None:

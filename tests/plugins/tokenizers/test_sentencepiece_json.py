@@ -21,7 +21,6 @@ from test_sentencepiece import HARD, LINES, flat, make, own
 from transformers import AutoTokenizer
 
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.toolkit.tokenizers import find_encoder
 from terakoya.toolkit.tokenizers.sentencepiece_folder import load_model
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import (
@@ -178,20 +177,6 @@ def test_a_long_text_has_the_ids_of_transformers_and_is_not_read_by_it(whole: bo
     encoder._load = lambda: calls.append(1) or _loaded("unigram")  # type: ignore[method-assign, func-returns-value]
     assert encoder.encode(texts, whole=whole).ids.tolist() == expected
     assert not calls
-
-
-def test_bpe_is_read_by_fastokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fastokens")
-    folder = folder_of("bpe, bytes")
-    # A piece of it, such as <s>, is one to fastokens also where the model has no piece for its characters.
-    assert own(folder).encoder(folder)._fast is None
-    monkeypatch.setattr(find_encoder, "sample_texts", lambda backend: LINES)
-    encoder = own(folder).encoder(folder)
-    assert encoder._fast is not None
-    expected = _loaded("bpe, bytes")(LINES, add_special_tokens=False)["input_ids"]
-    assert encoder.encode(LINES, whole=True).ids.tolist() == flat(expected)
-    monkeypatch.setitem(sys.modules, "fastokens", None)
-    assert own(folder).encoder(folder)._fast is None
 
 
 def test_a_long_stretch_without_spaces_leaves_the_rest_divided() -> None:

@@ -20,6 +20,8 @@ class FastEncoder(ABC):
     name: ClassVar[str]
     without: ClassVar[str]
     """How a user does without it."""
+    library: ClassVar[str] = "tokenizers"
+    """What it stands in for."""
 
     def __init__(self, backend: Any, *, split: bool) -> None:
         """`split`: whether special tokens in text are ordinary text."""
@@ -36,7 +38,7 @@ class FastEncoder(ABC):
         """Returns the ids of each line. Raises ValueError where a line cannot be encoded."""
 
     def encode(self, lines: Sequence[str]) -> list[np.ndarray] | None:
-        """Returns the ids of each line; None where a line cannot be encoded, of which `tokenizers` says why.
+        """Returns the ids of each line; None where a line cannot be encoded, of which the library says why.
 
         Raises UserError if the beginning of a line in the middle has other ids by `tokenizers`.
         """
@@ -47,14 +49,17 @@ class FastEncoder(ABC):
         begin = [lines[len(lines) // 2][:_CHECKED]] if lines else []
         if self.differing(begin) is not None:
             raise UserError(
-                f"{self.name} and tokenizers give other ids for the text {begin[0]!r}; {self.without}, and prepare "
+                f"{self.name} and {self.library} give other ids for the text {begin[0]!r}; {self.without}, and prepare "
                 "again from the beginning"
             )
         return rows
 
-    def differing(self, texts: Sequence[str]) -> str | None:
-        """Returns the first of `texts` with other ids by `tokenizers`, None if there is none."""
+    def expected(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the library's ids of each of `texts`."""
         self.backend.encode_special_tokens = self.split
-        others = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        rows = self.rows(texts)
-        return next((t for t, row, other in zip(texts, rows, others, strict=True) if row.tolist() != other.ids), None)
+        return [each.ids for each in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def differing(self, texts: Sequence[str]) -> str | None:
+        """Returns the first of `texts` with other ids by the library, None if there is none."""
+        rows = zip(texts, self.rows(texts), self.expected(texts), strict=True)
+        return next((text for text, row, other in rows if row.tolist() != other), None)

@@ -42,17 +42,26 @@ static int write_bytes(uint32_t character, const int32_t *bytes, int32_t *out) {
     return more + 1;
 }
 
+static double rounded(double sum, int64_t rounds) { return rounds ? (float)sum : sum; }
+
 /* Writes the ids of lines, whose characters follow each other in `text`, to `out`, and how many each has to `counts`.
-   An unknown character is its `bytes`, or with other unknown ones beside it `unknown` where bytes[0] is -1. `steps` has
+   An unknown character is its `bytes`, or with other unknown ones beside it `unknown` where bytes[0] is -1. `rounds`: sums are kept in float32 and begin again below -100,000, as
+   SentencePiece's. `steps` has
    room for a line and one more, `out` for four ids a character. */
-void find_pieces(const Node *table, int64_t bits, double unknown_score, int32_t unknown, const int32_t *bytes,
-                 const uint32_t *text, const int64_t *sizes, int64_t lines, Step *steps, int32_t *out,
+void find_pieces(const Node *table, int64_t bits, double unknown_score, int64_t rounds, int32_t unknown,
+                 const int32_t *bytes, const uint32_t *text, const int64_t *sizes, int64_t lines, Step *steps, int32_t *out,
                  int64_t *counts) {
     for (int64_t line = 0; line < lines; text += sizes[line++]) {
         int64_t size = sizes[line];
         for (int64_t place = 0; place <= size; place++) steps[place] = (Step){0.0, -1, -1};
+        int64_t reach = 0;
         for (int64_t begin = 0; begin < size; begin++) {
             double before = steps[begin].score;
+            if (rounds && before < -1e5) {
+                for (int64_t end = begin + 1; end <= reach; end++)
+                    if (steps[end].from >= 0) steps[end].score = rounded(steps[end].score - before, 1);
+                before = 0.0;
+            }
             int32_t parent = 0;
             int single = 0;
             for (int64_t end = begin; end < size; end++) {
@@ -61,13 +70,15 @@ void find_pieces(const Node *table, int64_t bits, double unknown_score, int32_t 
                 parent = node->number;
                 if (node->piece < 0) continue;
                 Step *step = steps + end + 1;
-                double score = node->score + before;
+                if (end >= reach) reach = end + 1;
+                double score = rounded(node->score + before, rounds);
                 if (step->from < 0 || score > step->score) *step = (Step){score, (int32_t)begin, node->piece};
                 if (end == begin) single = 1;
             }
             Step *next = steps + begin + 1;
-            if (!single && (next->from < 0 || unknown_score + before > next->score))
-                *next = (Step){unknown_score + before, (int32_t)begin, -1};
+            if (begin >= reach) reach = begin + 1;
+            double score = rounded(unknown_score + before, rounds);
+            if (!single && (next->from < 0 || score > next->score)) *next = (Step){score, (int32_t)begin, -1};
         }
         /* the path is turned round: `from` of the place where a piece begins becomes where it ends */
         for (int64_t place = size, end = -1; place >= 0;) {

@@ -14,12 +14,15 @@ import numpy as np
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder
-from terakoya.toolkit.tokenizers.find_encoder import find_fast_encoder
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
+from terakoya_plugins.tokenizers.sentencepiece.compiled import find_compiled_model
 from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
-from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import Divergence, bare_backend
+from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import Divergence
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds, word_start_flags
+
+MUCH_TEXT = 1 << 20
+"""From so many characters on, it is worth the half second until functions in C have read the vocabulary."""
 
 
 class SentencePieceEncoder:
@@ -36,14 +39,12 @@ class SentencePieceEncoder:
         self._folder, self._words, self._parse = folder, words, parse
         self._load = functools.cache(load)
         self._processor = folder.processor
+        self._seen = 0
         self._special = _any_of(folder.special)
         self._literal = re.compile(f"({self._special.pattern})")
         self._differs: Divergence | None = None
-        self._fast: FastEncoder | None = None
         if parse and folder.has_json:
             self._differs = Divergence(folder.processor, lambda: self._load().backend_tokenizer)
-            if not self._differs.unigram:
-                self._fast = find_fast_encoder(bare_backend(folder.model.parent / "tokenizer.json"), split=False)
         names = [*filter(None, map(folder.processor.id_to_piece, folder.silent))]
         self._silent = _any_of(names) if names and parse and not folder.has_json else None
 
@@ -120,10 +121,12 @@ class SentencePieceEncoder:
     def _ids(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text. If special tokens are parsed, looks ids up by the pieces' names as Transformers
         does: a run of unknown characters may spell the name of a special token."""
-        if self._fast is not None and (known := self._fast.encode(self._processor.normalize(texts))) is not None:
-            return known
-        if hasattr(self._processor, "EncodeAsNumpy"):  # since 0.2.2; saves a fifth of the time, spent on Python ints
-            rows: list[np.ndarray] = self._processor.EncodeAsNumpy(texts, num_threads=1)
+        self._seen += sum(map(len, texts))
+        is_much = self._seen >= MUCH_TEXT
+        if is_much and self._fast is not None and (known := self._fast.encode(texts)) is not None:
+            rows = known
+        elif hasattr(self._processor, "EncodeAsNumpy"):  # since 0.2.2; saves a fifth of the time, spent on Python ints
+            rows = self._processor.EncodeAsNumpy(texts, num_threads=1)
         else:
             rows = [np.array(row, np.int32) for row in self._processor.encode(texts, out_type=int, num_threads=1)]
         if self._silent is None:
@@ -133,6 +136,10 @@ class SentencePieceEncoder:
                 pieces = self._processor.encode(text, out_type=str)
                 rows[number] = np.array([self._processor.piece_to_id(piece) for piece in pieces], np.int32)
         return rows
+
+    @functools.cached_property
+    def _fast(self) -> FastEncoder | None:
+        return find_compiled_model(self._processor)
 
     @functools.cached_property
     def _lengths(self) -> np.ndarray:

@@ -8,7 +8,6 @@ separate voiced mark stay apart, and its unigram model reads a literal <s> that 
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 import unicodedata
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer, normalizers
 
@@ -109,15 +106,6 @@ def build_backend(model: bytes, roles: Mapping[str, str], *, cls_sep: bool) -> T
             special_tokens=[(cls, pieces.index(cls)), (sep, pieces.index(sep))],
         )
     return tokenizer
-
-
-def bare_backend(file: Path) -> Tokenizer:
-    """Returns the tokenizer in the tokenizer.json `file` for texts that are normalised already, without special
-    tokens."""
-    from tokenizers import Tokenizer
-
-    content = json.loads(file.read_text(encoding="utf-8"))
-    return Tokenizer.from_str(json.dumps(content | {"normalizer": None, "post_processor": None, "added_tokens": []}))
 
 
 class Divergence:
