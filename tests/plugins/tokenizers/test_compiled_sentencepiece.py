@@ -94,7 +94,7 @@ def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     model = CompiledModel.of(processor)
     assert model is not None
     with pytest.raises(
-        UserError, match="normalise.c and SentencePiece give other ids for the text '手習い'; export CC"
+        UserError, match=r"normalise\.c and SentencePiece give other ids for the text '手習い'; export CC"
     ):
         model.encode(["手習い"])
 

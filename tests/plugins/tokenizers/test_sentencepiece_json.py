@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import logging
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -35,7 +35,11 @@ class CompiledEncoder(FastEncoder):
 
     @abstractmethod
     def find(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each of `texts`, which have no added token. Raises ValueError where one cannot be encoded."""
+        """Returns the ids of each of `texts`, which have no added token.
+
+        Raises:
+            ValueError: one cannot be encoded.
+        """
 
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
         """See `FastEncoder`. Lines with added tokens that take characters around them are left to `tokenizers`."""

@@ -37,9 +37,12 @@ class Merges:
         self, pieces: Sequence[str], ids: Mapping[str, int], merges: Sequence[tuple[int, int, int, int]], *,
         unknown: int, in_bytes: Sequence[int] | None,
     ) -> None:  # fmt: skip
-        """`pieces` by id, empty where no text has one, and the `ids` of those of one character; `merges` are left, right
-        and merged id and a rank, the lowest first. A character without a piece is `in_bytes`, or `unknown`. Raises
-        NotImplementedError if the tables do not have room."""
+        """`pieces` by id, empty where no text has one, and the `ids` of those of one character; `merges` are left,
+        right and merged id and a rank, the lowest first. A character without a piece is `in_bytes`, or `unknown`.
+
+        Raises:
+            NotImplementedError: the tables do not have room.
+        """
         kernels = merge_kernels()
         assert kernels is not None, "it is compiled"
         self._find = kernels.find_pieces
@@ -49,7 +52,7 @@ class Merges:
         nodes, bits = min(1 << 22, 2 * sum(sizes) + (1 << 16)), max(4, (2 * len(merges)).bit_length())
         order = np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int32)
         rows = np.array(merges, np.int32).reshape(-1, 4)
-        self._arrays = [
+        self._arrays: list[np.ndarray] = [
             np.zeros(nodes, np.uint32),
             np.zeros(nodes, np.int32),
             np.zeros(nodes, np.uint8),
