@@ -409,7 +409,7 @@ def test_a_model_is_imported(folders: Any, tmp_path: Path, capsys: pytest.Captur
     assert own(tmp_path / "in").encoder(tmp_path / "in").encode(["木と寺"]).word_starts is not None
     for options, message in (
         (["--mask-piece", "<none>"], "mask_piece: expected a piece of this model, got <none>"),
-        (["--type", "mecab_wordpiece"], "has no model files"),
+        (["--type", "mecab_wordpiece"], "expected a vocab.txt with one piece a line"),
     ):
         call = [*given, str(tmp_path / "no"), *options]
         with pytest.raises(SystemExit) as leave:
