@@ -41,7 +41,7 @@ def take_gathered(device: torch.device, *, compiled: bool) -> Callable[[nn.Modul
 
     def take(group: nn.Module, _: Any) -> None:
         if not found:
-            found.extend(_gathered(group))
+            found.extend(_gathered_weights(group))
             for layer, name, value in found:
                 value.grad_dtype = torch.float32
                 getattr(layer, COPIES)[name] = value.detach()
@@ -54,7 +54,7 @@ def take_gathered(device: torch.device, *, compiled: bool) -> Callable[[nn.Modul
     return take
 
 
-def _gathered(group: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+def _gathered_weights(group: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """Yields each layer of the stream in `group`, its weights and their names, of those that are gathered now."""
     for layer in group.modules():
         for name, value in layer._parameters.items() if COPIES in layer.__dict__ else ():

@@ -260,8 +260,8 @@ def test_machine_output_names_nothing(tmp_path: Path) -> None:
     assert find_command(["estimate"])[0].name == "estimate"
 
 
-NAMES_NONE = {"parameters schema", "plugins new"}
-"""A JSON Schema is for a program, and a new plugin comes with four steps of its own."""
+NAMES_NONE = {"parameters schema", "plugins new", "compare"}
+"""A JSON Schema is for a program, a new plugin comes with four steps of its own, and a comparison is an answer."""
 
 
 @pytest.mark.parametrize("path", [path for path in all_commands() if path and not hasattr(find(path), "commands")])

@@ -89,7 +89,8 @@ def test_a_branch_adds_what_came_back_to_its_products(outputs: tuple[int, ...], 
     joined = [
         torch.cat([each.detach().bfloat16() for each in part]) for part in (weights, biases) if part[0] is not None
     ]
-    results = Branch.apply(states, joined[0], joined[1] if bias else None, *weights, *biases, *([None] * len(outputs)))
+    totals = [None] * len(outputs)
+    results = Branch.apply(states, joined[1] if bias else None, len(outputs), *weights, *biases, *totals, joined[0])
     given = [torch.randn_like(each) for each in results]
     before = [each.clone() for each in given]
     wanted = [states, *weights, *(biases if bias else [])]

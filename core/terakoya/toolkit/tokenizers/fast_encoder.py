@@ -54,12 +54,12 @@ class FastEncoder(ABC):
             )
         return rows
 
-    def expected(self, texts: Sequence[str]) -> list[list[int]]:
+    def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the library's ids of each of `texts`."""
         self.backend.encode_special_tokens = self.split
         return [each.ids for each in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def differing(self, texts: Sequence[str]) -> str | None:
         """Returns the first of `texts` with other ids by the library, None if there is none."""
-        rows = zip(texts, self.rows(texts), self.expected(texts), strict=True)
+        rows = zip(texts, self.rows(texts), self.library_ids(texts), strict=True)
         return next((text for text, row, other in rows if row.tolist() != other), None)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from terakoya.toolkit.tokenizers.compiled_encoder import CompiledEncoder
+from terakoya.toolkit.tokenizers.native_encoder import NativeEncoder
 from terakoya_tokenizer.kernels import address, load_library
 
 UNKNOWN_PENALTY = 10.0
@@ -67,7 +67,7 @@ class Unigram:
         return [out[start:stop] for start, stop in itertools.pairwise(itertools.accumulate(counts.tolist(), initial=0))]
 
 
-class FastUnigram(CompiledEncoder):
+class FastUnigram(NativeEncoder):
     """A unigram tokenizer whose steps before the model replace texts by others."""
 
     name = "unigram.c"
@@ -91,7 +91,7 @@ class FastUnigram(CompiledEncoder):
         self._pieces = Unigram(pieces, scores, unknown=unknown, in_bytes=in_bytes)
 
     def find(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See `CompiledEncoder`."""
+        """See `NativeEncoder`."""
         return self._pieces.find(*in_characters(texts))
 
 

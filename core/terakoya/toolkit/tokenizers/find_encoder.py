@@ -12,7 +12,7 @@ import numpy as np
 from terakoya.toolkit.tokenizers.fast_bpe import FastBpe
 from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder
 from terakoya.toolkit.tokenizers.fast_unigram import FastUnigram
-from terakoya.toolkit.tokenizers.merges import CompiledBpe
+from terakoya.toolkit.tokenizers.merges import NativeBpe
 
 _ROWS, _LENGTH = 2000, 20
 _ODD = (
@@ -27,7 +27,7 @@ _ODD = (
     "\n",
 )
 
-KINDS: dict[str, Sequence[type[FastEncoder]]] = {"BPE": (CompiledBpe, FastBpe), "Unigram": (FastUnigram,)}
+KINDS: dict[str, Sequence[type[FastEncoder]]] = {"BPE": (NativeBpe, FastBpe), "Unigram": (FastUnigram,)}
 """Class of a model of `tokenizers` -> what may encode in its place, the fastest first."""
 
 logger = logging.getLogger("terakoya")

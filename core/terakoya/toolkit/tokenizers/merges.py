@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from terakoya.toolkit.tokenizers.compiled_encoder import CompiledEncoder
+from terakoya.toolkit.tokenizers.native_encoder import NativeEncoder
 from terakoya_tokenizer.kernels import address, load_library
 
 _MERGE, _PIECE = 16, 16
@@ -21,7 +21,7 @@ _MERGE, _PIECE = 16, 16
 
 @functools.cache
 def merge_kernels() -> ctypes.CDLL | None:
-    """Returns the functions of `merges.c`; None where they cannot be compiled."""
+    """Returns the functions of `merges.c`; None where this machine cannot make them."""
     kernels = load_library(Path(__file__).with_name("merges.c"))
     if kernels is not None:
         number, array = ctypes.c_int64, ctypes.c_void_p
@@ -44,7 +44,7 @@ class Merges:
             NotImplementedError: the tables do not have room.
         """
         kernels = merge_kernels()
-        assert kernels is not None, "it is compiled"
+        assert kernels is not None, "the caller has looked"
         self._find = kernels.find_pieces
         self._unknown, self._bytes = unknown, np.array(in_bytes or [-1] * 256, np.int32)
         texts = [piece.encode() for piece in pieces]
@@ -87,7 +87,7 @@ def in_utf8(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(every), np.uint8), np.fromiter(map(len, every), np.int64, len(every))
 
 
-class CompiledBpe(CompiledEncoder):
+class NativeBpe(NativeEncoder):
     """A BPE tokenizer of characters, as those that are made of SentencePiece's models."""
 
     name = "merges.c"
@@ -118,5 +118,5 @@ class CompiledBpe(CompiledEncoder):
         self._merges = Merges(pieces, ids, merges, unknown=unknown, in_bytes=in_bytes)
 
     def find(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See `CompiledEncoder`."""
+        """See `NativeEncoder`."""
         return self._merges.find(*in_utf8(texts))

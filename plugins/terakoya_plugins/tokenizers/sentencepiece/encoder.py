@@ -16,7 +16,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder
 from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
-from terakoya_plugins.tokenizers.sentencepiece.compiled import find_compiled_model
+from terakoya_plugins.tokenizers.sentencepiece.native import find_native_model
 from terakoya_plugins.tokenizers.sentencepiece.spans import piece_spans
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer_json import Divergence
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds, word_start_flags
@@ -139,7 +139,7 @@ class SentencePieceEncoder:
 
     @functools.cached_property
     def _fast(self) -> FastEncoder | None:
-        return find_compiled_model(self._processor)
+        return find_native_model(self._processor)
 
     @functools.cached_property
     def _lengths(self) -> np.ndarray:

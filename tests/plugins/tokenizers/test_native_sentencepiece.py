@@ -16,8 +16,8 @@ from test_sentencepiece import LINES, own
 from test_sentencepiece_json import ANY, folder_of, trained
 
 from terakoya.errors import UserError
-from terakoya_plugins.tokenizers.sentencepiece import compiled, encoder
-from terakoya_plugins.tokenizers.sentencepiece.compiled import CompiledModel, find_compiled_model
+from terakoya_plugins.tokenizers.sentencepiece import encoder, native
+from terakoya_plugins.tokenizers.sentencepiece.native import NativeModel, find_native_model
 
 MODELS: dict[str, dict[str, Any]] = {
     "unigram": {},
@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def model_of(name: str) -> tuple[SentencePieceProcessor, CompiledModel]:
+def model_of(name: str) -> tuple[SentencePieceProcessor, NativeModel]:
     content = trained(**MODELS[name])
     if name == "bpe, other order":  # so pieces are made by merges that come before those of their parts, or not at all
         proto = sentencepiece_model_pb2.ModelProto.FromString(content)
@@ -42,7 +42,7 @@ def model_of(name: str) -> tuple[SentencePieceProcessor, CompiledModel]:
             piece.score = -generator.randrange(300)
         content = proto.SerializeToString()
     processor = SentencePieceProcessor(model_proto=content)
-    model = CompiledModel.of(processor)
+    model = NativeModel.of(processor)
     assert model is not None
     return processor, model
 
@@ -59,7 +59,7 @@ def test_ids_are_those_of_sentencepiece(name: str, texts: list[str]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_found(name: str) -> None:
-    assert find_compiled_model(model_of(name)[0]) is not None
+    assert find_native_model(model_of(name)[0]) is not None
 
 
 def test_sums_of_long_texts_are_rounded_as_sentencepiece_rounds_them() -> None:
@@ -75,8 +75,8 @@ def test_the_encoder_of_prepare_uses_it_for_much_text(name: str, monkeypatch: py
     expected = own(folder_of(name)).encoder(folder_of(name)).encode(LINES)
     monkeypatch.setattr(encoder, "MUCH_TEXT", 0)
     calls = []
-    rows = CompiledModel.rows
-    monkeypatch.setattr(CompiledModel, "rows", lambda *words: calls.append(1) or rows(*words))  # type: ignore[func-returns-value]
+    rows = NativeModel.rows
+    monkeypatch.setattr(NativeModel, "rows", lambda *words: calls.append(1) or rows(*words))  # type: ignore[func-returns-value]
     encoded = own(folder_of(name)).encoder(folder_of(name)).encode(LINES)
     assert calls
     np.testing.assert_array_equal(encoded.ids, expected.ids)
@@ -84,14 +84,12 @@ def test_the_encoder_of_prepare_uses_it_for_much_text(name: str, monkeypatch: py
 
 def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     processor, _ = model_of("bpe")
-    rows = CompiledModel.rows
-    monkeypatch.setattr(
-        CompiledModel, "rows", lambda self, lines: rows(self, [line.replace("習", "") for line in lines])
-    )
+    rows = NativeModel.rows
+    monkeypatch.setattr(NativeModel, "rows", lambda self, lines: rows(self, [line.replace("習", "") for line in lines]))
     with caplog.at_level(logging.INFO):
-        assert find_compiled_model(processor) is None
+        assert find_native_model(processor) is None
     assert "normalise.c is left out, because it has other ids for the text '寺子屋で" in caplog.text
-    model = CompiledModel.of(processor)
+    model = NativeModel.of(processor)
     assert model is not None
     with pytest.raises(
         UserError, match=r"normalise\.c and SentencePiece give other ids for the text '手習い'; export CC"
@@ -103,12 +101,12 @@ def test_other_ids_are_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     "options", [{"user_defined_symbols": ["です"]}, {"treat_whitespace_as_suffix": True}, {"model_type": "char"}]
 )
 def test_other_models_are_left_to_sentencepiece(options: dict[str, Any]) -> None:
-    assert find_compiled_model(SentencePieceProcessor(model_proto=trained(**options))) is None
+    assert find_native_model(SentencePieceProcessor(model_proto=trained(**options))) is None
 
 
 def test_without_a_c_compiler_sentencepiece_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "merge_kernels", lambda: None)
-    assert find_compiled_model(model_of("bpe")[0]) is None
+    monkeypatch.setattr(native, "merge_kernels", lambda: None)
+    assert find_native_model(model_of("bpe")[0]) is None
 
 
 def test_what_cannot_be_encoded_is_left_to_sentencepiece() -> None:

@@ -17,7 +17,7 @@ _BEGIN = ("(?<!\\n)^", "^(?<!\\n)", "\\A")
 """Regular expressions for the beginning of a text."""
 
 
-class CompiledEncoder(FastEncoder):
+class NativeEncoder(FastEncoder):
     """A tokenizer whose model is read by a C file."""
 
     without = "export CC=none"
@@ -59,7 +59,7 @@ class CompiledEncoder(FastEncoder):
                 for each in parts
             ]
         if others:
-            for number, ids in zip(others, self.expected([lines[number] for number in others]), strict=True):
+            for number, ids in zip(others, self.library_ids([lines[number] for number in others]), strict=True):
                 rows[number] = np.array(ids, np.int32)
         return rows
 

@@ -36,7 +36,7 @@ def _kernels() -> ctypes.CDLL | None:
     return kernels
 
 
-class CompiledModel(FastEncoder):
+class NativeModel(FastEncoder):
     """A unigram or BPE model of SentencePiece without user-defined and unused pieces."""
 
     name = "normalise.c"
@@ -112,17 +112,17 @@ class CompiledModel(FastEncoder):
         total = int(counts.sum())
         return self._pieces.find(out.view(np.uint32)[:total] if self._wide else out[:total], counts)
 
-    def expected(self, texts: Sequence[str]) -> list[list[int]]:
+    def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """See `FastEncoder`."""
         ids: list[list[int]] = self.backend.encode(list(texts), num_threads=1)
         return ids
 
 
-def find_compiled_model(processor: SentencePieceProcessor) -> FastEncoder | None:
+def find_native_model(processor: SentencePieceProcessor) -> FastEncoder | None:
     """Returns an encoder for `processor`, that of a model; None where there is none, or where it has other ids for one
     of some thousand texts, which it says."""
     try:
-        model = CompiledModel.of(processor)
+        model = NativeModel.of(processor)
     except NotImplementedError:
         return None
     texts = odd_texts(len(processor), processor.decode)
