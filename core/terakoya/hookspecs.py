@@ -270,9 +270,9 @@ def register_watches() -> Mapping[str, Callable[..., Any]]:
     """Called when plugins load, in every process. Returns functions that build what watches a run. By the key of the
     parameters that asks for it, "profile" or "spikes", what watches its steps: such a function takes a
     `training.run.Run` and its `training.batches.BatchMaker`, and returns a `training.watches.StepTimer` or a
-    `training.step_health.StepJudge`. As "ranks" what watches its processes: from a `training.distributed.topology`'s
+    `training.step_health.StepJudge`. As "ranks" what watches its processes: from a `distributed.topology`'s
     `Topology`, this rank, the timeout in seconds and a text that only these processes share, a
-    `training.distributed.rank_watch.RankWatch`."""
+    `distributed.rank_watch.RankWatch`."""
     return {}
 
 

@@ -100,7 +100,7 @@ class Place:
     ) -> AbstractContextManager[Keeper]:
         """Brings the newest checkpoint that is here into the run's `folder`, where it is of a later step; while the
         block runs, copies here what the run commits there, `keep` checkpoints at least; waits for that at the end.
-        Called on all ranks, which `context`, a `training.distributed.context.DistributedContext`, connects."""
+        Called on all ranks, which `context`, a `distributed.context.DistributedContext`, connects."""
         raise self._refusal("a run")
 
     def has_run(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
-from terakoya.training.distributed.topology import split_evenly
+from terakoya.distributed.topology import split_evenly
 from terakoya_contract.batches import difference
 from terakoya_contract.results import CheckFailed, CheckSkipped
 

@@ -24,6 +24,7 @@ from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, changed_keys
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
@@ -32,7 +33,6 @@ from terakoya.runs.checkpoints import MANIFEST, file_facts, find_problems, folde
 from terakoya.runs.finding import PERMANENT, find_checkpoint
 from terakoya.runs.forks import Fork, write_fork
 from terakoya.toolkit.checkpoint_copies import link_file
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.resuming.changes import needed_consent
 from terakoya.training.run_plan import make_plan
 from terakoya.training.stores import Stores

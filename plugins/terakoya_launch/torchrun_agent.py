@@ -22,9 +22,9 @@ from pathlib import Path
 
 import psutil
 
+from terakoya.distributed.signals import EXIT_CODE_FILE_VARIABLE, STOP_SIGNALS, STOPPED_EXIT_CODE
 from terakoya.errors import LASTING_EXIT_CODES, RankLostError
 from terakoya.process_pool import LAUNCHER_VARIABLE
-from terakoya.training.distributed.signals import EXIT_CODE_FILE_VARIABLE, STOP_SIGNALS, STOPPED_EXIT_CODE
 
 STDOUT = 1
 EXIT_BEFORE_START = 128 + signal.SIGTERM

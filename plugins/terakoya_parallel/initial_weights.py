@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.toolkit.deferred_tensors import DeferredTensors
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.model.module_parts import named_values
 from terakoya_parallel.fsdp_groups import local_values

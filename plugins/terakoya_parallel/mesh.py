@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from terakoya.config.parallel import Parallel
-from terakoya.training.distributed.context import DistributedContext, group_timeout
+from terakoya.distributed.context import DistributedContext, group_timeout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "sp", "tp")
 DATA = ("dp_replicate", "dp_shard")

@@ -25,9 +25,9 @@ from torch.distributed.pipelining import PipelineStage
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.distributed.topology import split_evenly
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.distributed.topology import split_evenly
 from terakoya.training.engines.engine import LossFn, autocast_dtype
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 from terakoya_parallel.tensor_layers import dropout_generator

@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.distributed.topology import split_evenly
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.objectives.columns import VocabularyPart
 from terakoya.toolkit.objectives.padded_head import PART
-from terakoya.training.distributed.topology import split_evenly
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 from terakoya_parallel import fp8_scales
 from terakoya_parallel.adapted_layers import drops_inputs

@@ -23,7 +23,7 @@ from terakoya_places.object_folder import ObjectFolder
 from terakoya_places.sender import Mirror
 
 if TYPE_CHECKING:
-    from terakoya.training.distributed.context import DistributedContext
+    from terakoya.distributed.context import DistributedContext
 
 log = logging.getLogger("terakoya")
 ERROR_SECONDS = 10.0

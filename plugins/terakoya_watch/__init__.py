@@ -10,9 +10,9 @@ from terakoya import hookimpl
 
 if TYPE_CHECKING:
     from terakoya.components import EventPlugin
+    from terakoya.distributed.rank_watch import RankWatch
+    from terakoya.distributed.topology import Topology
     from terakoya.training.batches import BatchMaker
-    from terakoya.training.distributed.rank_watch import RankWatch
-    from terakoya.training.distributed.topology import Topology
     from terakoya.training.run import Run
     from terakoya.training.step_health import StepJudge
     from terakoya.training.watches import StepTimer

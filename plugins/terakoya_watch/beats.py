@@ -13,8 +13,8 @@ from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from terakoya.distributed.topology import Topology
 from terakoya.process_pool import is_alive
-from terakoya.training.distributed.topology import Topology
 from terakoya_watch.activity import DEVICE, Activity
 
 SILENT_BEATS = 6

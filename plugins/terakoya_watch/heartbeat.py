@@ -19,9 +19,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from terakoya.distributed.rank_watch import find_communication_error
+from terakoya.distributed.topology import Topology
 from terakoya.errors import RankLostError, UserError
-from terakoya.training.distributed.rank_watch import find_communication_error
-from terakoya.training.distributed.topology import Topology
 from terakoya_watch.activity import Activity, ActivityWatch
 from terakoya_watch.beats import SILENT_BEATS, Beat, Ranks, process_here
 

@@ -12,7 +12,7 @@ import worlds
 from torch._dynamo.utils import counters
 from worlds import Job
 
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.model import compilation
 
 

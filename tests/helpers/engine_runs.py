@@ -27,8 +27,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.checkpoint.event_tensors import SavedEventTensors, plugins_in
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.setup import StartOptions, train_in_this_process
 
 LAST = 2

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from worlds import Job
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.tensor_shards import KINDS
 from terakoya.training.trainer import Trainer

@@ -17,10 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model.build import build_module_for_training

@@ -28,11 +28,11 @@ from torch.nn.attention.varlen import varlen_attn
 
 from terakoya.components import ModuleBuild
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.estimation.dry_run import dry_run
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.model import compilation
 from terakoya.training.run_log import RunLog

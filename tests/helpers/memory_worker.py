@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer

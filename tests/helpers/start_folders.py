@@ -19,9 +19,9 @@ from transformers import (
 )
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import load_start_weights
 from terakoya.training.run_log import RunLog

@@ -26,10 +26,10 @@ import torch
 import toy
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext, connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.plugins import PLUGINS_VARIABLE
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext, connect
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores

@@ -32,9 +32,9 @@ from transformers import DataCollatorForLanguageModeling
 
 from terakoya import plugins
 from terakoya.components.rows import Layout, Rows
+from terakoya.distributed import cpu_allocator
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.masking import MaskedRows, Masking, mask
-from terakoya.training.distributed import cpu_allocator
 
 GOAL = 100.0
 PEER = "DataCollatorForLanguageModeling"

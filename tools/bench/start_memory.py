@@ -94,10 +94,10 @@ def start(rank: int, processes: int, port: int, work: dict[str, Any]) -> subproc
 def measure(work: dict[str, Any]) -> int:
     """Builds and saves the run in this process, and prints what it took."""
     from terakoya.config.parameters import Parameters
+    from terakoya.distributed.context import connect
+    from terakoya.distributed.topology import LaunchInfo
     from terakoya.training import saving, setup
     from terakoya.training.checkpoint import checkpoint
-    from terakoya.training.distributed.context import connect
-    from terakoya.training.distributed.topology import LaunchInfo
     from terakoya.training.run_log import RunLog
     from terakoya.training.stores import Stores
 

@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _note_lasting_code(code: int) -> None:
     """Tells the script that started this process, through a file, that starting it again is of no use."""
-    from terakoya.training.distributed.signals import LASTING_CODE_FILE_VARIABLE
+    from terakoya.distributed.signals import LASTING_CODE_FILE_VARIABLE
 
     if code in LASTING_EXIT_CODES and LASTING_CODE_FILE_VARIABLE in os.environ:
         with contextlib.suppress(OSError):  # the script then knows the highest code of all processes alone

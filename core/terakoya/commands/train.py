@@ -20,8 +20,8 @@ from terakoya.places import place_of
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
+    from terakoya.distributed.signals import StopRequest
     from terakoya.estimation.dry_run import DrySteps
-    from terakoya.training.distributed.signals import StopRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,8 @@ def command(context: typer.Context, options: TrainOptions) -> None:
     announce(f"terakoya train: reads {options.parameters}, loads PyTorch and Transformers ...")
     from terakoya.atomic_files import check_writable
     from terakoya.config.parameters import Parameters
+    from terakoya.distributed import signals
     from terakoya.process_pool import end_with_launcher
-    from terakoya.training.distributed import signals
 
     # without this, torch prints C++ frames when a rank is gone, before the line that names the rank
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -83,7 +83,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         stop.leave_during_start()
         if not end_with_launcher():
             raise Stopped("the launcher of this process is gone")
-        from terakoya.training.distributed.topology import LaunchInfo
+        from terakoya.distributed.topology import LaunchInfo
         from terakoya.training.resuming.before_torch import check_start
         from terakoya.training.stores import check_places
 

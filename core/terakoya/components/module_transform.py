@@ -36,7 +36,7 @@ class ModuleBuild:
 
     Attributes:
         parameters: a `config.parameters.Parameters`.
-        context: this process and the others, a `training.distributed.context.DistributedContext`; None where nothing is
+        context: this process and the others, a `distributed.context.DistributedContext`; None where nothing is
             trained.
         compiled: what runs compiled: nothing ("off"), each block ("blocks") or the root module ("whole").
         cuda_graphs: whether that is recorded as CUDA graphs.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.estimation.step_rate import StepRate, time_steps
 from terakoya.log import new_console
-from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes, held_bytes

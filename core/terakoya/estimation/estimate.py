@@ -13,6 +13,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import batch_table
 from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters, resolve_length
+from terakoya.distributed.topology import ProcessInfo, RankBatch, Topology, rank_batches
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
@@ -23,7 +24,6 @@ from terakoya.estimation.model_check import check_model
 from terakoya.estimation.speed import Speed, planned_speed
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
 from terakoya.rows import loader
-from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology, rank_batches
 
 Measure = Callable[[Parameters, int, RankBatch, int], Speed | None]
 """Measures the speed of a run on this machine: of the parameters, the size of the vocabulary, the rows of the first

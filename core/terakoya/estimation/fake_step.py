@@ -28,12 +28,12 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.tensor_shards import whole_names

@@ -15,13 +15,13 @@ import torch
 
 from terakoya.atomic_files import write_text
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.topology import host_name
 from terakoya.errors import FileError, UserError
 from terakoya.estimation.probe import Probed
 from terakoya.estimation.step_rate import StepRate
 from terakoya.process_pool import available_cores
 from terakoya.runs import metrics
 from terakoya.toolkit.fast_products import describe_processor
-from terakoya.training.distributed.topology import host_name
 from terakoya.version import __version__
 
 WITHOUT_EFFECT = (

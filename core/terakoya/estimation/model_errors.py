@@ -9,11 +9,11 @@ import psutil
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.rank_watch import is_communication_error
 from terakoya.errors import UserError
 from terakoya.estimation.model_check import check_memory, check_model
 from terakoya.estimation.out_of_memory import explain_allocation_errors
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.rank_watch import is_communication_error
 from terakoya.training.model.determinism import explain_refusals
 
 

@@ -15,9 +15,9 @@ import torch
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import RankBatch, rank_batches
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import RankBatch, rank_batches
 
 SIGNS = re.compile(r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|std::bad_alloc", re.I)
 """Words in the errors of torch's allocators, which on a CPU are plain RuntimeErrors."""

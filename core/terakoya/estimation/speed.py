@@ -16,11 +16,11 @@ from typing import Literal
 from terakoya.config.conflicts import takes_cuda_graphs
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import presets_folder
+from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.estimation.devices import Device
 from terakoya.estimation.kept_rates import rate_facts
 from terakoya.estimation.probe import Probed
-from terakoya.training.distributed.topology import RankBatch
 
 Source = Literal["run", "probe", "card", "range", "given", "formulas"]
 """Where a speed is from: an earlier run, steps that were timed here, a card's results, the shares of the peak that

@@ -34,8 +34,8 @@ def find_device(name: str | None, *, precision: str = "fp32") -> torch.device:
     slowly. Raises UserError if torch has none of this name, or sees no GPU where one is named."""
     import torch
 
+    from terakoya.distributed.context import with_index
     from terakoya.toolkit.fast_products import precision_problems
-    from terakoya.training.distributed.context import with_index
 
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from terakoya.distributed.signals import STOP_SIGNALS
 from terakoya.errors import RankLostError, Stopped
 from terakoya.launch import oom_killer
 from terakoya.log import error_console
 from terakoya.process_pool import LAUNCHER_VARIABLE, SAID_VARIABLE, available_cores, start_child
-from terakoya.training.distributed.signals import STOP_SIGNALS
 
 GRACE_SECONDS = 15.0
 """How long the other processes may run after one has failed, before they are terminated."""

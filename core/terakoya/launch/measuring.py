@@ -14,6 +14,8 @@ import torch
 
 from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo, RankBatch
 from terakoya.errors import UserError
 from terakoya.estimation.kept_rates import KeptRates, machine_facts, rate_facts
 from terakoya.estimation.probe import SECONDS, Probed, probe
@@ -21,8 +23,6 @@ from terakoya.estimation.speed import Speed, measured_speed
 from terakoya.estimation.step_rate import StepRate
 from terakoya.launch.local import run_processes
 from terakoya.process_pool import available_cores
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo, RankBatch
 
 START_SECONDS = 8.0
 """What several processes take of a probe's time to start and to import torch, about."""

@@ -80,8 +80,8 @@ class _Plan:
     def _check_training(self, parameters: Parameters) -> None:
         """Raises UserError where the last stages would refuse `parameters`: the model its sizes, the objective the
         stores, the batch table the processes of this machine."""
+        from terakoya.distributed.topology import ProcessInfo, Topology, host_name, rank_batches
         from terakoya.estimation.model_check import check_model, check_start
-        from terakoya.training.distributed.topology import ProcessInfo, Topology, host_name, rank_batches
 
         pipeline, layout = self.pipeline, parameters.objective.row_layout().kind
         if layout in ("lines", "pairs") and pipeline.unit != "line":

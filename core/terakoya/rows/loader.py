@@ -1,7 +1,7 @@
 """One endless sequence of rows of several stores, and a thread that reads it ahead.
 
 Global batch k is the rows [k * G, (k + 1) * G) of the sequence, for any number of processes;
-`training/distributed/topology.py` assigns them to processes.
+`distributed/topology.py` assigns them to processes.
 
 Letters: G rows of a global batch, T tokens of a row.
 """

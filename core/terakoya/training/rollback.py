@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import Diverged, RollingBack, TemporaryFailure
 from terakoya.log import plural
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.finding import PERMANENT
 from terakoya.training.batches import BatchMaker
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run import Run
 
 

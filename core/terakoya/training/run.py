@@ -17,7 +17,7 @@ from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
-    from terakoya.training.distributed.context import DistributedContext
+    from terakoya.distributed.context import DistributedContext
     from terakoya.training.run_log import RunLog
 
 

@@ -21,7 +21,7 @@ from terakoya.places import check_local
 from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
 
 if TYPE_CHECKING:
-    from terakoya.training.distributed.context import DistributedContext
+    from terakoya.distributed.context import DistributedContext
 
 HOLDER = re.compile(r"pid (\d+) on (\S+?)(?:, started by pid (\d+))?")
 """What a process writes into the lock that it holds."""

@@ -19,10 +19,10 @@ from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.config.phase_plan import PhaseSpan, plan_phases
+from terakoya.distributed.topology import RankBatch, Topology, rank_batches
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
 from terakoya.toolkit.schedules import WarmupSchedule, length
-from terakoya.training.distributed.topology import RankBatch, Topology, rank_batches
 from terakoya.training.stores import Stores
 
 SAMPLED_ROWS = 256

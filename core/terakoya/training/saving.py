@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.cpu_allocator import returning_freed_memory
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.checkpoint.restoring import StartFacts, models_to_write, restore_module
 from terakoya.training.checkpoint.snapshot import Snapshot
-from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
 from terakoya.training.model.thread_generator import ThreadGenerator

@@ -19,6 +19,11 @@ from terakoya.atomic_files import write_text
 from terakoya.components import ModuleBuild
 from terakoya.config import nccl
 from terakoya.config.parameters import Parameters, check_allowed_changes
+from terakoya.distributed import nccl_algorithms
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.rank_watch import is_communication_error
+from terakoya.distributed.signals import StopRequest
+from terakoya.distributed.topology import describe_lost_nodes
 from terakoya.errors import Stopped
 from terakoya.log import translated
 from terakoya.places import Keeper
@@ -28,11 +33,6 @@ from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker
-from terakoya.training.distributed import nccl_algorithms
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.rank_watch import is_communication_error
-from terakoya.training.distributed.signals import StopRequest
-from terakoya.training.distributed.topology import describe_lost_nodes
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from terakoya.training.distributed.signals import Outlook
+from terakoya.distributed.signals import Outlook
 from terakoya.training.run import Run
 from terakoya.training.saving import Saver
 from terakoya.training.step_log import StepLog

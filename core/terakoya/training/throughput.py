@@ -11,8 +11,8 @@ import torch
 
 from terakoya.components import Architecture, Objective
 from terakoya.components.flops import mean_context
+from terakoya.distributed.context import DistributedContext
 from terakoya.rows.row_source import RowSource
-from terakoya.training.distributed.context import DistributedContext
 
 PEAK_TFLOPS: Sequence[tuple[frozenset[str], float]] = tuple(
     (frozenset(name.split()), peak)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components.run import StepReport
+from terakoya.distributed.signals import StopRequest
 from terakoya.plugins import PluginError, registry
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.training.batches import BatchMaker, StepBatches
 from terakoya.training.checkpoint import event_tensors
-from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter
 from terakoya.training.micro_steps import MicroSteps

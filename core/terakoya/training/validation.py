@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from terakoya.components import Batch, LossTerm, Objective
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import RankBatch, split_evenly
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.runs.metrics import store_names
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import RankBatch, split_evenly
 from terakoya.training.engines.compared_examples import compare_examples, sums_of_examples
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, to_bits, total_counts

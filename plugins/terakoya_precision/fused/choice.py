@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.model import compilation
 from terakoya_precision.bf16_stream import fused_widths
 from terakoya_precision.fused import self_check

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import build_app
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import GIB, Device, find_device
@@ -19,7 +20,6 @@ from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, Sharding, mem
 from terakoya.estimation.estimate import Estimate, estimate, first_rank_batch
 from terakoya.estimation.fake_step import LATE_BACKWARD, ModelSizes
 from terakoya.estimation.speed import Speed
-from terakoya.training.distributed.topology import RankBatch
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 pytestmark = pytest.mark.usefixtures("remembered_steps")

@@ -14,11 +14,11 @@ from selection import at_night
 
 import terakoya
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.estimation import fake_step
 from terakoya.estimation.estimate import estimate
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores

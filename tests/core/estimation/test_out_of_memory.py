@@ -14,8 +14,8 @@ import torch
 import toy
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
+from terakoya.distributed.topology import RankBatch
 from terakoya.estimation.out_of_memory import is_out_of_memory, remedies, requested_bytes
-from terakoya.training.distributed.topology import RankBatch
 
 PROGRAM = """
 import resource, sys

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.estimation.probe import SECONDS, Probed, Sample, Timed, find_rate, probe
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
 
 
 class Machine:

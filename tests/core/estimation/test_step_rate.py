@@ -10,9 +10,9 @@ import pytest
 import toy
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores

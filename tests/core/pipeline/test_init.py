@@ -21,6 +21,7 @@ from terakoya.commands.main import build_app
 from terakoya.components import Progress
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import preset_names, presets_folder
+from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.estimation.devices import find_device
 from terakoya.estimation.fake_step import number_of_layers
@@ -31,7 +32,6 @@ from terakoya.pipeline.choosing import FAMILIES, PAPERS, Machine, choose, choose
 from terakoya.pipeline.corpus_facts import look_at
 from terakoya.pipeline.new_pipeline import make_tokenizer, render
 from terakoya.pipeline.settings import read_pipeline
-from terakoya.training.distributed.topology import RankBatch
 
 JAPANESE = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
 ENGLISH = "The quick brown fox jumps over the lazy dog and runs away. "

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from small_store import PAD, small_store
 
 from terakoya.components.rows import Layout, Rows
+from terakoya.distributed.topology import ProcessInfo, Topology, rank_batches
 from terakoya.errors import UserError
 from terakoya.rows.blending import Blend
 from terakoya.rows.loader import Loader, Prefetcher, Stage
 from terakoya.rows.row_source import RowSource
-from terakoya.training.distributed.topology import ProcessInfo, Topology, rank_batches
 
 G = 24
 

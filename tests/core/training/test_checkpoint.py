@@ -15,12 +15,12 @@ import torch
 from checkpoint_folders import write_checkpoint
 from torch import nn
 
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import FileError, UserError
 from terakoya.runs import checkpoints
 from terakoya.training.checkpoint import checkpoint, event_tensors, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.tensor_shards import TensorShard, whole_shard
 from terakoya.training.saving import Saver

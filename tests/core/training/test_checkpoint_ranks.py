@@ -15,14 +15,14 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from terakoya.distributed import all_ranks
+from terakoya.distributed.all_ranks import Shutdown, run_on_all_ranks
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.runs import checkpoints
 from terakoya.training.checkpoint import checkpoint, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed import all_ranks
-from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import tensor_shards
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 

@@ -22,6 +22,7 @@ from terakoya.components import ModuleBuild
 from terakoya.components.progress import Length
 from terakoya.components.rows import Layout
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.topology import ProcessInfo, RankBatch, Topology
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
@@ -29,7 +30,6 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit import gpu_compiler
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, collate_rows, to_device
-from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology
 from terakoya.training.model import compilation
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.compilation import Choice

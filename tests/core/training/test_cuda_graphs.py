@@ -10,8 +10,8 @@ import toy
 from torch import Tensor, nn
 
 from terakoya.config.parameters import Parameters
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.model import compilation
 from terakoya.training.setup import train_in_this_process

@@ -15,8 +15,8 @@ from frozen import count as frozen_objects
 
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
+from terakoya.distributed import gpu_allocator
 from terakoya.training import step_log
-from terakoya.training.distributed import gpu_allocator
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.step_clock import FEWEST_STEPS, StepClock

@@ -17,13 +17,13 @@ import terakoya
 from terakoya.components.progress import Length
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
+from terakoya.distributed.topology import RankBatch
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker
-from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.run_plan import plan_without_phases
 from terakoya.training.setup import train_in_this_process
 

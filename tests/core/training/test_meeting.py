@@ -13,9 +13,9 @@ import toy
 from small_store import rewrite_store_json
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed import agreement
+from terakoya.distributed.topology import ProcessInfo
 from terakoya.plugins import PLUGINS_VARIABLE, registry
-from terakoya.training.distributed import agreement
-from terakoya.training.distributed.topology import ProcessInfo
 from terakoya.training.start import meeting
 from terakoya.training.stores import Stores
 

@@ -15,8 +15,8 @@ from torch import nn
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base

@@ -20,11 +20,11 @@ from transformers import ModernBertForMaskedLM
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import presets_folder
 from terakoya.conversion.export import export
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.estimation.phases import estimate_phases, whole_run
 from terakoya.runs import status
 from terakoya.training.batches import BatchMaker
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base

@@ -14,10 +14,10 @@ import toy
 from saved_weights import FAULTS
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
+from terakoya.distributed.local_rendezvous import local_rendezvous
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import UserError
 from terakoya.estimation import dry_run as dry
-from terakoya.training.distributed.local_rendezvous import local_rendezvous
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
 from terakoya.training.run_folder import held_bytes

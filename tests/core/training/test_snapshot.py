@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
+from terakoya.distributed import all_ranks
+from terakoya.distributed.all_ranks import Shutdown, run_on_all_ranks
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.training.checkpoint.snapshot import Snapshot
-from terakoya.training.distributed import all_ranks
-from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.tensor_shards import KINDS, whole_shard
 

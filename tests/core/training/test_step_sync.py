@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from terakoya.components import Batch
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.plugins import PluginError
 from terakoya.training.batches import StepBatches
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.step_sync import StepSync
 
 

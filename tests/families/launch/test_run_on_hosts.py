@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from terakoya.training.distributed.signals import exit_code
+from terakoya.distributed.signals import exit_code
 from terakoya_launch.launchers.hosts import run_on_hosts as run_on_hosts_module
 from terakoya_launch.launchers.hosts.run_on_hosts import RemoteCommand, run_on_hosts
 

@@ -18,7 +18,7 @@ from selection import at_night
 PROCESS = """\
 import os, signal, sys, time
 from pathlib import Path
-from terakoya.training.distributed import signals
+from terakoya.distributed import signals
 
 def ready():
     print("ready", flush=True)

@@ -10,7 +10,7 @@ from engine_runs import Case, Runs, assert_same_bits, needs_deepspeed
 from selection import at_night
 from worlds import Job
 
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.distributed.context import DistributedContext
 from terakoya_memory import host_activations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from worlds import Job
 
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.engines import engine
 from terakoya.training.model import compilation
 from terakoya_parallel.tensor_layers import ProcessTensorParallelGroup

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from worlds import Job
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.checkpoint import state
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.saving import ModelFolders, write_model_folders
 from terakoya.training.start import warm_up
 

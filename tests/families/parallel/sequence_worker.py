@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.validation import validate

@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from terakoya.components import ModuleBuild
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.engine import SavedTensors
 from terakoya.training.model import compilation

@@ -33,8 +33,8 @@ from selection import at_night
 from torch import Tensor, nn
 
 from terakoya.components import Optimizer
+from terakoya.distributed.context import DistributedContext
 from terakoya.plugins import registry
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.tensor_shards import TensorPart, TensorShard, assign_owners, whole_names, whole_shard
 from terakoya_parallel.whole_tensors import Holding, WholeTensors
 

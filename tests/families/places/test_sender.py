@@ -16,13 +16,13 @@ from checkpoint_folders import write_checkpoint, write_manifest
 from fsspec.implementations.memory import MemoryFileSystem
 from killed_machines import kill_and_replace, whole_steps
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.launch.here import train
 from terakoya.places import place_of
 from terakoya.plugins import loading as plugins
 from terakoya.runs.checkpoints import HASH_KEY, find_newest_whole, find_problems, list_checkpoints, with_hash
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
-from terakoya.training.distributed.context import DistributedContext
 from terakoya_places import keeping, run_objects, sender
 from terakoya_places.object_folder import ObjectFolder
 from terakoya_places.sender import Mirror

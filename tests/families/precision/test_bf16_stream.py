@@ -31,12 +31,12 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import connect
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.model.build import build_module_for_training

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 import toy
 
+from terakoya.distributed.rank_watch import is_communication_error
+from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.training import step_health
-from terakoya.training.distributed.rank_watch import is_communication_error
-from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.progress_line import describe_excess
 from terakoya.training.step_clock import StepClock
 from terakoya_watch import heartbeat

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.atomic_files import commit_folder, copy_folder
+from terakoya.distributed.all_ranks import Shutdown, run_on_all_ranks
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import (
     FORMAT,
@@ -41,8 +43,6 @@ from terakoya.training.checkpoint import event_tensors as event_tensors_files
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.event_tensors import EventTensors
 from terakoya.training.checkpoint.state import ShardSource, WrittenState
-from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
-from terakoya.training.distributed.context import DistributedContext
 
 log = logging.getLogger("terakoya")
 MINIMUM_KEPT = 2

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from terakoya.distributed.all_ranks import Shutdown
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint.event_tensors import EventTensors
-from terakoya.training.distributed.all_ranks import Shutdown
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 from terakoya.training.model.module_parts import named_values

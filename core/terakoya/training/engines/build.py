@@ -10,14 +10,14 @@ from terakoya.components import ModuleBuild
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.cpu_allocator import returning_freed_memory
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
 from terakoya.plugins.engines import GIVEN_WHOLE, plugin_engine
 from terakoya.plugins.families import missing_family
 from terakoya.toolkit.deferred_tensors import DeferredTensors
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.inputs import EngineInputs

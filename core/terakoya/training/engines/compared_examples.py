@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from terakoya.components import Objective
+from terakoya.distributed.context import DistributedContext
 from terakoya.toolkit.objectives.compared_examples import EMBED, EMBEDDINGS, GRADIENTS, REAL, VALUES
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.engine import Engine
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.components import Copies
-from terakoya.training.distributed.context import DistributedContext
+from terakoya.distributed.context import DistributedContext
 from terakoya.training.engines.engine import LossFn, autocast_forward, may_update
 from terakoya.training.engines.learning_rates import set_learning_rate
 from terakoya.training.engines.loss_scaling import LossScaler

@@ -10,8 +10,8 @@ from torch import nn
 from terakoya.components import ModuleBuild
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
 from terakoya.toolkit.deferred_tensors import DeferredTensors
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.loss_scaling import LossScaler
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from terakoya.components import Optimizer
 from terakoya.components.tensor_shard import TensorShard as TensorShard
-from terakoya.training.distributed.topology import split_evenly
+from terakoya.distributed.topology import split_evenly
 
 Kind = Literal["model", "optimizer"]
 KINDS: tuple[Kind, ...] = ("model", "optimizer")

@@ -12,11 +12,11 @@ from torch import nn
 from terakoya.components import ModuleBuild
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, missing_base_error
+from terakoya.distributed.context import DistributedContext
+from terakoya.distributed.cpu_allocator import returning_freed_memory
 from terakoya.errors import UserError
 from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.cpu_allocator import returning_freed_memory
 from terakoya.training.model import mup
 from terakoya.training.model.start_from import LoadedWeights, load_on_rank0_and_broadcast
 from terakoya.training.model.transforms import transform

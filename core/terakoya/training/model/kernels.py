@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from terakoya.config.parameters import Parameters
+from terakoya.distributed.context import DistributedContext
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import compilation
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import SAMPLED_ROWS

@@ -25,6 +25,7 @@ from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
@@ -32,7 +33,6 @@ from terakoya.plugins.families import missing_family
 from terakoya.toolkit.deferred_folder import deferred_weights, in_this_thread
 from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.toolkit.formats import folder_digests
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.module_parts import named_values
 from terakoya.training.model.start_config import (
     architecture_settings,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
 from terakoya.json_settings import value_at
 from terakoya.log import translated
@@ -21,7 +22,6 @@ from terakoya.training.checkpoint import event_tensors
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
-from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.resuming.changes import check_global_batch, consent_of_fork, other_rounding, refuse_changes
 from terakoya.training.rollback import Rollback
 from terakoya.training.run import Run

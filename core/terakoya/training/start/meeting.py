@@ -22,6 +22,9 @@ import torch
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
+from terakoya.distributed.context import DistributedContext, connect
+from terakoya.distributed.signals import StopRequest
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import RankLostError, UserError
 from terakoya.json_settings import leaves
 from terakoya.places import HERE, Place
@@ -30,9 +33,6 @@ from terakoya.plugins.run_record import record_plugins
 from terakoya.store.tokenizer_identity import recorded_vocabulary
 from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.training import run_folder
-from terakoya.training.distributed.context import DistributedContext, connect
-from terakoya.training.distributed.signals import StopRequest
-from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.build import find_plugin_engine
 from terakoya.training.model.transforms import find_transforms
 from terakoya.training.stores import Stores

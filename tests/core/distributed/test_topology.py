@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from terakoya.distributed.topology import LaunchInfo, ProcessInfo, Topology, rank_batches, split_evenly
 from terakoya.errors import UserError
-from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, rank_batches, split_evenly
 
 
 def topology(*processes: int) -> Topology:

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from terakoya.training.distributed import cpu_allocator
+from terakoya.distributed import cpu_allocator
 if sys.argv[1] != "give back":
     assert cpu_allocator.keep_freed_memory()
 if sys.argv[1] == "return for once":

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from terakoya.training.distributed import signals
-from terakoya.training.distributed.signals import Outlook, StopRequest
+from terakoya.distributed import signals
+from terakoya.distributed.signals import Outlook, StopRequest
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_what_a_run_without_a_checkpoint_loses() -> None:
 
 STARTING = """
 import time
-from terakoya.training.distributed.signals import StopRequest
+from terakoya.distributed.signals import StopRequest
 StopRequest().leave_during_start()
 print("up", flush=True)
 while True:
@@ -108,7 +108,7 @@ while True:
 
 ENDING = """
 import sys, time
-from terakoya.training.distributed.signals import StopRequest
+from terakoya.distributed.signals import StopRequest
 stop = StopRequest()
 stop.leave_during_start()
 stop.listen()

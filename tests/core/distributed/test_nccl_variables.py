@@ -17,10 +17,10 @@ from accelerate.state import AcceleratorState
 
 from terakoya.config.nccl import Nccl
 from terakoya.config.parameters import Parameters
+from terakoya.distributed import gpu_allocator, nccl_algorithms
 from terakoya.errors import UserError
 from terakoya.estimation import dry_run
 from terakoya.training import setup
-from terakoya.training.distributed import gpu_allocator, nccl_algorithms
 
 SHOW = """\
 import json, os

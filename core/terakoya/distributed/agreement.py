@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from terakoya.distributed.topology import ProcessInfo
 from terakoya.json_settings import short_json
-from terakoya.training.distributed.topology import ProcessInfo
 
 Given = Mapping[str, Any]
 """What a process was given, as JSON by name: what explains other differences comes first."""

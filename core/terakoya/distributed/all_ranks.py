@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import DistributedContext
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0

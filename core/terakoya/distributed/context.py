@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from terakoya.distributed import agreement, cpu_allocator, gpu_allocator, nccl_algorithms
+from terakoya.distributed.local_rendezvous import local_rendezvous
+from terakoya.distributed.rank_watch import RankWatch
+from terakoya.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
 from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
 from terakoya.plugins import registry
-from terakoya.training.distributed import agreement, cpu_allocator, gpu_allocator, nccl_algorithms
-from terakoya.training.distributed.local_rendezvous import local_rendezvous
-from terakoya.training.distributed.rank_watch import RankWatch
-from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
 
 T = TypeVar("T")
 NCCL_PATIENCE = 30

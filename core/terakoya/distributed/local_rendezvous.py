@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import UserError
-from terakoya.training.distributed.topology import LaunchInfo
 
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torch knows that another than rank 0 of the processes holds the store."""
