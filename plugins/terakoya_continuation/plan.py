@@ -180,10 +180,9 @@ def complete(model: PublishedModel, vocabulary: Vocabulary, choice: Choice) -> d
 
 def make_pipeline(
     model: PublishedModel, vocabulary: Vocabulary, choice: Choice, sources: Sequence[Source], share: float,
-    *, machine: Machine, work: Path, words: str | None,
+    *, machine: Machine, work: Path,
 ) -> tuple[dict[str, Any], dict[str, str]]:  # fmt: skip
-    """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path. `words`
-    is the word finder."""
+    """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path."""
     parameters = complete(model, vocabulary, choice) | {"data": {"sequence_length": model.length}}
     entries = [each.entry() for each in sources]
     if len(sources) > 1:
@@ -192,7 +191,6 @@ def make_pipeline(
     pipeline = {
         **({"corpora": corpora} if len(sources) > 1 else entries[0]),
         "tokenizer_folder": str(vocabulary.folder),
-        **({"words": words} if words else {}),
         "store": str(work / "store"),
         "validation_store": str(work / "store.val"),
         "parameters": parameters,

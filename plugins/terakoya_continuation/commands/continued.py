@@ -91,9 +91,8 @@ def _continue(options: Options, name: str, replay: Sequence[str], share: float |
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(tokenizer, ignore_errors=True)
             vocabulary = replace(vocabulary, folder=vocabulary.folder.rename(tokenizer))
-    pipeline, comments = plan.make_pipeline(
-        model, vocabulary, choice, sources, share, machine=machine, work=work, words="mecab" if finds_words else None
-    )
+    pipeline, comments = plan.make_pipeline(model, vocabulary, choice, sources, share, machine=machine, work=work)
+    how |= {"words": "mecab"} if finds_words else {}
     pipeline |= {key: value for key, value in how.items() if value != Pipeline.model_fields[key].default}
     repeated = [word for each in replay for word in ("--replay", each)]
     again = ["terakoya", "init", "--from", name, *options.corpus, *repeated]
