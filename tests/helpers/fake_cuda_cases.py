@@ -185,8 +185,9 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
     parameters["autocast"] = parameters.pop("parallel", {}).get("engine") == "deepspeed"
     optimizer = parameters["optimizer"]
     values = {key: value for key, value in optimizer.items() if key != "type"}
-    for key in ("phases", "start_from"):
+    for key in ("phases", "start_from", "epochs", "max_tokens"):
         parameters.pop(key, None)
+    parameters["max_steps"] = 1000
     return {
         "parameters": parameters, "optimizers": {optimizer["type"]: {"type": optimizer["type"], "values": values}},
         "vocabulary": 32768, "micro_steps": -(-rows // micro),

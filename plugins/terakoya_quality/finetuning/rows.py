@@ -166,7 +166,7 @@ def _json_rows(file: Path, text: str) -> Iterator[Row]:
     if len(lines) == 1 or (lines and lines[0][1].strip() in ("[", "{")):
         try:
             whole = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{file}: not valid JSON: {error}") from None
         if isinstance(whole, dict) and isinstance(whole.get("data"), list):
             yield from _squad_rows(file, whole["data"])
@@ -181,7 +181,7 @@ def _json_rows(file: Path, text: str) -> Iterator[Row]:
         place = f"{file}, line {number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{place}: not valid JSON: {error}") from None
         yield _object_row(place, value)
 
