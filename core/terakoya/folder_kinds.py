@@ -7,6 +7,7 @@ Transformers model, a tokenizer.
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -148,7 +149,7 @@ def nearest_paths(path: Path) -> list[str]:
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
     """Returns the shortest tails of the paths that all differ."""
-    paths = [folder.resolve().parts for folder in folders]
+    paths = [Path(os.path.realpath(folder)).parts for folder in folders]  # not `resolve`: it raises for a loop of links
     for length in range(1, max(map(len, paths)) + 1):
         names = ["/".join(parts[-length:]) for parts in paths]
         if len(set(names)) == len(names):
