@@ -7,7 +7,6 @@ found in the parts, in the order of the corpus. So the plan depends only on the 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
 import shutil
@@ -27,6 +26,7 @@ from terakoya.errors import UserError
 from terakoya.log import translated
 from terakoya.process_pool import workers
 from terakoya_cleaning.cleaning import PLAN, Cleaning
+from terakoya_cleaning.notes import ArraysOnDisk, save_array
 from terakoya_cleaning.reading import NamedStep
 from terakoya_cleaning.steps import HoldOut
 
@@ -73,7 +73,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     Logs how many documents each step drops, with three examples, and `name` where there are several corpora; of a plan
     on disk one line. Returns the counts. The next call continues an interrupted one. Memory: a block of text in each
     process; about 250 MB at most for exact duplicates; for near duplicates see `find_near_duplicates`. Disk while it
-    works: 100 bytes for each document, and with near duplicates 4 more for each permutation.
+    works: 100 bytes for each document, and with near duplicates 512 more at the default settings.
 
     Raises UserError when a process dies, a file is damaged, or a file is changed while it is read.
     """
@@ -151,13 +151,8 @@ def _write_json(file: Path, value: object) -> None:
 # --------------------------------------------------------------------------------------------------- one document
 
 
-def _record_type(cleaning: Cleaning) -> np.dtype:
-    """The record of one document in a part; `place` is its `Cleaning.document_number`."""
-    fields: list[tuple] = [
-        ("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("excerpt", f"S{_EXCERPT_BYTES}")
-    ]  # fmt: skip
-    notes = ((f"note {number}", each.step.note_type) for number, each in enumerate(cleaning.steps))
-    return np.dtype([*fields, *(note for note in notes if note[1] is not None)])
+_RECORD = np.dtype([("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("excerpt", f"S{_EXCERPT_BYTES}")])
+"""The record of one document in a part; `place` is its `Cleaning.document_number`."""
 
 
 class _PartWriter:
@@ -165,36 +160,41 @@ class _PartWriter:
 
     def __init__(self, corpus: Corpus, cleaning: Cleaning, parts: Path) -> None:
         self._corpus, self._cleaning, self._parts = corpus, cleaning, parts
-        self._type = _record_type(cleaning)
+        types = {number: each.step.note_type for number, each in enumerate(cleaning.steps)}
+        self._note_types = {number: kind for number, kind in types.items() if kind is not None}
 
     def write_part(self, number: int, block: Block) -> None:
-        """Writes part `number`: a record of each document of `block`."""
+        """Writes part `number`: a record of each document of `block`, after the notes of the steps."""
         documents = [item for item in self._corpus.read(block) if isinstance(item, Document)]
-        records = np.zeros(len(documents), self._type)
-        for record, document in zip(records, documents, strict=True):
+        records = np.zeros(len(documents), _RECORD)
+        notes = {step: np.zeros(len(documents), kind) for step, kind in self._note_types.items()}
+        for row, (record, document) in enumerate(zip(records, documents, strict=True)):
             record["place"] = self._cleaning.document_number(document.file, document.line)
             record["verdict"] = KEPT
             record["excerpt"] = document.text[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
-            self._fill_record(record, document.text)
-        content = io.BytesIO()
-        np.save(content, records)
-        with write_atomically(_part(self._parts, number)) as stream:
-            stream.write(content.getvalue())
+            self._fill_record(record, {step: array[row : row + 1] for step, array in notes.items()}, document.text)
+        for step, array in notes.items():
+            save_array(_part(self._parts, number).with_suffix(_note_suffix(step)), array)
+        save_array(_part(self._parts, number), records)
 
-    def _fill_record(self, record: np.void, text: str) -> None:
+    def _fill_record(self, record: np.void, notes: Mapping[int, np.ndarray], text: str) -> None:
         for number, step in enumerate(each.step for each in self._cleaning.steps):
             text = step.change(text)
             if not step.keeps(text):
                 record["verdict"] = number
                 return
             if step.note_type is not None:
-                record[f"note {number}"] = step.note(text)
+                notes[number][0] = step.note(text)
             elif isinstance(step, HoldOut):
                 record["held"] = step.holds_out(text)
 
 
 def _part(parts: Path, number: int) -> Path:
     return parts / f"{number:06d}.npy"
+
+
+def _note_suffix(step: int) -> str:
+    return f".note{step}"
 
 
 def _write_parts(corpus: Corpus, cleaning: Cleaning, parts: Path, block_bytes: int, processes: int) -> None:
@@ -235,12 +235,12 @@ def _write_part_in_worker(number: int, block: Block) -> None:
 
 def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     """Finds duplicates and writes the plan: sorted numbers of dropped and held-out documents, counts and examples."""
-    tables = [np.load(file, mmap_mode="r") for file in sorted(parts.glob("*.npy"))]
+    tables = ArraysOnDisk(parts, ".npy")
     total = sum(map(len, tables))
-    verdicts = np.concatenate([np.zeros(0, "u1"), *(table["verdict"] for table in tables)])
+    verdicts = np.concatenate([np.zeros(0, "u1"), *(table["verdict"].copy() for table in tables)])
     for number, each in enumerate(cleaning.steps):
         if each.step.note_type is not None:
-            dropped_now = each.step.drop([table[f"note {number}"] for table in tables], verdicts > number)
+            dropped_now = each.step.drop(ArraysOnDisk(parts, _note_suffix(number)), verdicts > number)
             verdicts[dropped_now] = number
     names = _step_names(cleaning)
     dropped: Counter[int] = Counter()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from terakoya.components import CleaningStep
-from terakoya.errors import UserError
-from terakoya_cleaning import deduplication
+from terakoya_cleaning import deduplication, near_duplicates, sketches
+from terakoya_cleaning.notes import ArraysOnDisk
 from terakoya_cleaning.sentences import split_sentences
 
 _CHARACTERS = {
@@ -105,34 +105,37 @@ class ExactDuplicates(CleaningStep):
 
 
 class NearDuplicates(CleaningStep):
-    """Keeps only the first of documents with similar sets of character n-grams, as estimated by MinHash."""
+    """Keeps only the first of documents with similar sets of character n-grams, as estimated by sketches."""
 
     threshold: float = Field(default=0.8, ge=0.2, le=0.95)
-    """The estimated Jaccard similarity from which two documents count as the same, from 0 to 1."""
-    permutations: int = Field(default=128, ge=16, le=1024)
-    """Number of hash functions of a signature: more give a better estimate, and need more memory and time."""
+    """The Jaccard similarity from which two documents count as the same, from 0 to 1. Of those that have just this one
+    97 % are found, and some that have a little less."""
+    permutations: int = Field(default=512, ge=64, le=4096, multiple_of=8)
+    """Number of values of a sketch: more give a better estimate, and need more time and room on disk."""
     characters: int = Field(default=5, ge=1)
     """The length of the n-grams. Unit: characters."""
 
+    @cached_property
+    def _layout(self) -> near_duplicates.Layout:
+        return near_duplicates.Layout.of(self.threshold, self.permutations)
+
     def versions(self) -> Mapping[str, str]:
         """Implements `CleaningStep.versions`."""
-        try:
-            return {"datasketch": importlib.metadata.version("datasketch")}
-        except importlib.metadata.PackageNotFoundError as error:
-            raise UserError('near_duplicates: needs datasketch: pip install "terakoya[data]"') from error
+        return {"sketches": str(sketches.VERSION)}
 
     @property
     def note_type(self) -> np.dtype:
-        """The MinHash of the text."""
-        return np.dtype(("<u4", (self.permutations,)))
+        """The sketch of the text."""
+        return np.dtype(("<u8", (self.permutations * self._layout.bits // 64,)))
 
     def note(self, text: str) -> np.ndarray:
         """Implements `CleaningStep.note`."""
-        return deduplication.minhash_signature(text, permutations=self.permutations, characters=self.characters)
+        return sketches.sketch_text(text, size=self.permutations, characters=self.characters, bits=self._layout.bits)
 
     def drop(self, notes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
         """Implements `CleaningStep.drop`."""
-        return deduplication.find_near_duplicates(notes, left, self.threshold)
+        progress = notes.progress if isinstance(notes, ArraysOnDisk) else None
+        return near_duplicates.find_near_duplicates(notes, left, self._layout, progress=progress)
 
 
 class HoldOut(CleaningStep):

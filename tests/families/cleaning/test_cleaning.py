@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.metadata
 import json
 import logging
 import os
@@ -356,19 +355,6 @@ def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeyp
             run(corpus, [{"type": "length", "min_characters": 2}])
     assert list((tmp_path / "clean" / ".cleaning").glob("*.npy"))
     assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["三三三"]
-
-
-def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = add_cleaning(
-        write(tmp_path, ["一", "二"]), parse_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
-    )
-
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(UserError, match=r'near_duplicates: needs datasketch: pip install "terakoya\[data\]"'):
-        make_plan(corpus)
 
 
 KILLED = """
