@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from terakoya import hookimpl
+from terakoya import Command, hookimpl
 
 if TYPE_CHECKING:
     from terakoya.components import CleaningStep
     from terakoya.corpus.cleaning import AddCleaning
+
+
+@hookimpl
+def register_commands() -> Mapping[str, Command]:
+    from terakoya_cleaning.commands import clean
+
+    example = "terakoya clean corpus/*.jsonl.gz --clean clean.json --out work/clean"
+    return {"clean": Command(clean.command, example, after="prepare")}
 
 
 @hookimpl

@@ -13,7 +13,7 @@ import shutil
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,8 +22,10 @@ import numpy as np
 from terakoya.atomic_files import lock_folder, write_atomically
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Block, Document
+from terakoya.corpus.files import Source
 from terakoya.errors import UserError
 from terakoya.log import translated
+from terakoya.preparation.sharding import Shard
 from terakoya.process_pool import workers
 from terakoya_cleaning.cleaning import PLAN, Cleaning
 from terakoya_cleaning.notes import ArraysOnDisk, save_array
@@ -77,31 +79,14 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
 
     Raises UserError when a process dies, a file is damaged, or a file is changed while it is read.
     """
-    cleaning = corpus.cleaning
-    assert isinstance(cleaning, Cleaning), "the corpus has no cleaning steps"
-    raw = replace(corpus, cleaning=None)
-    sizes_and_times = raw.sizes_and_times()
-    block_bytes = max(1 << 20, min(32 << 20, raw.total_bytes // 64))
-    facts = [raw.fingerprint, raw.field, raw.documents, raw.max_document_bytes, block_bytes]
-    facts += [raw.encoding] if raw.encoding is not None else []
-    settings = json.loads(cleaning.settings)
-    settings.pop("side")  # all sides share one plan
-    key = hashlib.sha256(json.dumps([facts, [str(file) for file in cleaning.files], settings]).encode()).hexdigest()
-    folder = cleaning.folder
+    work = _Work.on(corpus)
+    cleaning, folder, key = work.cleaning, work.cleaning.folder, work.key
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         is_new = not _has_key(folder / PLAN, key)
         if is_new:
             (folder / PLAN).unlink(missing_ok=True)
-            parts = folder / PARTS
-            if not _has_key(parts / "key.json", key):
-                shutil.rmtree(parts, ignore_errors=True)
-                parts.mkdir()
-                _write_json(parts / "key.json", {"key": key})
-            _write_parts(raw, cleaning, parts, block_bytes, processes)
-            if raw.sizes_and_times() != sizes_and_times:
-                shutil.rmtree(parts)
-                raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
+            parts = work.write_parts(corpus.sources, processes)
             _write_plan(cleaning, parts, key)
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
@@ -119,6 +104,74 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
         held_out = f"{plan['counts']['held out']:,}"
         logger.info("%s: %s documents held out%s", title, held_out, _indent(plan.get("held_out", ())))
     return dict(plan["counts"])
+
+
+def write_shard(corpus: Corpus, shard: Shard, *, processes: int = 1) -> None:
+    """Makes what `make_plan` needs to know of the files of one shard, and no plan yet.
+
+    The folders of all shards, copied into one, are an unfinished plan there, which `make_plan` continues. A file
+    belongs to the shard of its middle byte. Raises UserError as `make_plan`.
+    """
+    work = _Work.on(corpus)
+    folder = work.cleaning.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    files, at = [], 0
+    for file in corpus.sources:
+        size = file.stat().st_size
+        if (2 * at + size) * shard.count // (2 * corpus.total_bytes or 1) == shard.number - 1:
+            files.append(file)
+        at += size
+    with lock_folder(folder):
+        if not _has_key(folder / PLAN, work.key):
+            work.write_parts(files, processes)
+    logger.info("cleaning: %s of %s files are read, for %s", len(files), len(corpus.sources), folder)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A plan to be made.
+
+    Attributes:
+        raw: the corpus without the cleaning.
+        sizes_and_times: of its files, before the first was read.
+        key: a hash of all that the plan depends on.
+    """
+
+    raw: Corpus
+    cleaning: Cleaning
+    sizes_and_times: list[tuple[int, object]]
+    block_bytes: int
+    key: str
+
+    @classmethod
+    def on(cls, corpus: Corpus) -> _Work:
+        """Reads all files for their hash."""
+        cleaning = corpus.cleaning
+        assert isinstance(cleaning, Cleaning), "the corpus has no cleaning steps"
+        raw = replace(corpus, cleaning=None)
+        sizes_and_times = raw.sizes_and_times()
+        block_bytes = max(1 << 20, min(32 << 20, raw.total_bytes // 64))
+        facts = [raw.fingerprint, raw.field, raw.documents, raw.max_document_bytes, block_bytes]
+        facts += [raw.encoding] if raw.encoding is not None else []
+        settings = json.loads(cleaning.settings)
+        settings.pop("side")  # all sides share one plan
+        whole = [facts, [str(file) for file in cleaning.files], settings]
+        key = hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+        return cls(raw, cleaning, sizes_and_times, block_bytes, key)
+
+    def write_parts(self, files: Sequence[Source], processes: int) -> Path:
+        """Writes the parts of `files` that are missing. Returns their folder."""
+        parts = self.cleaning.folder / PARTS
+        if not _has_key(parts / "key.json", self.key):
+            shutil.rmtree(parts, ignore_errors=True)
+            parts.mkdir()
+            _write_json(parts / "key.json", {"key": self.key})
+        if files:
+            _write_parts(replace(self.raw, sources=tuple(files)), self.cleaning, parts, self.block_bytes, processes)
+        if self.raw.sizes_and_times() != self.sizes_and_times:
+            shutil.rmtree(parts)
+            raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
+        return parts
 
 
 def _summarise(counts: Mapping[str, int], folder: Path) -> str:
@@ -164,7 +217,8 @@ class _PartWriter:
         self._note_types = {number: kind for number, kind in types.items() if kind is not None}
 
     def write_part(self, number: int, block: Block) -> None:
-        """Writes part `number`: a record of each document of `block`, after the notes of the steps."""
+        """Writes part `number`, that of the first line of `block`: a record of each document, after the notes of the
+        steps."""
         documents = [item for item in self._corpus.read(block) if isinstance(item, Document)]
         records = np.zeros(len(documents), _RECORD)
         notes = {step: np.zeros(len(documents), kind) for step, kind in self._note_types.items()}
@@ -190,7 +244,7 @@ class _PartWriter:
 
 
 def _part(parts: Path, number: int) -> Path:
-    return parts / f"{number:06d}.npy"
+    return parts / f"{number:020d}.npy"
 
 
 def _note_suffix(step: int) -> str:
@@ -199,7 +253,9 @@ def _note_suffix(step: int) -> str:
 
 def _write_parts(corpus: Corpus, cleaning: Cleaning, parts: Path, block_bytes: int, processes: int) -> None:
     """Writes all missing parts."""
-    blocks = enumerate(corpus.blocks(block_bytes=block_bytes))
+    blocks = (
+        (cleaning.document_number(block.file, block.line), block) for block in corpus.blocks(block_bytes=block_bytes)
+    )
     missing = ((number, block) for number, block in blocks if not _part(parts, number).exists())
     if processes == 1:
         writer = _PartWriter(corpus, cleaning, parts)

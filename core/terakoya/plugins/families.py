@@ -42,6 +42,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "cleaning": Family(
+        verbs=("clean",),
         components=(
             "cleaning_steps characters",
             "cleaning_steps exact_duplicates",

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -23,9 +24,10 @@ from hypothesis import strategies as st
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.errors import UserError
 from terakoya.plugins import load
+from terakoya.preparation.sharding import Shard
 from terakoya_cleaning import deduplication
 from terakoya_cleaning import plan as cleaning_plan
-from terakoya_cleaning.plan import add_cleaning, make_plan
+from terakoya_cleaning.plan import add_cleaning, make_plan, write_shard
 from terakoya_cleaning.reading import apply_steps, parse_steps
 from terakoya_cleaning.sentences import split_sentences
 
@@ -355,6 +357,27 @@ def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeyp
             run(corpus, [{"type": "length", "min_characters": 2}])
     assert list((tmp_path / "clean" / ".cleaning").glob("*.npy"))
     assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["三三三"]
+
+
+def test_shards_of_a_plan_make_the_same_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, files, start = _mixture(), [], 0
+    for name, stop in (("c", 10), ("a", 11), ("d", 60), ("b", 150)):
+        files.append(tmp_path / f"{name}.jsonl")
+        files[-1].write_text("".join(json.dumps({"text": each}) + "\n" for each in texts[start:stop]))
+        start = stop
+    corpus, steps = Corpus(files), parse_steps(ALL, source="clean")
+    make_plan(add_cleaning(corpus, steps, tmp_path / "whole"))
+    read = set()
+    for number in (1, 2, 3):
+        piece = tmp_path / f"shard{number}"
+        write_shard(add_cleaning(corpus, steps, piece), Shard(number, 3))
+        names = {file.name for file in (piece / ".cleaning").glob("*.npy")}
+        assert not names & read
+        read |= names
+        shutil.copytree(piece, tmp_path / "joined", dirs_exist_ok=True)
+    monkeypatch.setattr(cleaning_plan._PartWriter, "write_part", lambda *_: pytest.fail("a document is read again"))
+    make_plan(add_cleaning(corpus, steps, tmp_path / "joined"))
+    assert _files(tmp_path / "joined") == _files(tmp_path / "whole")
 
 
 KILLED = """

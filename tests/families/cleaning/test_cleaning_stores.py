@@ -155,6 +155,19 @@ def test_a_shard_of_a_cleaned_corpus(folder: Path, forks: None) -> None:
     assert "--shard: expected a number from 1 to 2, got 3" in refused.stderr
 
 
+def test_a_store_continues_the_plan_of_a_shard(folder: Path) -> None:
+    (folder / "b.jsonl").write_text((folder / "a.jsonl").read_text())
+    read = [folder / "a.jsonl", folder / "b.jsonl", "--clean", folder / "clean.json", "--processes", 1]
+    made = terakoya(folder, "clean", *read, "--out", folder / "shared", "--shard", "1/2")
+    assert made.returncode == 0 and "1 of 2 files are read" in made.stdout + made.stderr
+    (part,) = (folder / "shared" / ".cleaning").glob("*.npy")
+    part.write_bytes(part.read_bytes().replace(b"word1 ", b"taken "))  # an excerpt: of this part, not of one made again
+    tokenizer = ["--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
+    options = [*tokenizer, "--clean-folder", folder / "shared", "--out", folder / "out"]
+    prepared = terakoya(folder, "prepare", *read, *options)
+    assert prepared.returncode == 0 and "taken and more" in prepared.stdout + prepared.stderr
+
+
 # ---------------------------------------------------------------------------------------------------- the pipeline
 
 
