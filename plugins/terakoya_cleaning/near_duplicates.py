@@ -18,7 +18,7 @@ from terakoya_cleaning.sketches import mix
 
 _BANDS_AT_ONCE = 5  # 40 bytes of memory for each document
 _KEYS_AT_ONCE = 1 << 20
-_PAIRS_AT_ONCE = 1 << 16
+_PAIRS_AT_ONCE = 1 << 14
 _MOST_COMPARED = 64  # in a band: a group of more that are alike in it alone would take the square of its size
 _MISSED = 0.005
 _DEVIATIONS = 2
@@ -139,9 +139,11 @@ def _drop_similar(
 def _read_sketches(sketches: Sequence[np.ndarray], ends: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Returns the sketches of the documents of `pairs`, (P, 2), as (2, P, bands); each part is read once."""
     documents, places = np.unique(pairs.T, return_inverse=True)
-    found = []
+    found = np.empty((len(documents), sketches[0].shape[1]), np.uint64)
+    start = 0
     for number, some in enumerate(np.split(documents, np.searchsorted(documents, ends[:-1]))):
         if len(some):
             part = sketches[number]
-            found.append(part[some - (int(ends[number]) - len(part))])
-    return np.concatenate(found)[places.reshape(2, -1)]
+            found[start : start + len(some)] = part[some - (int(ends[number]) - len(part))]
+            start += len(some)
+    return found[places.reshape(2, -1)]

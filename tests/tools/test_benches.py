@@ -281,3 +281,22 @@ def test_steps_do_not_wait_for_a_store_far_away(tmp_path: Path, monkeypatch: pyt
     assert isinstance(opened, cached_store.RemoteStore) and opened.budget_bytes is not None
     share, _ = bench.waits(opened, steps=10, step_seconds=0.3, rows=12)
     assert bench.FarFileSystem.requests > 10 * 8 and share <= 0.03
+
+
+def test_near_duplicates_are_counted_beside_datatrove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("datatrove", reason="datatrove is not installed")
+    from datatrove.pipeline.dedup import minhash
+
+    monkeypatch.setattr(minhash, "load_word_tokenizer", None)  # the bench sets another one
+    bench = load_tool("bench/near_duplicates")
+    missed = bench.compare(tmp_path, 1000, 1)
+    assert not set(missed) - {"missed: 2 x datatrove"}  # only a quiet machine says how fast they are
+    ours, datatrove, times = capsys.readouterr().out.splitlines()
+    assert "0.5: 0.00 % of" in ours and all("0.9: 100.00 % of" in line for line in (ours, datatrove))
+    assert re.fullmatch(r"1,000 documents: .* s, datatrove .* s of CPU time: .* x", times)
+    monkeypatch.setattr(bench, "PART", 50)
+    (tmp_path / "sketches").mkdir()
+    bench.write_sketches(tmp_path / "sketches", 200)
+    assert bench.measure_join(tmp_path / "sketches")["dropped"] == 15
