@@ -115,6 +115,16 @@ def test_what_is_dropped_is_what_a_comparison_of_all_pairs_drops(monkeypatch: py
     assert not len(find_near_duplicates([], np.zeros(0, bool), layout))
 
 
+def test_a_document_is_compared_with_each_of_its_group_that_stays() -> None:
+    """The third shares one band with both, and more values with the second alone."""
+    sketches = np.random.default_rng(0).integers(0, 1 << 62, (2, 64), np.uint64)
+    sketches[1, 3] = sketches[0, 3]
+    third = sketches[1] ^ np.where(np.arange(64) == 3, np.uint64(0), np.uint64(255))
+    parts = [sketches, third[None]]
+    assert find_near_duplicates(parts, np.ones(3, bool), Layout.of(0.8, SIZE)).tolist() == [2]
+    assert not len(find_near_duplicates(parts, np.array([True, False, True]), Layout.of(0.8, SIZE)))
+
+
 def test_an_interrupted_comparison_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.of(0.8, SIZE)
     parts, left, _ = corpus(3)
