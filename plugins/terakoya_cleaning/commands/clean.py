@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import reading
 from terakoya.preparation.options import Documents, PrepareOptions
 
@@ -16,7 +17,7 @@ from terakoya.preparation.options import Documents, PrepareOptions
 class Options:
     """The options of `clean`."""
 
-    corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `prepare`.")]
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `terakoya prepare`.")]
     clean: Annotated[Path, typer.Option(metavar="<path>", help="A list of cleaning steps, as JSON or YAML.")]
     out: Annotated[
         Path, typer.Option(help="The folder for the decisions, which other commands take as --clean-folder.")
@@ -50,5 +51,9 @@ def command(options: Options) -> None:
     processes = options.processes or available_cores()
     if shard is None:
         make_plan(corpus, processes=processes)
+        made = ("--type", "mecab_wordpiece", "--out", options.out.with_name("tokenizer"))
+        folder = ("--clean", options.clean, "--clean-folder", options.out)
+        next_command.show("tokenizer", "train", *options.corpus, *folder, *made)
     else:
         write_shard(corpus, shard, processes=processes)
+        next_command.show("clean", *options.corpus, "--clean", options.clean, "--out", options.out)

@@ -160,6 +160,8 @@ def test_a_store_continues_the_plan_of_a_shard(folder: Path) -> None:
     read = [folder / "a.jsonl", folder / "b.jsonl", "--clean", folder / "clean.json", "--processes", 1]
     made = terakoya(folder, "clean", *read, "--out", folder / "shared", "--shard", "1/2")
     assert made.returncode == 0 and "1 of 2 files are read" in made.stdout + made.stderr
+    following = made.stderr.partition("next: ")[2]
+    assert " clean " in following and "--shard" not in following
     (part,) = (folder / "shared" / ".cleaning").glob("*.npy")
     part.write_bytes(part.read_bytes().replace(b"word1 ", b"taken "))  # an excerpt: of this part, not of one made again
     tokenizer = ["--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
