@@ -61,6 +61,10 @@ class Length(CleaningStep):
         """Implements `CleaningStep.keeps`."""
         return self.min_characters <= len(text) and (self.max_characters is None or len(text) <= self.max_characters)
 
+    def why(self, text: str) -> str:
+        """Implements `CleaningStep.why`."""
+        return f"{len(text):,} characters"
+
 
 class Characters(CleaningStep):
     """Drops documents by the share of one kind of character among the characters that are not white space."""
@@ -82,9 +86,16 @@ class Characters(CleaningStep):
 
     def keeps(self, text: str) -> bool:
         """Implements `CleaningStep.keeps`."""
-        matching = len(text) - len(_CHARACTERS[self.of].sub("", text))
-        total = len("".join(text.split()))
+        matching, total = self._count(text)
         return self.min_share * total <= matching <= self.max_share * total
+
+    def why(self, text: str) -> str:
+        """Implements `CleaningStep.why`."""
+        matching, total = self._count(text)
+        return f"{matching:,} of {total:,} characters"
+
+    def _count(self, text: str) -> tuple[int, int]:
+        return len(text) - len(_CHARACTERS[self.of].sub("", text)), len("".join(text.split()))
 
 
 class ExactDuplicates(CleaningStep):
