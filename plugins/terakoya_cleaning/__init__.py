@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from terakoya import hookimpl
@@ -10,6 +10,14 @@ from terakoya import hookimpl
 if TYPE_CHECKING:
     from terakoya.components import CleaningStep
     from terakoya.corpus.cleaning import AddCleaning
+
+
+@hookimpl
+def register_options() -> Mapping[str, Callable[..., None]]:
+    """Adds `--rejects` to the verbs that take `--clean`."""
+    from terakoya_cleaning.commands.rejects import list_rejects
+
+    return dict.fromkeys(("prepare", "tokenizer train", "tokenizer count"), list_rejects)
 
 
 @hookimpl

@@ -22,12 +22,13 @@ import numpy as np
 
 from terakoya.atomic_files import lock_folder, write_atomically
 from terakoya.corpus.corpus import Corpus
-from terakoya.corpus.documents import Block, Document
+from terakoya.corpus.documents import Block, Document, Reject
 from terakoya.errors import UserError
 from terakoya.log import translated
 from terakoya.process_pool import workers
 from terakoya_cleaning.cleaning import PLAN, Cleaning
 from terakoya_cleaning.reading import NamedStep
+from terakoya_cleaning.rejects import REJECTS, dump_reasons, list_part, write_list
 from terakoya_cleaning.steps import HoldOut
 
 logger = logging.getLogger("terakoya")
@@ -71,7 +72,8 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     """Decides which documents of `corpus` (from `add_cleaning`) stay, unless the plan is on disk already.
 
     Logs how many documents each step drops, with three examples, and `name` where there are several corpora; of a plan
-    on disk one line. Returns the counts. The next call continues an interrupted one. Memory: a block of text in each
+    on disk one line. Beside the plan lies a list of all that is dropped; see `terakoya_cleaning.rejects`. Returns the
+    counts. The next call continues an interrupted one. Memory: a block of text in each
     process; about 250 MB at most for exact duplicates; for near duplicates see `find_near_duplicates`. Disk while it
     works: 100 bytes for each document, and with near duplicates 4 more for each permutation.
 
@@ -90,7 +92,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     folder = cleaning.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        is_new = not _has_key(folder / PLAN, key)
+        is_new = not (_has_key(folder / PLAN, key) and (folder / REJECTS).exists())
         if is_new:
             (folder / PLAN).unlink(missing_ok=True)
             parts = folder / PARTS
@@ -106,6 +108,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
         cleaning.remember_plan(key)
+        write_list(raw, folder)
     title = f"{translated('cleaning')} {name}".strip()
     if not is_new:
         logger.info("%s: %s", title, _summarise(plan["counts"], folder))
@@ -118,6 +121,8 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     if "held out" in plan["counts"]:
         held_out = f"{plan['counts']['held out']:,}"
         logger.info("%s: %s documents held out%s", title, held_out, _indent(plan.get("held_out", ())))
+    if any(count for name, count in plan["counts"].items() if name.startswith("dropped by ")):
+        logger.info("%s: each dropped document is listed in %s: step, reason, file, line", title, folder / REJECTS)
     return dict(plan["counts"])
 
 
@@ -154,7 +159,7 @@ def _write_json(file: Path, value: object) -> None:
 def _record_type(cleaning: Cleaning) -> np.dtype:
     """The record of one document in a part; `place` is its `Cleaning.document_number`."""
     fields: list[tuple] = [
-        ("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("excerpt", f"S{_EXCERPT_BYTES}")
+        ("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("characters", "<u4"), ("excerpt", f"S{_EXCERPT_BYTES}")
     ]  # fmt: skip
     notes = ((f"note {number}", each.step.note_type) for number, each in enumerate(cleaning.steps))
     return np.dtype([*fields, *(note for note in notes if note[1] is not None)])
@@ -168,33 +173,47 @@ class _PartWriter:
         self._type = _record_type(cleaning)
 
     def write_part(self, number: int, block: Block) -> None:
-        """Writes part `number`: a record of each document of `block`."""
-        documents = [item for item in self._corpus.read(block) if isinstance(item, Document)]
+        """Writes part `number`: a record of each document of `block`, and what `dump_reasons` returns."""
+        items = list(self._corpus.read(block))
+        documents = [item for item in items if isinstance(item, Document)]
+        reasons: list[tuple[int, str]] = []
         records = np.zeros(len(documents), self._type)
         for record, document in zip(records, documents, strict=True):
             record["place"] = self._cleaning.document_number(document.file, document.line)
             record["verdict"] = KEPT
+            record["characters"] = len(document.text)
             record["excerpt"] = document.text[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
-            self._fill_record(record, document.text)
+            if (why := self._fill_record(record, document.text)) is not None:
+                reasons.append((document.line, why))
+        with write_atomically(_reasons(self._parts, number)) as stream:
+            rejects = [item for item in items if isinstance(item, Reject)]
+            stream.write(dump_reasons(block.file, rejects, reasons))
         content = io.BytesIO()
         np.save(content, records)
         with write_atomically(_part(self._parts, number)) as stream:
             stream.write(content.getvalue())
 
-    def _fill_record(self, record: np.void, text: str) -> None:
+    def _fill_record(self, record: np.void, text: str) -> str | None:
+        """Fills `record`. Returns why a step drops the document, None if none does so far."""
         for number, step in enumerate(each.step for each in self._cleaning.steps):
             text = step.change(text)
             if not step.keeps(text):
                 record["verdict"] = number
-                return
+                return step.why(text)
             if step.note_type is not None:
                 record[f"note {number}"] = step.note(text)
             elif isinstance(step, HoldOut):
                 record["held"] = step.holds_out(text)
+        return None
 
 
 def _part(parts: Path, number: int) -> Path:
     return parts / f"{number:06d}.npy"
+
+
+def _reasons(parts: Path, number: int) -> Path:
+    """Returns the file beside part `number`, which is written first."""
+    return parts / f"{number:06d}.json"
 
 
 def _write_parts(corpus: Corpus, cleaning: Cleaning, parts: Path, block_bytes: int, processes: int) -> None:
@@ -250,11 +269,13 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     with (
         write_atomically(cleaning.folder / "dropped.u8") as dropped_file,
         write_atomically(cleaning.folder / "held_out.u8") as held_out_file,
+        write_atomically(cleaning.folder / REJECTS) as rejects_file,
     ):
-        for table in tables:
+        for part, table in enumerate(tables):
             verdict = verdicts[start : start + len(table)]
             start += len(table)
             dropped_file.write(np.ascontiguousarray(table["place"][verdict != KEPT]))
+            rejects_file.write(list_part(names, table, verdict, _reasons(parts, part).read_bytes()))
             rows = np.flatnonzero((verdict == KEPT) & table["held"])
             held_out_file.write(np.ascontiguousarray(table["place"][rows]))
             held_out += len(rows)

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from terakoya.components import CleaningStep
 from terakoya.errors import UserError
+from terakoya.log import plural
 from terakoya_cleaning import deduplication
 from terakoya_cleaning.sentences import split_sentences
 
@@ -63,7 +64,7 @@ class Length(CleaningStep):
 
     def why(self, text: str) -> str:
         """Implements `CleaningStep.why`."""
-        return f"{len(text):,} characters"
+        return f"{len(text):,} character{plural(len(text))}"
 
 
 class Characters(CleaningStep):

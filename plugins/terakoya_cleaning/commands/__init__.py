@@ -1,0 +1,1 @@
+"""The options that cleaning adds to verbs."""
