@@ -67,6 +67,7 @@ FAMILIES: dict[str, Family] = {
         needs=("launch", "parallel"),
     ),
     "compare": Family(verbs=("compare",)),
+    "corpus": Family(verbs=("corpus report",)),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),
