@@ -37,9 +37,10 @@ _asked: ContextVar[tuple[Path, bool] | None] = ContextVar("rejects", default=Non
 def check_list(file: Path) -> None:
     """Raises UserError unless `file` can be the list."""
     check_local(file, "a file")
-    if file.suffix != ".jsonl" or file.is_dir():
-        found = "a folder" if file.is_dir() else "another name"
-        raise UserError(f"--rejects {file}: expected the name of a file that ends in .jsonl, got {found}")
+    if file.is_dir():
+        raise UserError(f"--rejects {file}: expected a file, got a folder; give --rejects {file / REJECTS}")
+    if file.suffix != ".jsonl":
+        raise UserError(f"--rejects {file}: expected a name that ends in .jsonl, as the list is one of JSON lines")
     check_writable(file.parent)
 
 

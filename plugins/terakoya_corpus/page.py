@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from terakoya.log import plural, translated
+from terakoya.log import translated
 
 SHOWN_FILES = 40
 COLOURS = 6
@@ -29,7 +29,7 @@ def render_page(report: Mapping[str, Any], *, language: str = "en") -> str:
     title = f"{translated('What is in the corpus')}: {names[0]}" + (f" + {len(names) - 1}" if len(names) > 1 else "")
     css = (files(__package__) / "page.css").read_text(encoding="utf-8")
     sections = [
-        _problems(report),
+        _unread(report),
         _tiles(report),
         _scripts(report),
         _lengths(report["lengths"]),
@@ -57,7 +57,7 @@ def render_page(report: Mapping[str, Any], *, language: str = "en") -> str:
 # --------------------------------------------------------------------------------------------------------- sections
 
 
-def _problems(report: Mapping[str, Any]) -> str:
+def _unread(report: Mapping[str, Any]) -> str:
     problems = [f"<li>{escape(each['problem'])}</li>" for each in report["files"] if each["problem"]]
     if not problems:
         return ""
@@ -71,7 +71,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
         (_short(report["characters"]), "characters"),
         (f"{len(report['files']):,}", "files"),
         (f"{report['disk_bytes'] / 1e6:,.1f} MB", "on disk"),
-        (f"{quantiles['0.5']:,}", "characters in half of the documents or fewer"),
+        (f"{quantiles['0.5']:,}", "characters in the median document"),
         (_share(report["duplicates"]["share"]), "exact duplicates"),
     ]
     if (cleaning := report["cleaning"]) is not None:
@@ -83,7 +83,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
 
 
 def _scripts(report: Mapping[str, Any]) -> str:
-    text = say("The script of most letters of a document; with kana among its kanji it is Japanese.")
+    text = say("The script of most letters of a document, where a kana, kanji or hangul counts as three; kanji with kana are Japanese.")
     parts = [_heading("Scripts"), f"<p>{text}</p>", _ribbon(report["scripts"], report["documents"])]
     if report["languages"]:
         parts += [f"<h3>{say('Languages of the sample')}</h3>"]
@@ -281,7 +281,7 @@ def _rejects(report: Mapping[str, Any]) -> str:
     if not report["rejected"]:
         return ""
     total = sum(report["rejected"].values())
-    text = say(f"{total:,} line{plural(total)} or row{plural(total)} cannot be read as a document; some of each kind:")
+    text = say(f"Of the lines and rows {total:,} cannot be read as a document; some of each kind:")
     parts = [_heading("No documents"), f"<p>{text}</p>"]
     for reason, count in report["rejected"].items():
         examples = [{**each, "reason": ""} for each in report["rejects"] if each["reason"] == reason]

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.corpus.corpus import Corpus
+from terakoya.errors import UserError
+from terakoya.plugins import registry
+from terakoya.plugins.cleaning import read_cleaning
 from terakoya_corpus.counting import quantile
 from terakoya_corpus.masking import excerpt, find_mask, personal_data_step
 from terakoya_corpus.survey import LENGTHS, LINE_CHARACTERS, SAMPLE_CHARACTERS, Survey, survey_corpus
@@ -16,8 +19,8 @@ from terakoya_corpus.trial import Trial, try_steps
 SHOWN = 20
 """The most sites, lines and repeated texts that a report has."""
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-PERSONAL_CHARACTERS = 200_000
-"""The characters of a document that are searched for personal data."""
+PERSONAL_CHARACTERS, LANGUAGE_CHARACTERS = 200_000, 2_000
+"""The characters of a document that are searched for personal data, and that tell its language."""
 
 
 def report_corpus(
@@ -37,8 +40,6 @@ def report_corpus(
     """
     steps: Sequence[Any] = ()
     if clean is not None:
-        from terakoya.plugins.cleaning import read_cleaning
-
         read_cleaning(clean)  # says which family is missing
         from terakoya_cleaning.reading import load_steps
 
@@ -131,20 +132,20 @@ def _personal_data(survey: Survey, sampled: int) -> dict[str, Any] | None:
 
 
 def _languages(survey: Survey) -> dict[str, int] | None:
-    """Returns how many documents of the sample are in which language, by the step `language` where a plugin has one that
-    tells; None where there is none."""
-    from terakoya.plugins import registry
-
+    """Returns how many documents of the sample are in which language, by the cleaning step `language`: with no language
+    to stay it says of each text what it is. None where no plugin has the step, or its library is missing."""
     found = registry()
     if "language" not in found.names("cleaning_steps"):
         return None
-    detect = getattr(found.component("cleaning_steps", "language"), "detect", None)
-    if detect is None:
+    try:
+        step = found.component("cleaning_steps", "language")(languages=("none",))
+        step.versions()
+    except (UserError, ValueError):
         return None
     languages: Counter[str] = Counter()
     for _, count, each in survey.texts.sample():
-        languages[str(detect(each.text[:2000]))] += count
-    return dict(languages.most_common())
+        languages[step.why(each.text[:LANGUAGE_CHARACTERS])] += count
+    return dict(languages.most_common()) if any(languages) else None
 
 
 def _describe_trial(trial: Trial) -> dict[str, Any]:

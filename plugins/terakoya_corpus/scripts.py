@@ -42,6 +42,8 @@ _ALPHABETS = {
     "arabic": "Arabic", "devanagari": "Devanagari", "thai": "Thai", "other": "other scripts",
 }  # fmt: skip
 SCRIPTS = (JAPANESE, HAN, *_ALPHABETS.values(), NO_LETTERS)
+LETTERS = 3
+"""As many letters of an alphabet as one kana, kanji or hangul counts."""
 KANA_SHARE = 0.05
 """The share of kana among kana and kanji from which a text is Japanese."""
 
@@ -71,7 +73,7 @@ def find_scripts(texts: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
     of = {name: counts[:, number] for name, number in _OF.items()}
     han = of["han"] + of["recoded"]
     cjk = han + of["kana"]
-    letters = np.stack([cjk, *(of[name] for name in _ALPHABETS)], axis=1)
+    letters = np.stack([LETTERS * cjk, *((LETTERS if name == "hangul" else 1) * of[name] for name in _ALPHABETS)], axis=1)
     script = np.argmax(letters, axis=1) + 1
     script[(script == 1) & (of["kana"] >= KANA_SHARE * cjk)] = 0
     script[letters.sum(axis=1) == 0] = len(SCRIPTS) - 1

@@ -94,6 +94,7 @@ def try_steps(steps: Sequence[Any], texts: DistinctTexts, mask: Mask) -> Trial:
 def _examples(
     rows: Sequence[tuple[int, int, Sampled]], chosen: np.ndarray, mask: Mask, reasons: dict[int, str]
 ) -> list[tuple[str, int, str, str]]:
-    found = sorted((rows[row][0], row) for row in np.flatnonzero(chosen).tolist())[:EXAMPLES]
+    of = {rows[row][0]: row for row in np.flatnonzero(chosen).tolist()}
+    found = sorted(of.items())[:EXAMPLES]
     places = [(*rows[row][2].place, row) for _, row in found]
     return [(file, line, reasons.get(row, ""), excerpt(rows[row][2].text, mask)) for file, line, row in places]

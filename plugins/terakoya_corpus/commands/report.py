@@ -132,7 +132,7 @@ def summarise(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rejected", ", ".join(f"{translated(name)} {count:,}" for name, count in report["rejected"].items())
     if (cleaning := report["cleaning"]) is not None:
         for step in cleaning["steps"]:
-            yield "a step drops", f"{step['name']} {_share(step['share'])}"
+            yield "dropped by", f"{step['name']} {_share(step['share'])}"
         if cleaning["held_out"]:
             yield "held out", _share(cleaning["held_out"] / max(1, cleaning["documents"]))
         yield "kept", _share(cleaning["kept_share"])

@@ -114,7 +114,7 @@ def test_a_list_of_what_is_dropped_is_written_where_it_is_asked_for(folder: Path
         (["--rejects", listed], "--rejects: expected --clean as well"),
         ([*clean, "--rejects-text"], "--rejects-text: expected --rejects FILE as well"),
         ([*clean, "--rejects", "s3://bucket/x.jsonl"], "expected a file, got an address"),
-        ([*clean, "--rejects", folder / "x.txt"], "expected the name of a file that ends in .jsonl"),
+        ([*clean, "--rejects", folder / "x.txt"], "expected a name that ends in .jsonl"),
     ):
         refused = terakoya(folder, *common, *options)
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
