@@ -58,7 +58,7 @@ def render_page(report: Mapping[str, Any], *, language: str = "en") -> str:
 
 
 def _unread(report: Mapping[str, Any]) -> str:
-    problems = [f"<li>{escape(each['problem'])}</li>" for each in report["files"] if each["problem"]]
+    problems = [f"<li>{say(each['problem'])}</li>" for each in report["files"] if each["problem"]]
     if not problems:
         return ""
     return f'<section class="bad"><h2>{say("Not read to the end")}</h2><ul>{"".join(problems)}</ul></section>'

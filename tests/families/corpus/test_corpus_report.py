@@ -16,6 +16,8 @@ import pytest
 from terakoya.commands.main import main
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.plugins import load
+from terakoya.plugins.families import FAMILIES
 from terakoya_cleaning.plan import add_cleaning, make_plan
 from terakoya_cleaning.reading import parse_steps
 from terakoya_corpus.counting import DistinctTexts, FrequentKeys, Sampled, count_lengths, quantile
@@ -190,6 +192,44 @@ def test_the_page_is_whole_needs_nothing_and_shows_no_personal_data(
     assert "broken.jsonl.gz: expected a whole gzip file" in shown.err and "expected a whole gzip file" in page
     assert "next: terakoya tokenizer train" in shown.err
     assert "ホーム | &lt;b&gt;地図" in page and "<b>地" not in page
+
+
+STRANGE = """
+from terakoya import hookimpl
+from terakoya.components import CleaningStep
+
+class Telephones(CleaningStep):
+    def count(self, text):
+        return {"phone": text.count("090-")}
+
+    def show(self, excerpt):
+        return excerpt.replace("市場", "[PLACE]")
+
+class Language(CleaningStep):
+    languages: tuple[str, ...] = ("ja",)
+
+    def keeps(self, text):
+        return self.why(text) in self.languages
+
+    def why(self, text):
+        return "en" if text.isascii() else "ja"
+
+@hookimpl
+def register_cleaning_steps():
+    return {"personal_data": Telephones, "language": Language}
+"""
+
+
+def test_personal_data_and_languages_are_counted_by_the_steps_that_plugins_have(
+    folder: Path, tmp_path: Path, fresh_plugins: None
+) -> None:
+    (tmp_path / "strange.py").write_text(STRANGE)
+    load([str(tmp_path / "strange.py")], without=[each for each in ("screening", "filters") if each in FAMILIES])
+    report = report_corpus(Corpus([folder]), STEPS)
+    assert report["personal_data"] == {"phone": {"documents": 5, "share": 5 / 73, "found": 5}}
+    assert report["languages"] == {"ja": 71, "en": 2}
+    page = render_page(report)
+    assert "[PLACE]" in page and "市場" not in page
 
 
 @pytest.mark.parametrize(
