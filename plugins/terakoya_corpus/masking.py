@@ -30,7 +30,11 @@ def find_mask() -> Mask:
 def personal_data_step() -> object | None:
     """Returns the cleaning step `personal_data` with its default settings, None where no plugin has one."""
     found = registry()
-    return found.component("cleaning_steps", "personal_data")() if "personal_data" in found.names("cleaning_steps") else None
+    return (
+        found.component("cleaning_steps", "personal_data")()
+        if "personal_data" in found.names("cleaning_steps")
+        else None
+    )
 
 
 def excerpt(text: str, mask: Mask) -> str:

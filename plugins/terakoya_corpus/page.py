@@ -83,7 +83,10 @@ def _tiles(report: Mapping[str, Any]) -> str:
 
 
 def _scripts(report: Mapping[str, Any]) -> str:
-    text = say("The script of most letters of a document, where a kana, kanji or hangul counts as three; kanji with kana are Japanese.")
+    text = say(
+        "The script of most letters of a document, where a kana, kanji or hangul counts as three; kanji with kana are "
+        "Japanese."
+    )
     parts = [_heading("Scripts"), f"<p>{text}</p>", _ribbon(report["scripts"], report["documents"])]
     if report["languages"]:
         parts += [f"<h3>{say('Languages of the sample')}</h3>"]
@@ -120,7 +123,9 @@ def _lengths(lengths: Mapping[str, Any]) -> str:
         bars += f'<rect x="{x + 2:.1f}" y="{y:.1f}" width="{width - 4:.1f}" height="{height:.1f}" rx="3"/>'
         bars += f'<text x="{x + 2:.1f}" y="{_HEIGHT - 8}">{label}</text>'
         if counts[number]:
-            bars += f'<text x="{x + width / 2:.1f}" y="{y - 5:.1f}" text-anchor="middle">{_short(counts[number])}</text>'
+            bars += (
+                f'<text x="{x + width / 2:.1f}" y="{y - 5:.1f}" text-anchor="middle">{_short(counts[number])}</text>'
+            )
     quantiles = lengths["quantiles"]
     spoken = ", ".join(f"{float(share):.0%} ≤ {value:,}" for share, value in quantiles.items())
     foot = _HEIGHT - _FOOT
@@ -150,12 +155,16 @@ def _cleaning(report: Mapping[str, Any]) -> str:
         return _section([_heading("Cleaning"), f"<p>{text}</p>"])
     total = max(1, cleaning["documents"])
     parts = [_heading("Cleaning")]
-    text = f"Tried on {total:,} documents{_of_sample(report)}. Orange is what a step drops of all; open it for examples."
+    text = (
+        f"Tried on {total:,} documents{_of_sample(report)}. Orange is what a step drops of all; open it for examples."
+    )
     parts.append(f"<p>{say(text)}</p>")
     for step in cleaning["steps"]:
         note = " ≥" if step["compares"] and not report["sample"]["is_all"] else ""
         bar = _bar(step["share"], kind="drop")
-        summary = f'<span class="step"><span>{escape(step["name"])}</span>{bar}<b>{note} {_share(step["share"])}</b></span>'
+        summary = (
+            f'<span class="step"><span>{escape(step["name"])}</span>{bar}<b>{note} {_share(step["share"])}</b></span>'
+        )
         shown = _examples(step["examples"]) or f'<p class="quiet">{say("It drops none of these.")}</p>'
         parts.append(f"<details><summary>{summary}</summary>{shown}</details>")
     if any(step["compares"] for step in cleaning["steps"]) and not report["sample"]["is_all"]:
@@ -190,7 +199,13 @@ def _duplicates(duplicates: Mapping[str, Any]) -> str:
         )
     parts.append(
         _table(
-            [translated("site or file"), translated("documents"), translated("characters"), translated("duplicates"), ""],
+            [
+                translated("site or file"),
+                translated("documents"),
+                translated("characters"),
+                translated("duplicates"),
+                "",
+            ],
             rows,
             caption="By the site of a document's url, or else by its file",
             numbers=(1, 2, 3),
@@ -236,7 +251,9 @@ def _personal_data(report: Mapping[str, Any]) -> str:
     ]
     head = [translated(name) for name in ("kind", "found", "documents", "share")]
     nothing = f"<p>{say('None was found.')}</p>"
-    parts.append(_table([*head, ""], rows, caption="Documents with personal data", numbers=(1, 2, 3)) if rows else nothing)
+    parts.append(
+        _table([*head, ""], rows, caption="Documents with personal data", numbers=(1, 2, 3)) if rows else nothing
+    )
     return _section(parts)
 
 
@@ -285,9 +302,7 @@ def _rejects(report: Mapping[str, Any]) -> str:
     parts = [_heading("No documents"), f"<p>{text}</p>"]
     for reason, count in report["rejected"].items():
         examples = [{**each, "reason": ""} for each in report["rejects"] if each["reason"] == reason]
-        parts.append(
-            f"<details><summary>{say(reason)}: <b>{count:,}</b></summary>{_examples(examples)}</details>"
-        )
+        parts.append(f"<details><summary>{say(reason)}: <b>{count:,}</b></summary>{_examples(examples)}</details>")
     return _section(parts)
 
 
@@ -296,10 +311,11 @@ def _method(report: Mapping[str, Any]) -> str:
     size = f"{sample['documents']:,}"
     share = "100 %" if sample["is_all"] else _share(sample["share"])
     texts = [
-        "Every file was read whole: documents, characters, scripts, lengths, sites, lines and rejects are counts of all. "
-        "Of a document of more than 20,000 characters the script is that of its beginning; percentages of lengths are "
-        "right to 1 in 32.",
-        f"The sample has {size} documents, {share} of the distinct texts, chosen by a hash of each: the same each time.",
+        "Every file was read whole: documents, characters, scripts, lengths, sites, lines and rejects are counts of "
+        "all. Of a document of more than 20,000 characters the script is that of its beginning; percentages of lengths "
+        "are right to 1 in 32.",
+        f"The sample has {size} documents, {share} of the distinct texts, chosen by a hash of each: the same each "
+        "time.",
         "Mail addresses and numbers of six digits and more are masked in all that is quoted.",
     ]
     return _section([_heading("How this was measured"), *(f"<p>{say(each)}</p>" for each in texts)])
@@ -321,7 +337,9 @@ def _heading(text: str) -> str:
 
 
 def _bar(share: float, *, kind: str = "") -> str:
-    return f'<span class="track" aria-hidden="true"><i class="{kind}" style="width:{100 * min(1, share):.2f}%"></i></span>'
+    return (
+        f'<span class="track" aria-hidden="true"><i class="{kind}" style="width:{100 * min(1, share):.2f}%"></i></span>'
+    )
 
 
 def _number(text: str) -> str:
@@ -344,7 +362,8 @@ def _examples(found: Sequence[Example]) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numbers: Iterable[int] = ()) -> str:
     right = set(numbers)
     top = "".join(
-        f'<th scope="col"{" class=number" if number in right else ""}>{escape(name)}</th>' for number, name in enumerate(head)
+        f'<th scope="col"{" class=number" if number in right else ""}>{escape(name)}</th>'
+        for number, name in enumerate(head)
     )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (

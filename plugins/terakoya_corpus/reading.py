@@ -1,4 +1,4 @@
-"""The files of a corpus as the report reads them: each for itself, with its encoding, and with the site of a document."""
+"""The files of a corpus as the report reads them: each for itself, with its encoding and the sites of documents."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def read_block(corpus: Corpus, block: Block) -> tuple[list[Document], list[Rejec
 
 
 def encoding_of(file: Source, codec: str | None) -> str:
-    """Returns what the text of `file` is in, as the reader recognises it; `codec` is what the user says. Raises UserError
-    for a damaged file."""
+    """Returns the encoding of `file`, as the reader recognises it; `codec` is what the user says. Raises UserError for
+    a damaged file."""
     if format_of(file) == "parquet" or codec == "utf-8":
         return "UTF-8"
     with open_decompressed(file) as (stream, _):

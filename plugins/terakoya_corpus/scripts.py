@@ -47,7 +47,9 @@ LETTERS = 3
 KANA_SHARE = 0.05
 """The share of kana among kana and kanji from which a text is Japanese."""
 
-MARKUP = re.compile(r"</?(?:div|span|p|br|a|table|t[rdh]|[uo]l|li|script|style|img|h[1-6])\b[^<>]{0,300}>|&(?:nbsp|amp|lt|gt|quot|#\d{1,6});")
+MARKUP = re.compile(
+    r"</?(?:div|span|p|br|a|table|t[rdh]|[uo]l|li|script|style|img|h[1-6])\b[^<>]{0,300}>|&(?:nbsp|amp|lt|gt|quot|#\d{1,6});"
+)
 DAMAGE = ("replacement characters", "probably mojibake", "control characters", "remains of HTML")
 
 
@@ -73,7 +75,9 @@ def find_scripts(texts: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
     of = {name: counts[:, number] for name, number in _OF.items()}
     han = of["han"] + of["recoded"]
     cjk = han + of["kana"]
-    letters = np.stack([LETTERS * cjk, *((LETTERS if name == "hangul" else 1) * of[name] for name in _ALPHABETS)], axis=1)
+    letters = np.stack(
+        [LETTERS * cjk, *((LETTERS if name == "hangul" else 1) * of[name] for name in _ALPHABETS)], axis=1
+    )
     script = np.argmax(letters, axis=1) + 1
     script[(script == 1) & (of["kana"] >= KANA_SHARE * cjk)] = 0
     script[letters.sum(axis=1) == 0] = len(SCRIPTS) - 1

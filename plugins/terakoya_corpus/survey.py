@@ -1,14 +1,14 @@
 """One pass over a corpus: what is in each block, in any process, and all of it together, in the order of the corpus.
 
-Memory: a block of text in each process, and of the whole corpus only counts of bounded size; see `Survey`. The result is
-the same for any number of processes.
+Memory: a block of text in each process, and of the whole corpus only counts of bounded size; see `Survey`. The result
+is the same for any number of processes.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -177,8 +177,8 @@ def survey_corpus(
 ) -> Survey:
     """Reads `corpus`, which has no cleaning, once and returns what is in it.
 
-    A file that is damaged, or lacks its column, is described as far as it can be read. `progress` gets the bytes read on
-    disk and their total.
+    A file that is damaged, or lacks its column, is described as far as it can be read. `progress` gets the bytes read
+    on disk and their total.
 
     Raises UserError if no file can be read, if there is no document and no reject, and when a process dies.
     """
@@ -206,9 +206,8 @@ def survey_corpus(
                     add(first, of, future.result())
             for first, of, future in running:
                 add(first, of, future.result())
-    if problems := [each.problem for each in survey.files if each.problem]:
-        if len(problems) == len(survey.files) and not survey.documents:
-            raise UserError(problems[0])
+    if not survey.documents and all(each.problem for each in survey.files):
+        raise UserError(survey.files[0].problem)
     if not survey.documents and not survey.rejected:
         names = ", ".join(each.name for each in survey.files[:3]) + (", ..." if len(survey.files) > 3 else "")
         raise UserError(f"{names}: expected at least one document, got an empty corpus; give files that hold text")
@@ -223,9 +222,7 @@ def _blocks(corpus: Corpus, files: list[FileFacts]) -> Iterator[tuple[Corpus, Fi
     """Yields the blocks of each file; what is known of it is appended to `files`."""
     for single in split_files(corpus):
         (source,) = single.sources
-        file = FileFacts(
-            str(source), str(format_of(source)), compression_of(source) or "", source.stat().st_size
-        )
+        file = FileFacts(str(source), str(format_of(source)), compression_of(source) or "", source.stat().st_size)
         files.append(file)
         try:
             file.encoding = encoding_of(source, corpus.encoding)

@@ -85,7 +85,9 @@ def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
         return None
     counts = {name: count for name, count in options.items() if name.startswith("clean: ") and isinstance(count, int)}
     total = counts.pop("clean: documents", 0)
-    shares = [f"{count:,} {name.removeprefix('clean: ')} ({count / total:.2%})" for name, count in counts.items() if total]
+    shares = [
+        f"{count:,} {name.removeprefix('clean: ')} ({count / total:.2%})" for name, count in counts.items() if total
+    ]
     return f"cleaned with {steps}" + (f": {', '.join([f'{total:,} documents', *shares])}" if total else "")
 
 

@@ -17,7 +17,6 @@ from terakoya.errors import UserError
 from terakoya.plugins.verbs import LANGUAGE_VARIABLE
 from terakoya.preparation.options import Documents, PrepareOptions
 
-
 logger = logging.getLogger("terakoya")
 
 
@@ -35,9 +34,9 @@ class Options:
     documents: Annotated[Documents, PrepareOptions] = "blank"
     field: Annotated[str, PrepareOptions] = "text"
     encoding: Annotated[str | None, PrepareOptions] = None
-    sample: Annotated[
-        int, typer.Option(min=1000, help="The characters of the sample on which --clean is tried.")
-    ] = 4_000_000
+    sample: Annotated[int, typer.Option(min=1000, help="The characters of the sample on which --clean is tried.")] = (
+        4_000_000
+    )
 
 
 def command(options: Options) -> None:
@@ -80,7 +79,7 @@ def command(options: Options) -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_text(options.out, render_page(report, language=os.environ.get(LANGUAGE_VARIABLE) or "en"))
     if options.as_json:
-        print(json.dumps(report, ensure_ascii=False))
+        typer.echo(json.dumps(report, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)

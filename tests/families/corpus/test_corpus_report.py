@@ -32,7 +32,11 @@ STEPS: list[dict[str, Any]] = [
     {"type": "exact_duplicates"},
     {"type": "hold_out", "share": 0.3},
 ]
-SENTENCES = ["朝の市場では魚屋が鯵をすすめていた。", "図書館の二階には古い地図が並んでいる。", "雨が上がると子どもたちは川へ走る。"]
+SENTENCES = [
+    "朝の市場では魚屋が鯵をすすめていた。",
+    "図書館の二階には古い地図が並んでいる。",
+    "雨が上がると子どもたちは川へ走る。",
+]
 SECRET = "電話は090-1234-5678、メールはtaro.yamada@mail.example.co.jpです。"
 
 
@@ -40,7 +44,8 @@ SECRET = "電話は090-1234-5678、メールはtaro.yamada@mail.example.co.jpで
 def folder(tmp_path: Path) -> Path:
     """A folder of mixed files: sites with copies and a footer, Shift_JIS, personal data, bad lines."""
     records: list[dict[str, object]] = [
-        {"text": f"{SENTENCES[n % 3]}{n % 10}番\nホーム | <b>地図", "url": f"https://www.site{n % 2}.jp/{n}"} for n in range(60)
+        {"text": f"{SENTENCES[n % 3]}{n % 10}番\nホーム | <b>地図", "url": f"https://www.site{n % 2}.jp/{n}"}
+        for n in range(60)
     ]
     lines = [json.dumps(each, ensure_ascii=False) for each in records]
     (tmp_path / "web.jsonl").write_text("\n".join([*lines, '{"text": 5}', f"bad {SECRET}"]), encoding="utf-8")
