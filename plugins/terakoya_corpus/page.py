@@ -183,18 +183,17 @@ def _duplicates(duplicates: Mapping[str, Any]) -> str:
     parts = [_heading("Exact duplicates"), f"<p>{say(text)}</p>"]
     if not duplicates["is_exact"]:
         counted = f"{duplicates['counted']:,}"
-        parts.append(f"<p>{say(f'Counted on {counted} documents, chosen by a hash of their text.')}</p>")
+        parts.append(f"<p>{say(f'Estimated from {counted} documents, chosen by a hash of their text.')}</p>")
     rows = []
     for group in duplicates["groups"]:
         of = group["duplicate_share"]
-        bar = "" if of is None else _bar(of)
         rows.append(
             [
                 f'<th scope="row">{escape(group["name"])}</th>',
                 _number(f"{group['documents']:,}"),
                 _number(_short(group["characters"])),
-                _number("" if of is None else _share(of)),
-                f'<td class="bar">{bar}</td>',
+                _number(_share(of)),
+                f'<td class="bar">{_bar(of)}</td>',
             ]
         )
     parts.append(

@@ -48,14 +48,15 @@ def report_corpus(
     texts, mask = survey.texts, find_mask()
     sample = list(texts.sample())
     sampled = sum(count for _, count, _ in sample)
-    duplicates = texts.duplicates()
+    counted_share = texts.limit / 2**64
+    duplicates = Counter({name: round(count / counted_share) for name, count in texts.duplicates().items()})
     groups = [
         {
             "name": name,
             "documents": count,
             "characters": survey.group_characters[name],
-            "duplicate_share": duplicates[name] / max(1, count) if texts.is_exact else None,
-            "duplicates": duplicates[name],
+            "duplicates": min(count, duplicates[name]),
+            "duplicate_share": min(count, duplicates[name]) / max(1, count),
         }
         for name, count in survey.groups.counts.most_common(SHOWN)
     ]
@@ -76,7 +77,7 @@ def report_corpus(
         },
         "duplicates": {
             "documents": duplicates.total(),
-            "share": duplicates.total() / max(1, texts.counted),
+            "share": texts.duplicates().total() / max(1, texts.counted),
             "counted": texts.counted,
             "is_exact": texts.is_exact,
             "groups": groups,

@@ -29,7 +29,7 @@ LINE_CHARACTERS = (2, 200)
 """The shortest and the longest line that is compared with others."""
 LINES, GROUPS, TEXTS = 200_000, 20_000, 500_000
 """How many different lines, sites and texts are counted at a time."""
-SAMPLE_CHARACTERS = 4_000_000
+SAMPLE_CHARACTERS = 16_000_000
 CLIPPED_AT = 1_000_000
 """The characters that the sample keeps of a document."""
 REJECTS_SHOWN = 3

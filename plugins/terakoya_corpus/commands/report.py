@@ -35,7 +35,7 @@ class Options:
     field: Annotated[str, PrepareOptions] = "text"
     encoding: Annotated[str | None, PrepareOptions] = None
     sample: Annotated[int, typer.Option(min=1000, help="The characters of the sample on which --clean is tried.")] = (
-        4_000_000
+        16_000_000
     )
 
 

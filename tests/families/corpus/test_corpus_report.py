@@ -20,6 +20,7 @@ from terakoya.plugins import load
 from terakoya.plugins.families import FAMILIES
 from terakoya_cleaning.plan import add_cleaning, make_plan
 from terakoya_cleaning.reading import parse_steps
+from terakoya_corpus import survey
 from terakoya_corpus.counting import DistinctTexts, FrequentKeys, Sampled, count_lengths, quantile
 from terakoya_corpus.page import render_page
 from terakoya_corpus.report import report_corpus
@@ -93,7 +94,7 @@ def test_steps_drop_as_many_as_the_cleaning_does(folder: Path, tmp_path: Path) -
     assert found["steps"][0]["examples"][0]["reason"] == "5 characters"
 
 
-@pytest.mark.parametrize("sample", [4_000_000, 600])
+@pytest.mark.parametrize("sample", [16_000_000, 600])
 def test_the_report_is_the_same_for_any_number_of_processes(folder: Path, sample: int) -> None:
     corpus = Corpus([folder], block_bytes=500)
     one = report_corpus(corpus, STEPS, sample_characters=sample)
@@ -253,3 +254,15 @@ def test_a_report_of_rejects_alone_has_a_page(tmp_path: Path) -> None:
     report = report_corpus(Corpus([tmp_path]), STEPS)
     assert (report["documents"], report["rejected"]) == (0, {"bad JSON": 1})
     assert "bad JSON" in render_page(report)
+
+
+def test_duplicates_are_estimated_where_texts_are_too_many_to_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "TEXTS", 300)
+    texts = [f"{SENTENCES[n % 3]}{n % 900}" for n in range(1200)]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    found = report_corpus(Corpus([tmp_path]))["duplicates"]
+    assert not found["is_exact"] and found["counted"] < 600
+    assert found["share"] == pytest.approx(0.25, abs=0.06)
+    assert found["groups"][0]["duplicates"] == pytest.approx(300, rel=0.35)
