@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from terakoya import Command, hookimpl
@@ -18,6 +18,14 @@ def register_commands() -> Mapping[str, Command]:
 
     example = "terakoya clean corpus/*.jsonl.gz --clean clean.json --out work/clean"
     return {"clean": Command(clean.command, example, after="prepare")}
+
+
+@hookimpl
+def register_options() -> Mapping[str, Callable[..., None]]:
+    """Adds `--rejects` to the verbs that take `--clean`."""
+    from terakoya_cleaning.commands.rejects import list_rejects
+
+    return dict.fromkeys(("prepare", "tokenizer train", "tokenizer count"), list_rejects)
 
 
 @hookimpl

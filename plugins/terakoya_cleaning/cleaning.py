@@ -94,7 +94,7 @@ class Cleaning:
 
     def file_and_line(self, number: int) -> tuple[Source, int]:
         """Returns the file and the line of the document that has `number`."""
-        return self.files[number >> _LINE_BITS], number & (1 << _LINE_BITS) - 1
+        return self.files[number >> _LINE_BITS], line_of(number)
 
     def apply(self, block: Block, items: Iterable[Document | Reject]) -> Iterator[Document | Reject]:
         """Yields the remaining documents of `block`, changed by the steps, and the rejects unchanged.
@@ -136,6 +136,11 @@ class Cleaning:
     @cached_property
     def _file_indices(self) -> dict[str, int]:
         return {str(file): index for index, file in enumerate(self.files)}
+
+
+def line_of(number: int) -> int:
+    """Returns the line of the document that has `number` in its file."""
+    return number & (1 << _LINE_BITS) - 1
 
 
 class _DocumentNumbers:

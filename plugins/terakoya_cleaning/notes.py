@@ -19,15 +19,15 @@ class ArraysOnDisk(Sequence[np.ndarray]):
     """
 
     def __init__(self, folder: Path, ending: str) -> None:
-        self._files = sorted(folder.glob(f"*{ending}"))
+        self.files = sorted(folder.glob(f"*{ending}"))
         self.progress = folder / f"progress{ending}"
         """A file in which `CleaningStep.drop` may keep its work, so that it continues after a kill."""
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, index: Any) -> Any:
-        return np.load(self._files[index], mmap_mode="r")
+        return np.load(self.files[index], mmap_mode="r")
 
 
 def save_array(file: Path, array: np.ndarray) -> None:

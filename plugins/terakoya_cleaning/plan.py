@@ -21,7 +21,7 @@ import numpy as np
 
 from terakoya.atomic_files import lock_folder, write_atomically
 from terakoya.corpus.corpus import Corpus
-from terakoya.corpus.documents import Block, Document
+from terakoya.corpus.documents import Block, Document, Reject
 from terakoya.corpus.files import Source
 from terakoya.errors import UserError
 from terakoya.log import translated
@@ -30,6 +30,7 @@ from terakoya.process_pool import workers
 from terakoya_cleaning.cleaning import PLAN, Cleaning
 from terakoya_cleaning.notes import ArraysOnDisk, save_array
 from terakoya_cleaning.reading import NamedStep
+from terakoya_cleaning.rejects import REJECTS, dump_reasons, list_part, write_list
 from terakoya_cleaning.steps import HoldOut
 
 logger = logging.getLogger("terakoya")
@@ -40,6 +41,7 @@ PARTS = ".cleaning"
 KEPT = 255
 """The verdict on a document that no step drops; for other documents it is the index of the step that drops it."""
 
+_REASONS = ".reasons"
 _EXCERPT_BYTES = 72
 _EXAMPLES = 3
 
@@ -73,7 +75,8 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     """Decides which documents of `corpus` (from `add_cleaning`) stay, unless the plan is on disk already.
 
     Logs how many documents each step drops, with three examples, and `name` where there are several corpora; of a plan
-    on disk one line. Returns the counts. The next call continues an interrupted one. Memory: a block of text in each
+    on disk one line. Beside the plan lies a list of all that is dropped; see `terakoya_cleaning.rejects`. Returns the
+    counts. The next call continues an interrupted one. Memory: a block of text in each
     process; about 250 MB at most for exact duplicates; for near duplicates see `find_near_duplicates`. Disk while it
     works: 100 bytes for each document, and with near duplicates 512 more at the default settings.
 
@@ -83,7 +86,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     cleaning, folder, key = work.cleaning, work.cleaning.folder, work.key
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        is_new = not _has_key(folder / PLAN, key)
+        is_new = not (_has_key(folder / PLAN, key) and (folder / REJECTS).exists())
         if is_new:
             (folder / PLAN).unlink(missing_ok=True)
             parts = work.write_parts(corpus.sources, processes)
@@ -91,6 +94,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
         cleaning.remember_plan(key)
+        write_list(work.raw, folder)
     title = f"{translated('cleaning')} {name}".strip()
     if not is_new:
         logger.info("%s: %s", title, _summarise(plan["counts"], folder))
@@ -103,6 +107,8 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     if "held out" in plan["counts"]:
         held_out = f"{plan['counts']['held out']:,}"
         logger.info("%s: %s documents held out%s", title, held_out, _indent(plan.get("held_out", ())))
+    if any(count for name, count in plan["counts"].items() if name.startswith("dropped by ")):
+        logger.info("%s: each dropped document is listed in %s: step, reason, file, line", title, folder / REJECTS)
     return dict(plan["counts"])
 
 
@@ -204,7 +210,9 @@ def _write_json(file: Path, value: object) -> None:
 # --------------------------------------------------------------------------------------------------- one document
 
 
-_RECORD = np.dtype([("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("excerpt", f"S{_EXCERPT_BYTES}")])
+_RECORD = np.dtype(
+    [("place", "<u8"), ("verdict", "u1"), ("held", "?"), ("characters", "<u4"), ("excerpt", f"S{_EXCERPT_BYTES}")]
+)
 """The record of one document in a part; `place` is its `Cleaning.document_number`."""
 
 
@@ -218,29 +226,40 @@ class _PartWriter:
 
     def write_part(self, number: int, block: Block) -> None:
         """Writes part `number`, that of the first line of `block`: a record of each document, after the notes of the
-        steps."""
-        documents = [item for item in self._corpus.read(block) if isinstance(item, Document)]
+        steps and what `dump_reasons` returns."""
+        items = list(self._corpus.read(block))
+        documents = [item for item in items if isinstance(item, Document)]
+        reasons: list[tuple[int, str]] = []
         records = np.zeros(len(documents), _RECORD)
         notes = {step: np.zeros(len(documents), kind) for step, kind in self._note_types.items()}
         for row, (record, document) in enumerate(zip(records, documents, strict=True)):
             record["place"] = self._cleaning.document_number(document.file, document.line)
             record["verdict"] = KEPT
+            record["characters"] = len(document.text)
             record["excerpt"] = document.text[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
-            self._fill_record(record, {step: array[row : row + 1] for step, array in notes.items()}, document.text)
+            own_notes = {step: array[row : row + 1] for step, array in notes.items()}
+            if (why := self._fill_record(record, own_notes, document.text)) is not None:
+                reasons.append((document.line, why))
+        part = _part(self._parts, number)
+        with write_atomically(part.with_suffix(_REASONS)) as stream:
+            rejects = [item for item in items if isinstance(item, Reject)]
+            stream.write(dump_reasons(block.file, rejects, reasons))
         for step, array in notes.items():
-            save_array(_part(self._parts, number).with_suffix(_note_suffix(step)), array)
-        save_array(_part(self._parts, number), records)
+            save_array(part.with_suffix(_note_suffix(step)), array)
+        save_array(part, records)
 
-    def _fill_record(self, record: np.void, notes: Mapping[int, np.ndarray], text: str) -> None:
+    def _fill_record(self, record: np.void, notes: Mapping[int, np.ndarray], text: str) -> str | None:
+        """Fills `record` and `notes`. Returns why a step drops the document, None if none does so far."""
         for number, step in enumerate(each.step for each in self._cleaning.steps):
             text = step.change(text)
             if not step.keeps(text):
                 record["verdict"] = number
-                return
+                return step.why(text)
             if step.note_type is not None:
                 notes[number][0] = step.note(text)
             elif isinstance(step, HoldOut):
                 record["held"] = step.holds_out(text)
+        return None
 
 
 def _part(parts: Path, number: int) -> Path:
@@ -306,11 +325,13 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     with (
         write_atomically(cleaning.folder / "dropped.u8") as dropped_file,
         write_atomically(cleaning.folder / "held_out.u8") as held_out_file,
+        write_atomically(cleaning.folder / REJECTS) as rejects_file,
     ):
-        for table in tables:
+        for part, table in enumerate(tables):
             verdict = verdicts[start : start + len(table)]
             start += len(table)
             dropped_file.write(np.ascontiguousarray(table["place"][verdict != KEPT]))
+            rejects_file.write(list_part(names, table, verdict, tables.files[part].with_suffix(_REASONS).read_bytes()))
             rows = np.flatnonzero((verdict == KEPT) & table["held"])
             held_out_file.write(np.ascontiguousarray(table["place"][rows]))
             held_out += len(rows)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from terakoya.components import CleaningStep
+from terakoya.log import plural
 from terakoya_cleaning import deduplication, near_duplicates, sketches
 from terakoya_cleaning.notes import ArraysOnDisk
 from terakoya_cleaning.sentences import split_sentences
@@ -61,6 +62,10 @@ class Length(CleaningStep):
         """Implements `CleaningStep.keeps`."""
         return self.min_characters <= len(text) and (self.max_characters is None or len(text) <= self.max_characters)
 
+    def why(self, text: str) -> str:
+        """Implements `CleaningStep.why`."""
+        return f"{len(text):,} character{plural(len(text))}"
+
 
 class Characters(CleaningStep):
     """Drops documents by the share of one kind of character among the characters that are not white space."""
@@ -82,9 +87,16 @@ class Characters(CleaningStep):
 
     def keeps(self, text: str) -> bool:
         """Implements `CleaningStep.keeps`."""
-        matching = len(text) - len(_CHARACTERS[self.of].sub("", text))
-        total = len("".join(text.split()))
+        matching, total = self._count(text)
         return self.min_share * total <= matching <= self.max_share * total
+
+    def why(self, text: str) -> str:
+        """Implements `CleaningStep.why`."""
+        matching, total = self._count(text)
+        return f"{matching:,} of {total:,} characters"
+
+    def _count(self, text: str) -> tuple[int, int]:
+        return len(text) - len(_CHARACTERS[self.of].sub("", text)), len("".join(text.split()))
 
 
 class ExactDuplicates(CleaningStep):

@@ -77,15 +77,26 @@ def _read_cleaning(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _describe_cleaning(options: Mapping[str, Any]) -> str | None:
-    """Returns the cleaning steps among the options of a store and what they dropped; None where there were none, or
-    several lists of steps, as in a merged store."""
+    """Returns the cleaning steps among the options of a store, with their settings, and what they dropped, with its
+    share; None where there were none, or several lists of steps, as in a merged store."""
     try:
-        steps = ", ".join(step["type"] for step in json.loads(options.get("clean") or "")["steps"])
+        steps = ", ".join(map(_describe_step, json.loads(options.get("clean") or "")["steps"]))
     except ValueError:
         return None
     counts = {name: count for name, count in options.items() if name.startswith("clean: ") and isinstance(count, int)}
-    counted = ", ".join(f"{count:,} {name.removeprefix('clean: ')}" for name, count in counts.items())
-    return f"cleaned with {steps}" + (f": {counted}" if counted else "")
+    total = counts.pop("clean: documents", 0)
+    shares = [
+        f"{count:,} {name.removeprefix('clean: ')} ({count / total:.2%})" for name, count in counts.items() if total
+    ]
+    return f"cleaned with {steps}" + (f": {', '.join([f'{total:,} documents', *shares])}" if total else "")
+
+
+def _describe_step(step: Mapping[str, Any]) -> str:
+    """Returns the name of a step and in brackets its settings that are numbers or words: no lists, and no paths of the
+    machine."""
+    told = {key: value for key, value in step.items() if key != "type" and isinstance(value, int | float | str)}
+    settings = [f"{key} {value}" for key, value in told.items() if "/" not in str(value)]
+    return f"{step['type']} ({', '.join(settings)})" if settings else str(step["type"])
 
 
 def _curve_label(name: str) -> str:

@@ -130,12 +130,14 @@ def train(house: Path, preset: str, **architecture: object) -> list[str]:
 
 def test_no_verb_of_a_missing_family_is_listed(run: Run, house: Path) -> None:
     verbs = {verb: name for name, family in FAMILIES.items() for verb in family.verbs}
-    groups = sorted({verb.rpartition(" ")[0] for verb in verbs})
+    missing = [verb for verb, name in verbs.items() if not (house / "plugins" / f"terakoya_{name}").exists()]
+    groups = sorted({verb.rpartition(" ")[0] for verb in verbs}.difference(missing))
     listed = dict(zip(groups, run(*([*group.split(), "--help"] for group in groups)), strict=True))
     assert "  train " in listed[""]
-    missing = [verb for verb, name in verbs.items() if not (house / "plugins" / f"terakoya_{name}").exists()]
     for verb in verbs:
         group, _, last = verb.rpartition(" ")
+        if group not in listed:  # the family has it, too
+            continue
         lines = re.search(rf"^ +(-\w, )?{last}\b", listed[group], re.MULTILINE)  # options may have two names
         assert bool(lines) == (verb not in missing), verb
     for verb, said in zip(missing, run(*map(str.split, missing), code=2), strict=True):

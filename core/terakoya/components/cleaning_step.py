@@ -40,6 +40,11 @@ class CleaningStep(Component):
         """Whether a document stays, as far as its own changed text decides."""
         return True
 
+    def why(self, text: str) -> str:
+        """Returns in a few words why `keeps` says no about `text`, where the name of the step and `reason` do not say
+        all: a number, a rule, a kind. It is written to a file, and therefore quotes nothing of the text."""
+        return ""
+
     @property
     def note_type(self) -> np.dtype | None:
         """The type of `note`; None for a step that does not compare documents."""

@@ -42,7 +42,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "cleaning": Family(
-        verbs=("clean",),
+        verbs=("clean", "prepare --rejects", "prepare --rejects-text"),
         components=(
             "cleaning_steps characters",
             "cleaning_steps exact_duplicates",
@@ -68,6 +68,7 @@ FAMILIES: dict[str, Family] = {
         needs=("launch", "parallel"),
     ),
     "compare": Family(verbs=("compare",)),
+    "corpus": Family(verbs=("corpus", "corpus report")),
     "contract": Family(verbs=("plugins new", "plugins check"), needs=("parallel",)),
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),

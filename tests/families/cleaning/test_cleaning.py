@@ -185,7 +185,7 @@ def _mixture() -> list[str]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".u8", ".json")}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".u8", ".json", ".jsonl")}
 
 
 def test_the_result_does_not_depend_on_processes_or_kills(
@@ -230,6 +230,23 @@ def test_the_result_does_not_depend_on_processes_or_kills(
             written.clear()
     assert before_interrupt
     assert _files(tmp_path / "three") == files
+
+
+def test_each_dropped_document_and_bad_line_is_listed(tmp_path: Path) -> None:
+    texts = ["あ", "いいいい", "abcd", "いいいい", "ろろろろ"]
+    corpus = write(tmp_path, texts)
+    steps = [{"type": "length", "min_characters": 2}, {"type": "characters", "of": "kana", "min_share": 0.5}]
+    run(corpus, [*steps, {"type": "exact_duplicates"}])
+    listed = [json.loads(line) for line in (tmp_path / "clean" / "rejects.jsonl").read_bytes().splitlines()]
+    first, second = map(str, corpus.sources)
+    assert [tuple(each.values()) for each in listed] == [
+        (None, "bad JSON", first, 1, None),
+        ("length", "1 character", first, 2, 1),
+        (None, "bad JSON", second, 1, None),
+        ("characters (kana)", "0 of 4 characters", second, 2, 4),
+        ("exact_duplicates", "compared with the other documents", second, 3, 4),
+    ]
+    assert list(listed[0]) == ["step", "reason", "file", "line", "characters"]
 
 
 def test_a_plan_of_other_settings_or_another_corpus_is_not_used(tmp_path: Path) -> None:

@@ -96,6 +96,30 @@ def test_two_stores_share_a_corpus_without_a_common_document(folder: Path, forks
     assert "held_out: expected a step" in refused.stderr
 
 
+def test_a_list_of_what_is_dropped_is_written_where_it_is_asked_for(folder: Path, forks: None) -> None:
+    common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
+    common += ["--processes", 1, "--out", folder / "store"]
+    clean, listed = ["--clean", folder / "clean.json"], folder / "lists" / "dropped.jsonl"
+    done = terakoya(folder, *common, *clean, "--rejects", listed)
+    assert done.returncode == 0, done.stderr
+    assert str(listed) in done.stderr
+    assert listed.read_bytes() == (folder / "store.clean" / "rejects.jsonl").read_bytes()
+    records = [json.loads(line) for line in listed.read_bytes().splitlines()]
+    assert len(records) == 37
+    assert b"word3" not in listed.read_bytes()
+    assert terakoya(folder, *common, *clean, "--rejects", listed, "--rejects-text").returncode == 0
+    with_text = [json.loads(line) for line in listed.read_bytes().splitlines()]
+    assert with_text == [{**each, "text": TEXTS[each["line"] - 1]} for each in records], "also of a plan that is there"
+    for options, message in (
+        (["--rejects", listed], "--rejects: expected --clean as well"),
+        ([*clean, "--rejects-text"], "--rejects-text: expected --rejects FILE as well"),
+        ([*clean, "--rejects", "s3://bucket/x.jsonl"], "expected a file, got an address"),
+        ([*clean, "--rejects", folder / "x.txt"], "expected a name that ends in .jsonl"),
+    ):
+        refused = terakoya(folder, *common, *options)
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+
+
 NONE = {"type": "hold_out", "share": 1e-9, "seed": 7}
 ALL = {"type": "hold_out", "share": 0.999999}
 

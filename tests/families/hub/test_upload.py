@@ -126,7 +126,7 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     card = ModelCard(text)
     assert card.data.license == "apache-2.0" and card.data.language == ["ja"]
     assert card.data.datasets == ["wikimedia/wikipedia"], "what the Hub knows"
-    cleaned = "- store store: cleaned with nfkc, length: 67 documents, 7 dropped by length"
+    cleaned = "- store store: cleaned with nfkc, length (min_characters 3): 67 documents, 7 dropped by length (10.45%)"
     assert (
         f"## Text\n\n- wikimedia/wikipedia\n- our own essays\n{cleaned}\n\nLicence of the text: cc-by-sa-4.0\n" in text
     )

@@ -19,6 +19,9 @@ class Example(CleaningStep):
     def keeps(self, text: str) -> bool:
         return len(set(text)) >= self.min_different
 
+    def why(self, text: str) -> str:
+        return f"{len(set(text))} different characters"
+
 
 @hookimpl
 def register_cleaning_steps() -> dict[str, type[CleaningStep]]:
