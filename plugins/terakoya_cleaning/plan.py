@@ -42,7 +42,9 @@ KEPT = 255
 """The verdict on a document that no step drops; for other documents it is the index of the step that drops it."""
 
 _REASONS = ".reasons"
+_FOUND = ".found.json"
 _EXCERPT_BYTES = 72
+_SHOWN_CHARACTERS = 1024  # more than an excerpt, so that `CleaningStep.show` sees whole what the excerpt cuts
 _EXAMPLES = 3
 
 
@@ -99,8 +101,12 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
     if not is_new:
         logger.info("%s: %s", title, _summarise(plan["counts"], folder))
         return dict(plan["counts"])
+    for step, found in plan["found"].items():
+        logger.info("%s: %s found %s", title, step, ", ".join(f"{kind} {count:,}" for kind, count in found.items()))
     for step, examples in plan["examples"].items():
         dropped, documents = plan["counts"][f"dropped by {step}"], plan["counts"]["documents"]
+        if not dropped and step in plan["found"]:
+            continue
         logger.info(
             "%s: %s dropped %s of %s documents%s", title, step, f"{dropped:,}", f"{documents:,}", _indent(examples)
         )
@@ -226,21 +232,26 @@ class _PartWriter:
 
     def write_part(self, number: int, block: Block) -> None:
         """Writes part `number`, that of the first line of `block`: a record of each document, after the notes of the
-        steps and what `dump_reasons` returns."""
+        steps, what they count by kind and what `dump_reasons` returns."""
         items = list(self._corpus.read(block))
         documents = [item for item in items if isinstance(item, Document)]
         reasons: list[tuple[int, str]] = []
         records = np.zeros(len(documents), _RECORD)
         notes = {step: np.zeros(len(documents), kind) for step, kind in self._note_types.items()}
+        self._found = [Counter[str]() for _ in self._cleaning.steps]
         for row, (record, document) in enumerate(zip(records, documents, strict=True)):
             record["place"] = self._cleaning.document_number(document.file, document.line)
             record["verdict"] = KEPT
             record["characters"] = len(document.text)
-            record["excerpt"] = document.text[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
+            shown = document.text[:_SHOWN_CHARACTERS]
+            for each in self._cleaning.steps:
+                shown = each.step.show(shown)
+            record["excerpt"] = shown[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
             own_notes = {step: array[row : row + 1] for step, array in notes.items()}
             if (why := self._fill_record(record, own_notes, document.text)) is not None:
                 reasons.append((document.line, why))
         part = _part(self._parts, number)
+        _write_json(part.with_suffix(_FOUND), self._found)
         with write_atomically(part.with_suffix(_REASONS)) as stream:
             rejects = [item for item in items if isinstance(item, Reject)]
             stream.write(dump_reasons(block.file, rejects, reasons))
@@ -251,6 +262,7 @@ class _PartWriter:
     def _fill_record(self, record: np.void, notes: Mapping[int, np.ndarray], text: str) -> str | None:
         """Fills `record` and `notes`. Returns why a step drops the document, None if none does so far."""
         for number, step in enumerate(each.step for each in self._cleaning.steps):
+            self._found[number].update(step.count(text))
             text = step.change(text)
             if not step.keeps(text):
                 record["verdict"] = number
@@ -318,6 +330,10 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
             dropped_now = each.step.drop(ArraysOnDisk(parts, _note_suffix(number)), verdicts > number)
             verdicts[dropped_now] = number
     names = _step_names(cleaning)
+    found = [Counter[str]() for _ in names]
+    for file in sorted(parts.glob(f"*{_FOUND}")):
+        for all_found, part_found in zip(found, json.loads(file.read_bytes()), strict=True):
+            all_found.update(part_found)
     dropped: Counter[int] = Counter()
     examples: dict[int, list[str]] = {number: [] for number, name in enumerate(names) if name}
     held_out_examples: list[str] = []
@@ -343,11 +359,16 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     counts = {"documents": total, **{f"dropped by {names[number]}": dropped[number] for number in examples}}
     if isinstance(cleaning.steps[-1].step, HoldOut):
         counts["held out"] = held_out
+    found_by_step = {
+        names[number] or cleaning.steps[number].name: dict(each) for number, each in enumerate(found) if each
+    }
+    counts |= {f"{step} found {kind}": count for step, kinds in found_by_step.items() for kind, count in kinds.items()}
     counts["kept"] = total - sum(dropped.values()) - held_out
     plan = {
         "key": key,
         "counts": counts,
         "examples": {names[number]: step_examples for number, step_examples in examples.items()},
+        "found": found_by_step,
         "held_out": held_out_examples,
         "settings": cleaning.settings,
     }

@@ -26,6 +26,8 @@ def check_texts(case: Case) -> None:
             raise CheckFailed(f"another step with these settings decides otherwise about {text!r}")
         if not kept and not one.drops:
             raise CheckFailed(f"it drops {changed!r}, but sets drops = False: what is dropped is counted")
+        if not isinstance(one.show(text), str) or not all(isinstance(each, int) for each in one.count(text).values()):
+            raise CheckFailed(f"show({text!r}) or count({text!r}) returned no text, or no numbers by kind")
         if not kept and not isinstance(why := one.why(changed), str):
             raise CheckFailed(f"why({changed!r}) returned {type(why).__name__}, expected a text")
 

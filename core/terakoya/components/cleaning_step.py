@@ -29,7 +29,8 @@ class CleaningStep(Component):
         return ""
 
     def versions(self) -> Mapping[str, str]:
-        """Returns the versions of the libraries on which the result depends. Raises UserError if one is missing."""
+        """Returns the versions of the libraries, and hashes of the files, on which the result depends. Raises UserError
+        if one is missing."""
         return {}
 
     def change(self, text: str) -> str:
@@ -44,6 +45,14 @@ class CleaningStep(Component):
         """Returns in a few words why `keeps` says no about `text`, where the name of the step and `reason` do not say
         all: a number, a rule, a kind. It is written to a file, and therefore quotes nothing of the text."""
         return ""
+
+    def count(self, text: str) -> Mapping[str, int]:
+        """Returns how much of which kind the step finds in a text that comes to it: {"phone": 2}. The plan adds it up."""
+        return {}
+
+    def show(self, excerpt: str) -> str:
+        """Returns a part of any document as examples and lists may show it, before the steps: without what is secret."""
+        return excerpt
 
     @property
     def note_type(self) -> np.dtype | None:
