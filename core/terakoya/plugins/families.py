@@ -121,6 +121,9 @@ FAMILIES: dict[str, Family] = {
     "memory": Family(transforms=("activation_checkpointing", "activation_offloading", "quantization")),
     "precision": Family(transforms=("fp8",)),
     "report": Family(verbs=("report", "tokenizer report")),
+    "screening": Family(
+        components=("cleaning_steps decontaminate", "cleaning_steps personal_data", "cleaning_steps words")
+    ),
     "watch": Family(keys=("profile", "spikes"), components=("events logits", "events optimizer_state")),
 }
 """Name -> family. Its package is `terakoya_NAME`, its entry point is called NAME."""
