@@ -100,8 +100,8 @@ class Words(CleaningStep):
 
 
 class Decontaminate(CleaningStep):
-    """Drops documents that have text of test sets: so many letters in a row in Japanese, so many words otherwise, or the
-    whole of a shorter text. Width, case, spaces and punctuation do not matter."""
+    """Drops documents that have text of test sets: so many letters in a row in Japanese, so many words otherwise, or
+    the whole of a shorter text. Width, case, spaces and punctuation do not matter."""
 
     repeats: ClassVar = True
     test_settings: ClassVar[Mapping[str, Any]] = {"files": [str(_EXAMPLES / "test_set.jsonl")]}

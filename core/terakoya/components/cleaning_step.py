@@ -47,11 +47,11 @@ class CleaningStep(Component):
         return ""
 
     def count(self, text: str) -> Mapping[str, int]:
-        """Returns how much of which kind the step finds in a text that comes to it: {"phone": 2}. The plan adds it up."""
+        """Returns how much of which kind the step finds in a text that comes to it: {"phone": 2}. The plan adds up."""
         return {}
 
     def show(self, excerpt: str) -> str:
-        """Returns a part of any document as examples and lists may show it, before the steps: without what is secret."""
+        """Returns a part of any document, before the steps, as examples may show it: without what is secret."""
         return excerpt
 
     @property
