@@ -360,7 +360,9 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     if isinstance(cleaning.steps[-1].step, HoldOut):
         counts["held out"] = held_out
     found_by_step = {
-        names[number] or cleaning.steps[number].name: dict(each) for number, each in enumerate(found) if each
+        names[number] or cleaning.steps[number].name: dict(sorted(each.items(), key=lambda item: (-item[1], item[0])))
+        for number, each in enumerate(found)
+        if each
     }
     counts |= {f"{step} found {kind}": count for step, kinds in found_by_step.items() for kind, count in kinds.items()}
     counts["kept"] = total - sum(dropped.values()) - held_out

@@ -64,12 +64,12 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
             continue
         character = chr(code)
         form = unicodedata.normalize("NFKC", character).casefold()
-        forms[code] = ord(form) if len(form) == 1 and not _joins(character) else 0
+        forms[code] = ord(form) if len(form) == 1 and not _joins(form) else 0
         is_letter[code] = character.isalnum()
     is_letter[_CHANGED_BELOW] = True  # Han of the third plane
     return forms, is_letter
 
 
-def _joins(character: str) -> bool:
-    """Whether the normal form of a character may depend on the one before."""
-    return unicodedata.category(character)[0] == "M" or "\u1100" <= character <= "\u11ff"
+def _joins(form: str) -> bool:
+    """Whether a normal form may become one with the character before."""
+    return unicodedata.category(form)[0] == "M" or "\u1100" <= form <= "\u11ff"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -195,7 +194,6 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
-@cache
 def read_sets(
     files: tuple[Path, ...], tasks: tuple[str, ...], data: Path | None, *, characters: int, words: int
 ) -> TestSets:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +76,6 @@ def _text(codes: np.ndarray) -> str:
     return codes.tobytes().decode("utf-32-le", "surrogatepass")
 
 
-@cache
 def read_word_list(file: Path) -> WordList:
     """Returns the words of `file`: one a line; empty lines and those that begin with # mean nothing. Raises UserError
     if there is no such file, no text in UTF-8 or no word in it."""

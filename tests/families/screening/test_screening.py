@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from terakoya.corpus.corpus import Corpus
@@ -61,7 +61,7 @@ def test_personal_data_is_counted_by_kind_and_shown_nowhere(
     else:
         assert len(kept) == 1
     assert "length dropped 1 of 4 documents" in caplog.text and "短い[PHONE]" in caplog.text
-    assert "personal_data found mail 1, address 1, phone 1, card_number 1" in caplog.text
+    assert "personal_data found address 1, card_number 1, mail 1, phone 1" in caplog.text
     assert not [secret for secret in SECRETS if secret in told]
     counts = json.loads((tmp_path / "plan" / "plan.json").read_bytes())["counts"]
     assert counts["personal_data found phone"] == 1  # that of the document which was dropped before does not count
@@ -86,6 +86,7 @@ def test_check_digits() -> None:
     assert not is_card_number("9111111111111111") and not is_card_number("4901234567894")
 
 
+@example("ﾊﾞﾅﾅ か\u3099")
 @given(st.text(st.one_of(st.characters(), st.sampled_from("ｶﾞﾊﾟか゛が…Ａßﬁ㍿㎡각ΣİA\u3099\u0301"))))
 def test_normal_forms_are_those_of_unicode(text: str) -> None:
     codes = normalise(text)
@@ -136,7 +137,7 @@ def test_another_list_is_another_plan(tmp_path: Path) -> None:
 
 
 def test_text_of_test_sets_is_found_by_name_of_the_suite(tmp_path: Path) -> None:
-    question = "日本の山でいちばん高いものはどれで、その高さは何メートルか"
+    question = "日本の山でいちばん高いものはどれでその高さは何メートルか"
     short = "日本でいちばん高い山は何か"
     jnli = tmp_path / "data" / "jnli-v1.3"
     jnli.mkdir(parents=True)
