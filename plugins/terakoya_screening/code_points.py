@@ -16,36 +16,34 @@ def normalise(text: str) -> np.ndarray:
     """Returns the code points of `text` in NFKC with its case folded, (N,) uint32."""
     table, _ = _tables()
     codes = _encode(text.replace("…", "..."))
-    low = np.minimum(codes, _CHANGED_BELOW)
-    normal = table[low]
-    if (normal == 0).any() and "\0" not in text:
+    normal = table.take(codes, mode="clip")
+    if not normal.all() and "\0" not in text:
         return _encode(unicodedata.normalize("NFKC", text).casefold())
-    return normal if low.max(initial=0) < _CHANGED_BELOW else np.where(low < _CHANGED_BELOW, normal, codes)
+    return normal if codes.max(initial=0) < _CHANGED_BELOW else np.where(codes < _CHANGED_BELOW, normal, codes)
 
 
 def letters(codes: np.ndarray) -> np.ndarray:
     """Returns which of `codes`, (N,), are letters or digits: (N,) bool."""
     _, is_letter = _tables()
-    return is_letter[np.minimum(codes, _CHANGED_BELOW)]
+    return is_letter.take(codes, mode="clip")
 
 
 def ngram_hashes(values: np.ndarray, width: int) -> np.ndarray:
     """Returns a hash of each `width` values in a row of `values`, (N,): (max(0, N - width + 1),) uint64."""
-    powers, size, done = (values.astype(np.uint64) + np.uint64(1)) * _FACTOR, 1, 0
-    hashes = np.zeros(max(0, len(values) - width + 1), np.uint64)
-    while size <= width:  # `powers` hash pieces of 1, 2, 4, ... values; the width is a sum of some
+    count = max(0, len(values) - width + 1)
+    hashes, pieces = np.zeros(count, np.uint64), (values.astype(np.uint64) + np.uint64(1)) * _FACTOR
+    size, done = 1, 0
+    while True:  # `pieces` hash 1, 2, 4, ... values; the width is a sum of some of these
+        factor = np.uint64(pow(int(_FACTOR), size, 1 << 64))
         if width & size:
-            hashes = _join(hashes, powers[done : done + len(hashes)])
+            hashes *= factor
+            hashes += pieces[done : done + count]
             done += size
-        powers = _join(powers[: max(0, len(powers) - size)], powers[size:])
-        size *= 2
-    return hashes
-
-
-def _join(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    joined = (left * _FACTOR) ^ (left >> np.uint64(29))
-    joined += right
-    return joined
+        if done == width:
+            return hashes
+        joined = pieces[:-size] * factor
+        joined += pieces[size:]
+        pieces, size = joined, 2 * size
 
 
 def _encode(text: str) -> np.ndarray:

@@ -126,7 +126,7 @@ class Decontaminate(CleaningStep):
 
     def versions(self) -> Mapping[str, str]:
         """Implements `CleaningStep.versions`."""
-        sets = find_sets(self.files, self.tasks, self.data)
+        sets = find_sets(self.files, self.tasks, self.data, tell=True)
         return _hashes(file for files in sets.values() for file in files)
 
     def keeps(self, text: str) -> bool:

@@ -72,7 +72,7 @@ class TestSets:
         return found + self._find(_word_grams(codes)) if self._by_words else found
 
     def _find(self, hashes: np.ndarray) -> Counter[str]:
-        places = self._table[hashes >> self._shift].nonzero()[0]
+        places = self._table.take((hashes >> self._shift).view(np.int64), mode="clip").nonzero()[0]
         numbers = np.minimum(np.searchsorted(self._hashes, hashes[places]), len(self._hashes) - 1)
         is_hit = self._hashes[numbers] == hashes[places]
         places, numbers = places[is_hit], numbers[is_hit]
@@ -103,9 +103,12 @@ def _count_japanese(codes: np.ndarray) -> int:
 # ------------------------------------------------------------------------------------------------------- their files
 
 
-def find_sets(files: Sequence[Path], tasks: Sequence[str], data: Path | None) -> dict[str, list[Path]]:
+def find_sets(
+    files: Sequence[Path], tasks: Sequence[str], data: Path | None, *, tell: bool = False
+) -> dict[str, list[Path]]:
     """Returns name -> files of a set: of each of `files` by its name, and of each of `tasks`, which are suites such as
     jglue or their tasks, the published evaluation and test sets below the folder `data` or one folder below it.
+    `tell` logs which tasks of a suite have no files.
 
     Raises UserError for an unknown task, without `data`, where files of a task are missing, or of all tasks of a suite.
     """
@@ -126,7 +129,7 @@ def find_sets(files: Sequence[Path], tasks: Sequence[str], data: Path | None) ->
                 f"decontaminate: {data}: expected {_describe(_tasks_of(name))} (also with .gz, or one folder below), "
                 "found no such file; put them there as they are published: nothing is downloaded"
             )
-        if missing:
+        if missing and tell:
             logger.warning("decontaminate: %s: without %s, whose files are not there", data, ", ".join(missing))
         sets.update({task: paths for task, paths in found.items() if paths})
     return sets
@@ -186,11 +189,18 @@ def _read_texts(files: Iterable[Path]) -> Iterator[str]:
                 yield value
 
 
+_NO_TEXTS = {"answers", "id"}
+"""Columns whose short texts, names and years, are in many documents; answers of SQuAD's form are in its contexts."""
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _texts(each) if name not in _NO_TEXTS else ()
+    elif isinstance(value, list | tuple):
+        for each in value:
             yield from _texts(each)
 
 

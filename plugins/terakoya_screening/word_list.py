@@ -36,7 +36,9 @@ class WordList:
         """Returns the words in `text`, in their order and in normal form, each as often as it is there. A word that
         begins or ends in a letter or digit of ASCII is not found inside a longer one."""
         codes = normalise(text)
-        starts = [table[_beginnings(codes, width)].nonzero()[0] for width, table in self._tables.items()]
+        starts = [
+            table.take(_beginnings(codes, width), mode="clip").nonzero()[0] for width, table in self._tables.items()
+        ]
         found: list[str] = []
         candidates = np.unique(np.concatenate(starts)).tolist()
         if not candidates:
@@ -69,7 +71,7 @@ def _is_latin(character: str) -> bool:
 
 def _beginnings(codes: np.ndarray, width: int) -> np.ndarray:
     """Returns where the table has each `width` of `codes`, (N,): (N - width + 1,)."""
-    return ngram_hashes(codes, width) >> np.uint64(64 - _TABLE_BITS)
+    return (ngram_hashes(codes, width) >> np.uint64(64 - _TABLE_BITS)).view(np.int64)
 
 
 def _text(codes: np.ndarray) -> str:
