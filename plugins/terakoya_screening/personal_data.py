@@ -7,7 +7,7 @@ Phone numbers: the lengths of Japan's numbering plan (0 and nine digits; ten for
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
@@ -24,9 +24,9 @@ class Found(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def find_personal_data(text: str, kinds: Collection[Kind]) -> tuple[Found, ...]:
-    """Returns the personal data of `kinds`, a hashable collection, in their order in `text`, without overlaps: of two
-    that overlap the one that begins first, or the longer one."""
+def find_personal_data(text: str, kinds: frozenset[Kind]) -> tuple[Found, ...]:
+    """Returns the personal data of `kinds` in their order in `text`, without overlaps: of two that
+    overlap the one that begins first, or the longer one."""
     found: list[Found] = []
     if "mail" in kinds:
         found += _mails(text)
@@ -113,7 +113,7 @@ def _addresses(text: str) -> Iterator[Found]:
 _NUMBERS: frozenset[Kind] = frozenset({"phone", "postal_code", "my_number", "card_number"})
 _SEPARATOR = rf"{_DASH}()（）. \u3000"
 _RUN = re.compile(rf"[{_D}](?:[{_SEPARATOR}]{{0,2}}[{_D}]){{6,}}")
-_PLAIN = {
+_PLAIN: dict[int, int | str] = {
     **_WIDE,
     **dict.fromkeys(map(ord, _DASH), "-"),
     0x3000: " ",

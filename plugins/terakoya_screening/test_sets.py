@@ -145,7 +145,7 @@ def _quality_rows() -> ModuleType:
 
 def _suites() -> dict[str, dict[str, Any]]:
     rows = _quality_rows()
-    return {file.stem: read_value(file) for file in sorted(Path(rows.__file__).with_name("suites").glob("*.yaml"))}
+    return {file.stem: read_value(file) for file in sorted(Path(str(rows.__file__)).with_name("suites").glob("*.yaml"))}
 
 
 def _tasks_of(name: str) -> dict[str, Any]:
