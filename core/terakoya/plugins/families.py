@@ -73,6 +73,18 @@ FAMILIES: dict[str, Family] = {
     "growth": Family(keys=("start_from.grow", "start_from.vocabulary")),
     "continuation": Family(verbs=("init --from", "init --replay", "init --replay-share")),
     "conversations": Family(components=("objectives instruction",), record_formats=("conversations",)),
+    "filters": Family(
+        components=(
+            "cleaning_steps boilerplate",
+            "cleaning_steps datatrove",
+            "cleaning_steps hojichar",
+            "cleaning_steps kana",
+            "cleaning_steps language",
+            "cleaning_steps lines",
+            "cleaning_steps markup",
+            "cleaning_steps repetition",
+        ),
+    ),
     "forks": Family(verbs=("fork",)),
     "hub": Family(verbs=("upload",), needs=("report",)),
     "japanese": Family(languages=("ja",)),
