@@ -13,8 +13,9 @@ from terakoya.components import CleaningStep
 from terakoya_filters.words import HIRAGANA, KANJI, KATAKANA
 
 _KINDS = {
-    "hiragana": re.compile(f"[{HIRAGANA}]+"),
-    "katakana": re.compile(f"[{KATAKANA}]+"),
+    # old texts write endings and particles in single katakana
+    "hiragana": re.compile(f"[{HIRAGANA}]+|(?<![{KATAKANA}])[{KATAKANA}](?![{KATAKANA}])"),
+    "katakana": re.compile(f"[{KATAKANA}]{{2,}}"),
     "kanji": re.compile(f"[{KANJI}]+"),
 }
 

@@ -33,11 +33,13 @@ class Repetition(CleaningStep):
     max_duplicate_paragraph_characters: float = Field(default=0.20, ge=0, le=1)
     """The largest share of the characters in such paragraphs, from 0 to 1."""
     max_top_ngram: tuple[tuple[int, float], ...] = ((2, 0.20), (3, 0.18), (4, 0.16))
-    """Numbers of words, each with the largest share of the characters, from 0 to 1, in the most frequent n-gram of so many."""
+    """Numbers of words, each with the largest share of the characters, from 0 to 1, in the most frequent n-gram of so
+    many."""
     max_duplicate_ngrams: tuple[tuple[int, float], ...] = (
         (5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10),
     )  # fmt: skip
-    """Numbers of words, each with the largest share of the characters, from 0 to 1, in n-grams that come a second time."""
+    """Numbers of words, each with the largest share of the characters, from 0 to 1, in n-grams that come a second
+    time."""
     max_duplicate_characters: float = Field(default=0.50, ge=0, le=1)
     """The largest share of places, from 0 to 1, whose next ten characters came before: a rule of ours, for text in
     which the words do not show."""
@@ -104,7 +106,7 @@ def _top_characters(words: Words, size: int, limit: float) -> int:
     comes three times or that cannot be more than `limit`."""
     ngrams = _ngrams(words.hashes, size)
     ordered = np.sort(ngrams)
-    if _TOP_TIMES > len(ordered) or not (ordered[_TOP_TIMES - 1 :] == ordered[: 1 - _TOP_TIMES]).any():
+    if len(ordered) < _TOP_TIMES or not (ordered[_TOP_TIMES - 1 :] == ordered[: 1 - _TOP_TIMES]).any():
         return 0
     edges = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
     counts = np.diff(edges)
