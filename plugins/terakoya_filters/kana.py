@@ -23,11 +23,11 @@ _KINDS = {
 class Kana(CleaningStep):
     """Drops documents by the shares of hiragana, katakana and kanji among these three."""
 
-    min_hiragana: float = Field(default=0.1, ge=0, le=1)
+    min_hiragana: float = Field(default=0.05, ge=0, le=1)
     """The smallest share of hiragana with which a document stays, from 0 to 1."""
-    max_katakana: float = Field(default=0.7, ge=0, le=1)
+    max_katakana: float = Field(default=0.8, ge=0, le=1)
     """The largest share of katakana with which a document stays, from 0 to 1."""
-    max_kanji: float = Field(default=0.85, ge=0, le=1)
+    max_kanji: float = Field(default=0.9, ge=0, le=1)
     """The largest share of kanji with which a document stays, from 0 to 1."""
     min_japanese: int = Field(default=20, ge=0)
     """A document with fewer hiragana, katakana and kanji stays. Unit: characters."""

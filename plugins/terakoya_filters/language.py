@@ -29,7 +29,7 @@ class LanguageStep(CleaningStep):
     """Drops documents in other languages than the named ones."""
 
     languages: tuple[str, ...] = Field(default=("ja",), min_length=1)
-    """The languages that stay, by ISO 639-1: "ja", "zh", "ko", and with py3langid 94 others such as "en"."""
+    """The languages that stay, by ISO 639-1: "ja", "zh", "ko", and with py3langid many others such as "en"."""
     min_share: float = Field(default=0.2, ge=0, le=1)
     """The smallest share of a text, from 0 to 1, with which Japanese, Chinese or Korean is its language: of the
     characters of its script among these and the words of other scripts, each of which counts as two."""

@@ -23,7 +23,9 @@ _TAG = re.compile(rf"<(/?)({'|'.join(_NAMES.split())})(\s[^<>]*|\s*/)?>", re.IGN
 _ALONE = frozenset(("br", "hr", "wbr"))
 _BREAKS = frozenset(("blockquote", "br", "dd", "div", "dt", "hr", "li", "ol", "p", "pre", "table", "tr", "ul"))
 _BREAKS |= {f"h{level}" for level in range(1, 7)}
-_WHOLE = re.compile(r"<!--.{0,20000}?-->|<!doctype[^>]*>|<(script|style)\b[^>]*>[^。]{0,20000}?</\1\s*>", re.IGNORECASE | re.DOTALL)
+_WHOLE = re.compile(
+    r"<!--.{0,20000}?-->|<!doctype[^>]*>|<(script|style)\b[^>]*>[^。]{0,20000}?</\1\s*>", re.IGNORECASE | re.DOTALL
+)
 _ENTITY = re.compile(
     r"&(?:amp|lt|gt|quot|apos|nbsp|copy|reg|hellip|mdash|ndash|laquo|raquo|yen|#\d{1,6}|#x[\da-f]{1,5});", re.IGNORECASE
 )
