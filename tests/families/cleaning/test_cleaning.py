@@ -236,12 +236,16 @@ def test_each_dropped_document_and_bad_line_is_listed(tmp_path: Path) -> None:
     texts = ["あ", "いいいい", "abcd", "いいいい", "ろろろろ"]
     corpus = write(tmp_path, texts)
     steps = [{"type": "length", "min_characters": 2}, {"type": "characters", "of": "kana", "min_share": 0.5}]
-    run(corpus, [*steps, {"type": "exact_duplicates"}])
+    with (tmp_path / "a.jsonl").open("a") as stream:
+        stream.write("\nbad")
+    clean = parse_steps([*steps, {"type": "exact_duplicates"}], source="clean")
+    make_plan(add_cleaning(corpus, clean, tmp_path / "clean"))
     listed = [json.loads(line) for line in (tmp_path / "clean" / "rejects.jsonl").read_bytes().splitlines()]
     first, second = map(str, corpus.sources)
     assert [tuple(each.values()) for each in listed] == [
         (None, "bad JSON", first, 1, None),
         ("length", "1 character", first, 2, 1),
+        (None, "bad JSON", first, 4, None),
         (None, "bad JSON", second, 1, None),
         ("characters (kana)", "0 of 4 characters", second, 2, 4),
         ("exact_duplicates", "compared with the other documents", second, 3, 4),
