@@ -75,11 +75,11 @@ def line(*words: str | Path) -> str:
 
 
 def after_tokenizer(out: Path, corpus: Iterable[object], reading: Mapping[str, Any] | None = None) -> None:
-    """Names `prepare` of the same corpus, read in the same way, with the new tokenizer `out`."""
+    """Names `prepare` of the same corpus, read and cleaned in the same way, with the new tokenizer `out`."""
     from terakoya.corpus.corpus import Corpus
 
     defaults = {each.name: each.default for each in fields(Corpus)}
-    given = [(name, value) for name, value in (reading or {}).items() if value != defaults[name]]
+    given = [(name, value) for name, value in (reading or {}).items() if value != defaults.get(name)]
     options = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
     files = [str(each) for each in corpus] or ["CORPUS"]
     show("prepare", *files, "--tokenizer", out, "--out", free_name(out.with_name("store")), *options)

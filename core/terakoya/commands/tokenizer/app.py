@@ -71,7 +71,7 @@ def train(options: TrainOptions) -> None:
             clean_folder=options.clean_folder, progress=progress, **reading(options),
         )  # fmt: skip
     _print_facts(out, facts)
-    next_command.after_tokenizer(out, sources, reading(options))
+    next_command.after_tokenizer(out, sources, {**reading(options), "clean": options.clean})
 
 
 def import_tokenizer(
