@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,7 @@ from terakoya.preparation.sharding import Shard
 from terakoya.process_pool import workers
 from terakoya_cleaning.cleaning import PLAN, Cleaning
 from terakoya_cleaning.notes import ArraysOnDisk, save_array
-from terakoya_cleaning.reading import NamedStep
+from terakoya_cleaning.reading import NamedStep, show_text
 from terakoya_cleaning.rejects import REJECTS, dump_reasons, list_part, write_list
 from terakoya_cleaning.steps import HoldOut
 
@@ -96,7 +97,7 @@ def make_plan(corpus: Corpus, *, processes: int = 1, name: str = "") -> dict[str
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
         cleaning.remember_plan(key)
-        write_list(work.raw, folder)
+        write_list(work.raw, folder, partial(show_text, cleaning.steps))
     title = f"{translated('cleaning')} {name}".strip()
     if not is_new:
         logger.info("%s: %s", title, _summarise(plan["counts"], folder))
@@ -243,9 +244,7 @@ class _PartWriter:
             record["place"] = self._cleaning.document_number(document.file, document.line)
             record["verdict"] = KEPT
             record["characters"] = len(document.text)
-            shown = document.text[:_SHOWN_CHARACTERS]
-            for each in self._cleaning.steps:
-                shown = each.step.show(shown)
+            shown = show_text(self._cleaning.steps, document.text[:_SHOWN_CHARACTERS])
             record["excerpt"] = shown[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
             own_notes = {step: array[row : row + 1] for step, array in notes.items()}
             if (why := self._fill_record(record, own_notes, document.text)) is not None:

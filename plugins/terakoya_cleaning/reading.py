@@ -95,3 +95,10 @@ def apply_steps(steps: Iterable[NamedStep], text: str) -> str:
     for each in steps:
         text = each.step.change(text)
     return text
+
+
+def show_text(steps: Iterable[NamedStep], text: str) -> str:
+    """Returns `text`, as it is before `steps`, as they allow to show it."""
+    for each in steps:
+        text = each.step.show(text)
+    return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -54,9 +54,9 @@ def listing_to(file: Path, *, with_text: bool = False) -> Iterator[None]:
         _asked.reset(token)
 
 
-def write_list(corpus: Corpus, folder: Path) -> None:
+def write_list(corpus: Corpus, folder: Path, show: Callable[[str], str]) -> None:
     """Writes the file of `listing_to`, if there is one, from the list of the plan in `folder`. The text of dropped
-    documents is read from `corpus`, which has no cleaning."""
+    documents is read from `corpus`, which has no cleaning, and passes through `show`."""
     if (asked := _asked.get()) is None:
         return
     file, with_text = asked
@@ -64,6 +64,8 @@ def write_list(corpus: Corpus, folder: Path) -> None:
     with (folder / REJECTS).open("rb") as lines, write_atomically(file) as out:
         if with_text:
             for record in _with_text(corpus, map(orjson.loads, lines)):
+                if "text" in record:
+                    record["text"] = show(record["text"])
                 out.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         else:
             shutil.copyfileobj(lines, out)

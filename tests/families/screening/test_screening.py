@@ -18,6 +18,7 @@ from terakoya.corpus.documents import Document
 from terakoya.errors import UserError
 from terakoya_cleaning.plan import add_cleaning, make_plan
 from terakoya_cleaning.reading import parse_steps
+from terakoya_cleaning.rejects import listing_to
 from terakoya_screening.code_points import ngram_hashes, normalise
 from terakoya_screening.personal_data import is_card_number, is_my_number
 from terakoya_screening.steps import Decontaminate, PersonalData, Words
@@ -51,8 +52,11 @@ def test_personal_data_is_counted_by_kind_and_shown_nowhere(
 ) -> None:
     caplog.set_level(logging.INFO, "terakoya")
     steps = [{"type": "length", "min_characters": 20}, {"type": "personal_data", "action": action}]
-    kept = clean(corpus_of(tmp_path, TEXTS), steps, tmp_path / "plan")
-    told = caplog.text + (tmp_path / "plan" / "plan.json").read_text(encoding="utf-8")
+    with listing_to(tmp_path / "rejects.jsonl", with_text=True):
+        kept = clean(corpus_of(tmp_path, TEXTS), steps, tmp_path / "plan")
+    files = [tmp_path / "rejects.jsonl", *(tmp_path / "plan").glob("*.json*")]
+    told = caplog.text + "".join(file.read_text(encoding="utf-8") for file in files)
+    assert '"text":"短い[PHONE]"' in told
     assert kept[-1] == TEXTS[3]
     if action == "mask":
         assert kept[0] == "電話は[PHONE]、メールは[MAIL]、住所は[ADDRESS]です。"
