@@ -9,12 +9,14 @@ ids and a text's logits.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fugashi
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -72,6 +74,8 @@ SCALINGS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Rotary positions of families that have `rope_scaling`, each written with one tokenizer, `SCALED_TOKENIZER`."""
 SCALED_TOKENIZER = "byte_bpe_padded"
+
+fugashi.GenericTagger = functools.cache(fugashi.GenericTagger)  # it is never freed, and each maps the dictionary anew
 
 
 def main(out: Path) -> None:
