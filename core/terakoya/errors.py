@@ -91,6 +91,11 @@ def os_error_advice(number: int | None) -> str:
     return f"; {_ADVICE[number]}" if number in _ADVICE else ""
 
 
+def describe_error(error: BaseException) -> str:
+    """Returns the text of `error`, with its type where it is none that the user can fix."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
 def describe_os_error(error: OSError) -> str:
     """Returns where a system error happened, what it was and what to do."""
     place = error.filename2 or error.filename

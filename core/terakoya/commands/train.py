@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,6 +86,7 @@ def command(context: typer.Context, options: TrainOptions) -> None:
             raise Stopped("the launcher of this process is gone")
         from terakoya.distributed.topology import LaunchInfo
         from terakoya.training.resuming.before_torch import check_start
+        from terakoya.training.run_log import recorded_refusal
         from terakoya.training.stores import check_places
 
         place = place_of(options.out)
@@ -92,7 +94,8 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         if not options.dry_run:
             check_writable(folder)
         launched = LaunchInfo.from_environment(node_rank=options.node_rank)
-        with naming_missing(folder):
+        refusal = recorded_refusal(folder) if launched.rank == 0 and not options.dry_run else nullcontext()
+        with refusal, naming_missing(folder):
             loaded = Parameters.load(options.parameters, options.set_ or (), nodes=options.nodes, read=options.read)
             if launched.launcher is None:  # the others would wait for a process that ends before they meet
                 if place.is_local:

@@ -18,7 +18,7 @@ from terakoya.distributed import agreement, cpu_allocator, gpu_allocator, nccl_a
 from terakoya.distributed.local_rendezvous import local_rendezvous
 from terakoya.distributed.rank_watch import RankWatch
 from terakoya.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
-from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError
+from terakoya.errors import FileError, RankLostError, TemporaryFailure, UserError, describe_error
 from terakoya.plugins import registry
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 def _describe(error: BaseException) -> tuple[str, bool, int | None]:
     """Returns the text of `error`, whether it is about files, and the system's number for it."""
     return (
-        f"{type(error).__name__}: {error}",
+        describe_error(error),
         isinstance(error, OSError | FileError | TemporaryFailure),
         errno.EIO if isinstance(error, TemporaryFailure) else getattr(error, "errno", None),
     )

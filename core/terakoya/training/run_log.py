@@ -11,14 +11,16 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from terakoya.components import Tracker
+from terakoya.errors import Stopped, UserError, describe_error
 from terakoya.log import new_console, status_line, translated, visible
 from terakoya.runs.metrics import FILE
+from terakoya.training.run_folder import lock_run
 from terakoya.training.screen import StepTable, StepView, progress_bar, validation_lines
 
 log = logging.getLogger("terakoya")
@@ -173,6 +175,26 @@ class RunLog:
             with contextlib.suppress(OSError):
                 self.file.close()
             self.file = None
+
+
+@contextlib.contextmanager
+def recorded_refusal(folder: Path) -> Iterator[None]:
+    """Writes why the block refuses to start a run to `metrics.jsonl`, if `folder` has one and no process uses it."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except UserError as error:
+        with contextlib.suppress(OSError, UserError):
+            if (folder / FILE).is_file():
+                handle = lock_run(folder / "run.lock")
+                try:
+                    run_log = RunLog(folder, (), {}, active=True)
+                    run_log.write("error", step=None, text=describe_error(error))
+                    run_log.close()
+                finally:
+                    os.close(handle)
+        raise
 
 
 def _open_for_appending(file: Path) -> FileIO:

@@ -23,8 +23,8 @@ from terakoya.distributed import nccl_algorithms
 from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.rank_watch import is_communication_error
 from terakoya.distributed.signals import StopRequest
-from terakoya.distributed.topology import describe_lost_nodes
-from terakoya.errors import Stopped
+from terakoya.distributed.topology import LaunchInfo, describe_lost_nodes
+from terakoya.errors import Stopped, describe_error
 from terakoya.log import translated
 from terakoya.places import Keeper
 from terakoya.plugins import PluginError, registry
@@ -46,7 +46,7 @@ from terakoya.training.model.transforms import check_device, find_transforms, tr
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
-from terakoya.training.run_log import RunLog
+from terakoya.training.run_log import RunLog, recorded_refusal
 from terakoya.training.run_plan import RunPlan, make_plan
 from terakoya.training.start import warm_up
 from terakoya.training.start.meeting import DEFAULTS, StartOptions, meet, package_versions
@@ -67,8 +67,10 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
         UserError: every error that the user can fix, as early as it can be known.
     """
     start_time = time.perf_counter()
-    check_allowed_changes(options.allow_change, parameters, registry())
-    stores, context = meet(parameters, out, options)
+    rank = LaunchInfo.from_environment(node_rank=options.node_rank).rank
+    with recorded_refusal(out) if rank == 0 else contextlib.nullcontext():
+        check_allowed_changes(options.allow_change, parameters, registry())
+        stores, context = meet(parameters, out, options)
     with contextlib.nullcontext(options.stop) if options.stop is not None else StopRequest() as stop:
         try:
             keep = parameters.checkpoint.keep
@@ -160,7 +162,7 @@ def _train_until_rollback(
         return going.rollbacks
     except BaseException as raised:
         error = _cause(raised, context, stop, trainer)
-        run_log.write("error", step=trainer.run.step if trainer else None, text=f"{type(error).__name__}: {error}")
+        run_log.write("error", step=trainer.run.step if trainer else None, text=describe_error(error))
         if error is not raised:
             raise error from raised
         raise

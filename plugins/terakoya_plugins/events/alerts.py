@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run, StepReport
-from terakoya.errors import RollingBack, UserError
+from terakoya.errors import RollingBack, UserError, describe_error
 from terakoya.log import hide_secrets
 
 Kind = Literal["finished", "failed", "spike", "stall"]
@@ -132,7 +132,7 @@ class _Listener(EventListener):
             if "spike" in self.settings.on:
                 self._send(run, "spike", str(error))
         elif error is not None and "failed" in self.settings.on:
-            self._send(run, "failed", f"{type(error).__name__}: {error}")
+            self._send(run, "failed", describe_error(error))
         elif error is None and "finished" in self.settings.on:
             done = run.length.is_reached(step=run.step, tokens=run.consumed_tokens)
             text = f"all {run.step:,} steps are done" if done else "stopped; it continues when it is started again"

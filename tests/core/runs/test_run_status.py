@@ -142,7 +142,7 @@ def test_a_resumed_run_drops_the_steps_that_it_repeats(run: Path) -> None:
             "stopped",
             "stopped by SIGTERM; the same command continues the run",
         ),
-        ({"kind": "error", "step": 60, "text": "UserError: disk full"}, "failed", "failed: UserError: disk full"),
+        ({"kind": "error", "step": 60, "text": "disk full"}, "failed", "failed: disk full"),
     ],
 )
 def test_how_a_run_ended(run: Path, record: dict[str, Any], state: str, told: str) -> None:
@@ -157,9 +157,9 @@ def test_how_a_run_ended(run: Path, record: dict[str, Any], state: str, told: st
 FINISHED = [{"kind": "start", "step": 0}, step(100, at=-90), {"kind": "finished", "step": 100, "time": NOW - 80}]
 AGAIN = [{"kind": "resume", "step": 100, "time": NOW}, {"kind": "start", "step": 100, "time": NOW}]
 END = {"kind": "finished", "step": 100, "time": NOW}
-REFUSED = {"kind": "error", "step": 0, "text": "UserError: other values", "time": NOW}
+REFUSED = {"kind": "error", "step": 0, "text": "other values", "time": NOW}
 CHECK = {"kind": "validation", "step": 100, "store": "v", "loss": 1.0, "time": NOW}
-REFUSAL = "a start after the end was refused: UserError: other values"
+REFUSAL = "a start after the end was refused: other values"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import toy
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.runs import metrics
 from terakoya.runs.checkpoints import MANIFEST, read_manifest, with_hash
 from terakoya.training.resuming.before_torch import check_start
 from terakoya.training.setup import train_in_this_process
@@ -73,6 +74,9 @@ def test_a_resume_that_is_refused_and_a_fork_load_no_torch(
     assert done.returncode == 0, done.stderr
     for text in expected:
         assert text in done.stdout + done.stderr
+    refused = [text for text, words in expected.items() if str(out) in words and words[0] == "train"]
+    recorded = metrics.read(out).of_kind("error")
+    assert len(recorded) == len(refused) and all(map(str.__contains__, [each["text"] for each in recorded], refused))
 
 
 def test_what_an_earlier_checkpoint_takes_is_left_to_the_start(

@@ -140,7 +140,7 @@ def test_a_store_that_one_node_lacks_ends_all_and_a_node_that_never_comes_is_wai
     gone = ["--set", f'data.train=["{tmp_path}/gone"]']
     (said,) = refused(two(store), tmp_path / "run", [], gone)
     there = f"{tmp_path}/gone: expected a finished token store, got no such folder"
-    assert said.startswith(f"the start failed on 1 of 2 processes; rank 1 on a02: UserError: {there}")
+    assert said.startswith(f"the start failed on 1 of 2 processes; rank 1 on a02: {there}")
     (said,) = refused(two(store), tmp_path / "run", gone, gone)
     assert said.startswith(there), "as if each were alone"
     started = start(two(store, parallel={"timeout_seconds": 5}), tmp_path / "run", [], ["--set", "unknown=1"])

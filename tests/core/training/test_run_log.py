@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -15,8 +16,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from terakoya.components import Tracker
+from terakoya.errors import UserError
+from terakoya.runs import metrics
 from terakoya.training import validation
-from terakoya.training.run_log import RunLog
+from terakoya.training.run_folder import lock_run
+from terakoya.training.run_log import RunLog, recorded_refusal
 from terakoya.training.screen import StepView
 
 RELEASE = threading.Event()
@@ -40,6 +44,22 @@ class Broken(Slow):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         raise ConnectionError("401")
+
+
+def test_a_refused_start_is_told_in_the_metrics_of_a_run_that_nobody_uses(tmp_path: Path) -> None:
+    def refuse(folder: Path) -> list[Any]:
+        with pytest.raises(UserError, match="other seed"), recorded_refusal(folder):
+            raise UserError("other seed")
+        return [each["text"] for each in metrics.read(folder).of_kind("error")] if folder.exists() else []
+
+    run = tmp_path / "run"
+    assert refuse(run) == [] and not run.exists()
+    RunLog(tmp_path, [], {}, active=True).close()
+    assert refuse(tmp_path) == ["other seed"]
+    held = lock_run(tmp_path / "run.lock")
+    assert refuse(tmp_path) == ["other seed"], "another process is at work here"
+    os.close(held)
+    assert refuse(tmp_path) == ["other seed"] * 2
 
 
 def test_a_hanging_tracker_never_stalls(tmp_path: Path) -> None:
