@@ -66,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         fork_server.use(*config.workerinput["fork_server"])
+    elif config.getoption("dist", "no") == "no":  # else a pool of the code under test could start one without `warm`
+        fork_server.use(*fork_server.share())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 Multiprocessing starts a fork server for each process that uses one, and `warm` takes seconds of CPU time to import.
 Here pytest's own process starts it, its workers use it in place of their own, and it imports `warm` when the first of
-them needs it. It ends with pytest's own process, however that ends. Without xdist a process has its own server.
+them needs it. It ends with pytest's own process, however that ends. Without xdist that process is its only worker.
 """
 
 from __future__ import annotations
