@@ -9,15 +9,19 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from terakoya.errors import UserError
 from terakoya.places import advise_local, is_local
 
 Kind = Literal["run", "checkpoint", "token store", "Transformers model", "tokenizer", "corpus"]
 
 CORPUS_ENDINGS = (".jsonl", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".xz", ".bz2")
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that Git LFS has in place of a large one."""
+IS_POINTER = "is a pointer of Git LFS in place of the file; `git lfs pull` gets it, as does `hf download`"
 
 _SIGNS: Mapping[Kind, Callable[[Path], bool]] = {
     "checkpoint": lambda path: (path / "manifest.json").is_file() and (path / "state").is_dir(),
@@ -114,6 +118,21 @@ def describe_found(path: Path, expected: str) -> str:
 def _fill_in(advice: str, path: Path) -> str:
     """Returns `advice` about `path`, which is quoted where it is part of a command."""
     return advice.format(path=shlex.quote(str(path)) if "terakoya " in advice else path)
+
+
+def is_pointer(file: Path) -> bool:
+    """Returns whether Git LFS has put `file` in the place of a large one."""
+    if not len(POINTER) < file.stat().st_size < 1024:
+        return False
+    with file.open("rb") as stream:
+        return stream.read(len(POINTER)) == POINTER
+
+
+def refuse_pointers(files: Iterable[Path]) -> None:
+    """Raises UserError for the first of `files` that is a pointer of Git LFS."""
+    for file in files:
+        if is_pointer(file):
+            raise UserError(f"{file}: {IS_POINTER}")
 
 
 def missing_file(path: Path) -> str:

@@ -272,6 +272,8 @@ def _push(folder: Path, name: str, *, private: bool) -> tuple[str, str]:
     except HfHubHTTPError as error:
         raise UserError(f"{name}: the Hub refused: {str(error).splitlines()[0]}") from None
     except OSError as error:
+        if error.filename is not None:  # a file here
+            raise
         raise UserError(f"{name}: the Hub does not answer: {error}") from None
     except RuntimeError as error:  # huggingface_hub raises it if a file is not transferred
         raise UserError(f"{name}: {error} {error.__cause__ or ''}; run the same command again") from error

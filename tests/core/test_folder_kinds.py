@@ -9,9 +9,15 @@ import pytest
 
 from terakoya.atomic_files import check_new_folder
 from terakoya.config.file_kinds import PIPELINE, refuse_other_kind
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found, kind_of, missing_file, nearest_paths
 from terakoya.places import check_local, is_local
+from terakoya.tokenization.import_model import import_tokenizer
+from terakoya.tokenization.recognise import recognise_tokenizer
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
 def make(folder: Path, *files: str) -> Path:
@@ -133,3 +139,14 @@ def test_a_path_in_the_command_to_give_next_is_quoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a" * 5000, "a\0b", "no-such-folder/a"])
 def test_next_to_what_can_be_no_path_is_nothing(text: str) -> None:
     assert nearest_paths(Path(text)) == []
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.parquet", "vocab.txt", "tokenizer.json", "spiece.model"])
+def test_what_git_lfs_has_not_fetched_is_no_text_and_no_tokenizer(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(POINTER)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(UserError, match=f"{name}: is a pointer of Git LFS in place of the file; `git lfs pull` gets"):
+        Corpus([file]) if name.startswith("a.") else recognise_tokenizer(tmp_path)
+    with pytest.raises(UserError, match=f"{name}: is a pointer of Git LFS"):
+        import_tokenizer(file, tmp_path / "out", settings={"type": "sentencepiece"})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, kind_of, missing_file
+from terakoya.folder_kinds import describe_found, kind_of, missing_file, refuse_pointers
 from terakoya.places import PlacedFile, is_local, place_of
 
 Format = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
@@ -57,7 +57,8 @@ def find_files(sources: Sequence[Source | str]) -> tuple[Source, ...]:
 
     A folder means the corpus files in it, a pattern the files that it matches, both sorted by path, and each file once.
     In a folder, links are followed, and what has a name that begins with a dot is left out. Raises UserError for a
-    missing file or folder, for an unknown file name ending, for a name that is not UTF-8, and as `Place.find_files`.
+    missing file or folder, for an unknown file name ending, for a name that is not UTF-8, for a pointer of Git LFS, and
+    as `Place.find_files`.
     """
     files: list[Source] = []
     for source in sources:
@@ -79,6 +80,7 @@ def find_files(sources: Sequence[Source | str]) -> tuple[Source, ...]:
         if not _is_utf8(str(file)):
             name = ascii(str(file))
             raise UserError(f"{name}: expected a name in UTF-8; rename the file or its folder")
+    refuse_pointers(file for file in files if isinstance(file, Path))
     return tuple(files)
 
 

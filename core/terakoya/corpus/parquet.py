@@ -74,7 +74,7 @@ def first_rows(file: Source, count: int) -> list[dict[str, str]]:
     Raises:
         UserError: the file is broken.
     """
-    with _whole_parquet(file) as parquet:
+    with whole_parquet(file) as parquet:
         pa = import_pyarrow(file)
         names = [each.name for each in parquet.schema_arrow if _is_text(each.type, pa)]
         batch = next(parquet.iter_batches(count, columns=names, use_threads=False), None) if names else None
@@ -114,7 +114,7 @@ def _bytes(values: Any) -> list[bytes | None]:
 @contextmanager
 def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
     """Yields the open file and the index of the column `field`. UserError for a broken file or a wrong column."""
-    with _whole_parquet(file) as parquet:
+    with whole_parquet(file) as parquet:
         names = parquet.schema_arrow.names
         field = choose_field(field, names)
         if field not in names:
@@ -142,7 +142,7 @@ def _is_text(kind: Any, pa: Any) -> bool:
 
 
 @contextmanager
-def _whole_parquet(file: Source) -> Iterator[Any]:
+def whole_parquet(file: Source) -> Iterator[Any]:
     """Yields the open file. UserError where it is broken, also in what is read of it while the context is open; OSError
     where the system cannot read it."""
     pa = import_pyarrow(file)

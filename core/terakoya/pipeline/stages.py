@@ -155,7 +155,7 @@ def _read(stage: Stage) -> dict[str, Any] | None:
         record = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{file}: cannot be read ({error}); delete it and {stage.out}") from error
     return record if record.get("stage") == stage.name else None
 

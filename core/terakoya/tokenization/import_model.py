@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from terakoya.atomic_files import new_folder
 from terakoya.errors import UserError
+from terakoya.folder_kinds import missing_file, refuse_pointers
 from terakoya.tokenization.train import make_tokenizer, record_kind
 
 
@@ -25,16 +26,19 @@ def import_tokenizer(model: Path, out: Path, *, settings: Mapping[str, Any]) -> 
     `settings` are `type`, the kind of tokenizer, and the settings of that kind. Returns facts about the tokenizer.
 
     Raises:
-        UserError: wrong settings, a kind that has no model files, or `out` exists and is not empty; and as the kind
-            raises.
+        UserError: wrong settings, a kind that has no model files, no such file or a pointer of Git LFS, or `out` exists
+            and is not empty; and as the kind raises.
     """
     kind = make_tokenizer(settings)
     if not isinstance(kind, ModelImporter):
         advice = "a tokenizer of Transformers is used as it is, by its folder"
-        if ".json" in Path(model).suffixes:
+        if ".json" in model.suffixes:
             advice = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
         raise UserError(f"--type {settings['type']}: this kind has no model files to import: {advice}")
+    if not model.is_file():
+        raise UserError(f"{model}: {missing_file(model)}")
+    refuse_pointers([model])
     with new_folder(Path(out)) as folder:
-        facts = kind.import_file(Path(model), folder)
+        facts = kind.import_file(model, folder)
         record_kind(folder, settings["type"], kind)
         return facts

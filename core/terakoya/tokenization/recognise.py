@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from terakoya.components.tokenizer import RECORD, load_tokenizer
 from terakoya.errors import UserError
-from terakoya.folder_kinds import describe_found, kind_of
+from terakoya.folder_kinds import describe_found, kind_of, refuse_pointers
 from terakoya.json_settings import read_json
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ logger = logging.getLogger("terakoya")
 def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
     """Returns the tokenizer component that reads `folder`: of kind `type`, or of the only kind that can read it.
 
-    Raises UserError if no kind, or more than one, can read it, and without `type` if the kind that the folder records
-    is not there: another kind would give other ids, or no word starts.
+    Raises UserError if no kind, or more than one, can read it, if a file of it is a pointer of Git LFS, and without
+    `type` if the kind that the folder records is not there: another kind would give other ids, or no word starts.
     """
     from terakoya import plugins
 
@@ -32,6 +32,7 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
             f"{folder}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}"
             + ("" if folder.exists() else "; make one with `terakoya tokenizer train`")
         )
+    refuse_pointers(file for file in folder.iterdir() if file.suffix in (".json", ".txt", ".model") and file.is_file())
     recorded = _recorded_kind(folder) if type is None else None
     if recorded is not None and recorded not in plugins.registry().names("tokenizers"):
         raise UserError(

@@ -98,7 +98,7 @@ class MecabWordPiece(Tokenizer):
         split as the settings say. Raises UserError if it cannot be read, or lacks a special token."""
         try:
             pieces = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise UserError(f"{file}: expected a vocab.txt with one piece a line: {error}") from error
         if missing := [token for token in japanese_folder.SPECIAL_TOKENS if token not in pieces]:
             raise UserError(f"{file}: expected a vocab.txt with one piece a line; it has no {', '.join(missing)}")

@@ -16,11 +16,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Never
 
-from terakoya.corpus.files import COMPRESSIONS, import_pyarrow
+from terakoya.corpus.files import COMPRESSIONS
 from terakoya.corpus.known_keys import RefusedKeyError
+from terakoya.corpus.parquet import whole_parquet
 from terakoya.corpus.utf8_reader import open_text
 from terakoya.errors import UserError, nearest
-from terakoya.folder_kinds import missing_file
+from terakoya.folder_kinds import missing_file, refuse_pointers
 from terakoya.json_settings import short_json
 from terakoya_quality.finetuning.known_keys import KNOWN
 
@@ -95,6 +96,7 @@ def read_rows(
     """
     if not file.is_file():
         raise UserError(f"{file}: {missing_file(file)}")
+    refuse_pointers([file])
     name = file.name.lower()
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
@@ -136,15 +138,8 @@ def _read_text(file: Path) -> str:
 
 
 def _parquet_rows(file: Path) -> Iterator[Row]:
-    pa = import_pyarrow(file)
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(
-            f"{file}: expected a whole parquet file, got a broken one ({error}); get or make the file again"
-        ) from None
+    with whole_parquet(file) as parquet:
+        table = parquet.read()
     for number, values in enumerate(table.to_pylist(), 1):
         yield Row(f"{file}, row {number}", values)
 

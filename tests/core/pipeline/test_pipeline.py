@@ -182,6 +182,17 @@ def test_a_crash_between_output_and_record_counts_as_done(chain: Chain) -> None:
     assert json.loads(record.read_text())["finished"]
 
 
+def test_a_record_that_the_system_cannot_read_is_no_reason_to_delete_its_output(chain: Chain) -> None:
+    record = chain.first.out.with_name(".first.stage.json")
+    record.mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        chain.run()
+    record.rmdir()
+    record.write_text("{")
+    with pytest.raises(UserError, match=f"delete it and {chain.first.out}"):
+        chain.run()
+
+
 def test_changed_settings_are_refused_by_name(chain: Chain) -> None:
     chain.run()
     chain.setting = 2

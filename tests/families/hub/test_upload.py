@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import fugashi
@@ -20,7 +21,7 @@ import pytest
 import torch
 import toy
 import unidic_lite
-from huggingface_hub import ModelCard, constants, hf_hub_download
+from huggingface_hub import HfApi, ModelCard, constants, hf_hub_download
 from safetensors.torch import load_file
 from small_store import rewrite_store_json
 from transformers import (
@@ -397,6 +398,10 @@ def test_nothing_is_pushed_without_a_token_or_a_working_model(
     with pytest.raises(UserError, match="the Hub refused"):
         upload(folder, "school/tiny")
     hub.refuse = None
+    with monkeypatch.context() as patch, pytest.raises(PermissionError):  # the Hub has no part in it
+        patch.setattr(HfApi, "upload_folder", MagicMock(side_effect=PermissionError(13, "denied", "model.safetensors")))
+        upload(folder, "school/tiny")
+    hub.files.clear()
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(UserError, match="HF_TOKEN"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -112,8 +114,14 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
         read_rows(file)[0].text("text")
 
 
-def test_a_parquet_file_that_is_none_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
+def test_a_parquet_file_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"a.parquet: expected a whole parquet file, got a broken one"):
         read_rows(tmp_path / "a.parquet")
+    monkeypatch.setattr(parquet, "ParquetFile", MagicMock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):  # a whole file, of which another copy is no help
+        read_rows(tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(UserError, match="a.jsonl: is a pointer of Git LFS"):
+        read_rows(tmp_path / "a.jsonl")

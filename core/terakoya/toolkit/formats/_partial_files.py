@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import IS_POINTER, is_pointer
 
-POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a file begins that Git LFS has in place of a large one."""
-IS_POINTER = "is a pointer of Git LFS in place of the file; `git lfs pull` gets it, as does `hf download`"
 INDEX = "model.safetensors.index.json"
 
 
@@ -28,12 +26,6 @@ def find_partial_files(folder: Path) -> Iterator[str]:
                 yield f"{file.name}: ends within its header, or is no file of safetensors; download it again"
             elif expected != got:
                 yield f"{file.name}: expected {expected:,} bytes by its header, got {got:,}; download it again"
-
-
-def is_pointer(file: Path) -> bool:
-    """Returns whether Git LFS has put `file` in the place of a large one."""
-    with file.open("rb") as stream:
-        return stream.read(len(POINTER)) == POINTER
 
 
 def refuse_partial_files(folder: Path) -> None:
