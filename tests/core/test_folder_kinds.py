@@ -16,7 +16,6 @@ from terakoya.places import check_local, is_local
 from terakoya.tokenization.import_model import import_tokenizer
 from terakoya.tokenization.recognise import recognise_tokenizer
 
-
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 

@@ -123,5 +123,5 @@ def test_a_parquet_file_that_is_none_is_named(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="Input/output error"):  # a whole file, of which another copy is no help
         read_rows(tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
-    with pytest.raises(UserError, match="a.jsonl: is a pointer of Git LFS"):
+    with pytest.raises(UserError, match=r"a\.jsonl: is a pointer of Git LFS"):
         read_rows(tmp_path / "a.jsonl")

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from terakoya.atomic_files import FileFacts, dump_hashed_json, load_hashed_json
 from terakoya.errors import UserError
 from terakoya.folder_kinds import IS_POINTER, is_pointer
-from terakoya.toolkit.formats._partial_files import refuse_partial_files
 from terakoya.toolkit.formats._partial_files import find_partial_files as find_partial_files
+from terakoya.toolkit.formats._partial_files import refuse_partial_files
 
 NAME = "terakoya_files.json"
 MANIFEST = "manifest.json"
