@@ -251,6 +251,14 @@ def connect(
             f"not all {launch.world_size} processes have connected within {timeout_seconds} s: see what those that are "
             "missing have printed"
         ) from failed
+    except RuntimeError as failed:
+        if "connectFullMesh" not in str(failed):
+            raise
+        reason = str(failed).splitlines()[0]
+        raise RankLostError(
+            f"the processes do not reach each other by gloo: {reason}; where a host's own name "
+            "means 127.0.0.1, name the network's interface in GLOO_SOCKET_IFNAME"
+        ) from failed
     device = with_index(state.device)
     connected = dist.get_world_size() if dist.is_initialized() else 1
     if connected != launch.world_size or state.num_processes != launch.world_size:

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ import toy
 from saved_weights import FAULTS
 
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
+from terakoya.distributed.context import connect
 from terakoya.distributed.local_rendezvous import local_rendezvous
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.errors import UserError
+from terakoya.errors import RankLostError, UserError
 from terakoya.estimation import dry_run as dry
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
@@ -120,7 +122,7 @@ def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, t
         with pytest.raises(UserError, match=r"other values of optimizer\.(type|bias_correction), which determine what"):
             run({**changed, "optimizer": other, "max_steps": 4}, tmp_path, allow_change=frozenset({"optimizer"}))
     for allowed in (frozenset[str](), frozenset({"batch_size"})):
-        with pytest.raises(UserError, match="keep the global batch, which --allow-change cannot change either"):
+        with pytest.raises(UserError, match="which --allow-change cannot change either, or start a new run from an export"):
             run({**changed, "max_steps": 4, "batch_size": {"-1": 8}}, tmp_path, allow_change=allowed)
 
 
@@ -293,3 +295,15 @@ def test_a_dry_run_asks_for_the_disk_that_the_run_does_not_have_yet(
     (tmp_path / "run/model-best").symlink_to(kept)
     (kept / "another").hardlink_to(kept / "model.safetensors")
     assert held_bytes(tmp_path / "run") == 1_000_000
+
+
+def test_processes_that_gloo_does_not_connect_are_told_of_the_variable_that_names_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "Gloo connectFullMesh failed with timed out connecting: remote=[127.0.0.1]:35743\n@ 0x7f"
+    monkeypatch.setattr("accelerate.PartialState", MagicMock(side_effect=RuntimeError(said)))
+    with pytest.raises(RankLostError, match=r"by gloo: .*:35743; where .* GLOO_SOCKET_IFNAME$"):
+        connect(LaunchInfo(1, 2, 0, 1, "torchrun"))
+    monkeypatch.setattr("accelerate.PartialState", MagicMock(side_effect=RuntimeError("another")))
+    with pytest.raises(RuntimeError, match="another"):
+        connect(LaunchInfo(1, 2, 0, 1, "torchrun"))

@@ -89,7 +89,8 @@ def check_global_batch(folder: Path, manifest: Mapping[str, Any], parameters: Pa
     if not parameters.phases and before != now:
         raise UserError(
             f"{folder}: {manifest['consumed_rows']:,} rows were used in {manifest['step']:,} steps of {before}, but "
-            f"batch_size is now {now}: keep the global batch, which --allow-change cannot change either"
+            f"batch_size is now {now}: keep the global batch, which --allow-change cannot change either, or start a "
+            "new run from an export of this one"
         )
 
 
