@@ -11,6 +11,7 @@ import numpy as np
 
 _FINE = 5
 """Lengths are counted in bins of which 2**5 make an octave: a quantile is right to 1 in 32."""
+SMALLEST = 500
 _BINS = 2 ** (_FINE + 1) + 32 * 40
 
 
@@ -60,7 +61,7 @@ class DistinctTexts:
 
     Texts whose hash is below a limit are counted; where they are more than `capacity`, the limit is halved. So the
     counts are those of all texts, or of a share of them, whatever the order and however often each occurs. Of the
-    texts, those below a lower limit are kept, `sample_characters` of them at most.
+    texts, those below a lower limit are kept, `sample_characters` of them at most; a text counts as `SMALLEST` or more.
     """
 
     def __init__(self, capacity: int, sample_characters: int) -> None:
@@ -85,7 +86,7 @@ class DistinctTexts:
         for text, each in sampled.items():
             if text < self.sample_limit and text not in self._sample:
                 self._sample[text] = each
-                self._held += len(each.text)
+                self._held += max(len(each.text), SMALLEST)
         while len(counts) > self._capacity:
             self.limit >>= 1
             counts = self._counts = {text: count for text, count in counts.items() if text < self.limit}
@@ -93,7 +94,7 @@ class DistinctTexts:
         while self.sample_limit > self.limit or (self._held > self._sample_characters and len(self._sample) > 1):
             self.sample_limit >>= 1
             self._sample = {text: each for text, each in self._sample.items() if text < self.sample_limit}
-            self._held = sum(len(each.text) for each in self._sample.values())
+            self._held = sum(max(len(each.text), SMALLEST) for each in self._sample.values())
 
     @property
     def is_exact(self) -> bool:

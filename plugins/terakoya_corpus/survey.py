@@ -27,7 +27,7 @@ LENGTHS = (0, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50
 """The bounds of the bars of the chart of lengths, in characters."""
 LINE_CHARACTERS = (2, 200)
 """The shortest and the longest line that is compared with others."""
-LINES, GROUPS, TEXTS = 200_000, 20_000, 500_000
+LINES, GROUPS, TEXTS = 200_000, 20_000, 200_000
 """How many different lines, sites and texts are counted at a time."""
 SAMPLE_CHARACTERS = 16_000_000
 CLIPPED_AT = 1_000_000
@@ -116,7 +116,7 @@ def measure_block(corpus: Corpus, block: Block, sample_limit: int) -> BlockFacts
 @dataclass
 class Survey:
     """What is in a corpus. Counted at a time are `LINES` different lines, `GROUPS` sites and `TEXTS` texts, of which
-    `SAMPLE_CHARACTERS` characters are kept: about 200 MB at most, however large the corpus is."""
+    `SAMPLE_CHARACTERS` characters are kept: however large the corpus is."""
 
     sample_characters: int = SAMPLE_CHARACTERS
     files: list[FileFacts] = field(default_factory=list)
