@@ -83,7 +83,7 @@ class Datatrove(CleaningStep):
             kept, reason = answer if isinstance(answer, tuple) else (answer, "")
             return item.text, bool(kept), str(reason or "")
 
-        return _remembers_last(judge, f"datatrove: {self.filter}")
+        return _remember_last(judge, f"datatrove: {self.filter}")
 
 
 class Hojichar(CleaningStep):
@@ -127,7 +127,7 @@ class Hojichar(CleaningStep):
             item = made.apply(document(text))
             return item.text, not item.is_rejected, ""
 
-        return _remembers_last(judge, f"hojichar: {self.filter}")
+        return _remember_last(judge, f"hojichar: {self.filter}")
 
 
 def _version(library: str, name: str) -> str:
@@ -156,12 +156,12 @@ def _make(library: str, modules: tuple[str, ...], name: str, settings: Mapping[s
         raise UserError(f"{library}: {name}: cannot be made with these settings: {error}") from error
 
 
-def _remembers_last(judge: Judge, name: str) -> Judge:
+def _remember_last(judge: Judge, name: str) -> Judge:
     """`change`, `keeps` and `why` ask about the same text: it is judged once. `name` is for a UserError where the
     filter finds a package missing only when it sees a text."""
     last: list[Any] = [None, None]
 
-    def remembered(text: str) -> tuple[str, bool, str]:
+    def ask(text: str) -> tuple[str, bool, str]:
         if text != last[0]:
             try:
                 last[:] = [text, judge(text)]
@@ -170,4 +170,4 @@ def _remembers_last(judge: Judge, name: str) -> Judge:
         answer: tuple[str, bool, str] = last[1]
         return answer
 
-    return remembered
+    return ask

@@ -12,7 +12,8 @@ import pytest
 from terakoya.components import CleaningStep
 from terakoya_filters import register_cleaning_steps
 
-DOCUMENTS = [json.loads(line) for line in (Path(__file__).parent / "labelled.jsonl").open(encoding="utf-8")]
+LINES = (Path(__file__).parent / "labelled.jsonl").read_text(encoding="utf-8").strip().split("\n")
+DOCUMENTS = list(map(json.loads, LINES))
 GOOD = frozenset(
     ("prose", "dialogue", "verse", "table", "list_of_sentences", "technical", "formal", "colloquial", "classical")
 )
