@@ -26,7 +26,7 @@ DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglo
 TRANSLATIONS = ["README.ja.md", *(page for page in DOCS if page.endswith(".ja.md"))]
 PAGES = [page for page in dict.fromkeys([*DOCS, *ELSEWHERE]) if page not in TRANSLATIONS]
 
-QUICK = ["how-to/japanese-messages", "how-to/cleaning", "how-to/corpus-report"]
+QUICK = ["how-to/japanese-messages", "how-to/cleaning", "how-to/corpus-report", "how-to/filters"]
 """Pages that a reader follows in every run of the tests."""
 
 READERS = [
