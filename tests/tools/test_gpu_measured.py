@@ -31,11 +31,13 @@ def test_the_rates_of_cards_are_those_of_the_results(tools: ModuleType) -> None:
 
 def test_of_equal_measurements_the_slowest_is_a_cards_rate(tools: ModuleType, tmp_path: Path) -> None:
     case = {"part": "B", "device": "NVIDIA Toy", "preset": "tiny_bert", "rows": 4, "length": 8, "flops_per_token": 10.0}
+    case |= {"deterministic": True, "cuda_graphs": False}
     lines = [
-        {**case, "stage": "a", "variant": "cuda_graphs false, deterministic true", "tokens_per_second": 300.0},
+        {**case, "stage": "a", "variant": "as shipped", "tokens_per_second": 300.0},
         {**case, "stage": "b", "variant": "micro-steps 1, cuda_graphs false", "tokens_per_second": 200.0},
         {**case, "stage": "b", "variant": "cuda_graphs false, attention sdpa", "tokens_per_second": 150.0},
         {**case, "stage": "a", "variant": "Trainer, compiled, same rows", "tokens_per_second": 100.0},
+        {**case, "stage": "a", "variant": "as shipped", "cuda_graphs": True, "rows": 8, "tokens_per_second": 500.0},
         {**case, "stage": "a", "variant": "CUDA graphs", "tokens_per_second": 400.0},
     ]
     (tmp_path / "Toy").mkdir()
@@ -43,6 +45,7 @@ def test_of_equal_measurements_the_slowest_is_a_cards_rate(tools: ModuleType, tm
     assert tools.card_table(tmp_path).splitlines()[1:] == [
         "NVIDIA Toy,tiny_bert,4,8,bf16,true,false,200,10,Toy",
         "NVIDIA Toy,tiny_bert,4,8,bf16,true,true,400,10,Toy",
+        "NVIDIA Toy,tiny_bert,8,8,bf16,true,true,500,10,Toy",
     ]
 
 

@@ -67,5 +67,5 @@ def test_its_wheels_are_enough_beside_torch_and_transformers(tmp_path: Path) -> 
     site, wheels = tmp_path / "site", [str(each) for each in (packed / "wheels").iterdir()]
     install = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site), *wheels]
     subprocess.run([sys.executable, *install], check=True)
-    found = run_stage(packed, tmp_path / "results", "D", "bert_base beside Trainer", site=site)
+    found = run_stage(packed, tmp_path / "results", "C", "bert_base beside Trainer", site=site)
     assert found["documents"] == "random ids" and "ours_over_this" in found

@@ -148,11 +148,13 @@ def test_our_side_says_how_often_the_gpu_waited_in_its_windows(
     # of a record the first step says nothing, and five others have to be known (training/step_clock.py)
     assert 7 <= given[0]["logging_steps"] <= clock.steps and given[0]["precision"] == "bf16"
     monkeypatch.setattr(ours, "clock_plugin", lambda: SimpleNamespace(tokens=[100] * clock.steps))
-    records = [{"flops_per_token": 5.0}, {"step": 1}, {"step": 7, "gpu_waits": 0.5}, {"step": 14, "gpu_waits": 0.25}]
+    world = {"compile": "whole", "cuda_graphs": True, "deterministic": True}
+    records = [{"flops_per_token": 5.0, "world": world}, {"step": 1}, {"step": 7, "gpu_waits": 0.5}, {"step": 14, "gpu_waits": 0.25}]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     facts = side.facts(clock)
     assert (facts["gpu_waits"], facts["tokens"]) == (0.25, [100 * window] * turns_at_device.WINDOWS)
+    assert world.items() <= facts.items()
 
 
 @pytest.mark.parametrize("preset", at_night(["bert_base", "electra_small", "gpt2_125m"], always=["electra_small"]))

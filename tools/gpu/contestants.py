@@ -55,8 +55,8 @@ class Ours:
                 raise
 
     def facts(self, clock: Clock) -> dict[str, Any]:
-        """Returns the real tokens of each window, the operations of a token as the run counts them, and `gpu_waits`,
-        the share of steps in which the GPU waited for the host: None where it is not known."""
+        """Returns the real tokens of each window, the operations of a token as the run counts them, `gpu_waits`, the
+        share of steps in which the GPU waited for the host (None where it is not known), and what "auto" became."""
         import ours
 
         said: dict[str, Any] = {"gpu_waits": None}
@@ -65,6 +65,7 @@ class Ours:
         return {
             "tokens": clock.of_windows(ours.clock_plugin().tokens),
             **{name: said[name] for name in ("flops_per_token", "gpu_waits")},
+            **{name: said["world"][name] for name in ("compile", "cuda_graphs", "deterministic")},
             **clock.facts(),
         }
 

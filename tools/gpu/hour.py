@@ -1,9 +1,9 @@
-"""The next hour on a GPU: how fast runs are there, and whether they are right.
+"""What a GPU is asked: how fast runs are there, and whether they are right.
 
     python tools/gpu/hour.py --part B --out RESULTS
 
-Parts B, C and D are the three calls of the hour, part A asks whether runs are right; `stages.py` has their stages. The
-stages of a call run one after another in one process, which imports torch once. This program starts it, tells it which
+Parts B and C are the two calls of a machine that is lent for a quarter of an hour; `stages.py` has the stages of all
+parts. The stages of a call run one after another in one process, which imports torch once. This program starts it, tells it which
 stage is next, and ends it where a stage hangs: another process then goes on with the stage after it. Each measurement
 is a line of RESULTS/hour.jsonl, written as soon as it is known. `--tiny` runs the same code at toy size on a CPU.
 tools/gpu/README.md says how to take all of it to a machine without a network.
@@ -38,6 +38,8 @@ from processes import Beside
 if TYPE_CHECKING:  # torch takes seconds to import, which the process of the stages pays alone
     from settings import Measurement, Settings, Stage
 
+MINUTES = {"A": 9.0, "B": 8.0, "C": 4.0, "D": 20.0}
+"""When each part ends at the latest, its imports included."""
 PATIENCE, LEAST = 3, 60.0
 """A stage is ended after so many times its seconds, and not before so many seconds."""
 IMPORTS = 180.0
@@ -69,7 +71,8 @@ def run_part(arguments: argparse.Namespace, serve: Callable[..., None], *given: 
     Raises:
         LookupError: there is no such stage, no GPU, or no process of stages begins.
     """
-    end, missing = time.monotonic() + 60 * arguments.minutes, []
+    minutes = MINUTES[arguments.part] if arguments.minutes is None else arguments.minutes
+    end, missing = time.monotonic() + 60 * minutes, []
     with contextlib.ExitStack() as held:
         process: Beside | None
         process, known = _started(held, serve, given)
@@ -211,8 +214,8 @@ def shown(line: Measurement) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--part", choices=["A", "B", "C", "D"], required=True)
-    parser.add_argument("--minutes", type=float, default=9.0, help="when the part ends at the latest")
+    parser.add_argument("--part", choices=sorted(MINUTES), required=True)
+    parser.add_argument("--minutes", type=float, help=f"when the part ends at the latest; by part {MINUTES}")
     parser.add_argument("--out", type=Path, required=True, help="the folder for results and logs")
     packed = measured.ROOT / "store" if (measured.ROOT / "store" / "store.json").exists() else None
     parser.add_argument("--store", type=Path, default=packed, help="a token store; without one, random ids")

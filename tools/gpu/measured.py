@@ -221,7 +221,7 @@ def card_table(results: Path) -> str:
     slowest: dict[tuple[Any, ...], tuple[float, tuple[str, ...]]] = {}
     for file in sorted(results.glob(f"*/{FILE}")):
         for each in measurements(file):
-            settings = _settings(each.get("variant", ""))
+            settings = _settings(each)
             if settings is None or "flops_per_token" not in each or each.get("extrapolated"):
                 continue
             case = (each["device"], each["preset"], str(each["rows"]), str(each["length"]), "bf16", *settings)
@@ -233,12 +233,13 @@ def card_table(results: Path) -> str:
     return "".join(",".join(line) + "\n" for line in lines)
 
 
-def _settings(variant: str) -> tuple[str, str] | None:
-    """Returns whether a `variant` is deterministic, and has CUDA graphs; None where it does not say, or differs from
-    the preset in more than these and its micro-steps."""
-    said = dict(part.rpartition(" ")[::2] for part in variant.split(", "))
-    if "cuda_graphs" in said and said.keys() <= {"micro-steps", "cuda_graphs", "deterministic"}:
-        return said.get("deterministic", "true"), said["cuda_graphs"]
+def _settings(measurement: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns whether a `measurement` is of deterministic algorithms, and of CUDA graphs; None where it does not say, or
+    differs from the preset in more than these, its rows and its micro-steps."""
+    variant = measurement.get("variant", "")
+    changed = {part.rpartition(" ")[0] for part in variant.split(", ")} - {"as"}  # as shipped
+    if "cuda_graphs" in measurement and changed <= {"rows", "micro-steps", "cuda_graphs", "deterministic"}:
+        return json.dumps(measurement["deterministic"]), json.dumps(measurement["cuda_graphs"])
     return EARLIER.get(variant)
 
 
