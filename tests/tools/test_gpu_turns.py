@@ -149,7 +149,12 @@ def test_our_side_says_how_often_the_gpu_waited_in_its_windows(
     assert 7 <= given[0]["logging_steps"] <= clock.steps and given[0]["precision"] == "bf16"
     monkeypatch.setattr(ours, "clock_plugin", lambda: SimpleNamespace(tokens=[100] * clock.steps))
     world = {"compile": "whole", "cuda_graphs": True, "deterministic": True}
-    records = [{"flops_per_token": 5.0, "world": world}, {"step": 1}, {"step": 7, "gpu_waits": 0.5}, {"step": 14, "gpu_waits": 0.25}]
+    records = [
+        {"flops_per_token": 5.0, "world": world},
+        {"step": 1},
+        {"step": 7, "gpu_waits": 0.5},
+        {"step": 14, "gpu_waits": 0.25},
+    ]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     facts = side.facts(clock)

@@ -18,13 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lines
 import ours
-from step_clock import Clock
 from torch.profiler import ProfilerActivity, profile
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 SHOWN = 0.01
-STARTS = ("aten::normal_", "aten::uniform_")
-"""What initial weights take, which is no part of a step."""
 PLAIN = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "intermediate_size": 1024}
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "bert": (PLAIN, "masked_lm"),
@@ -62,17 +59,35 @@ def main(arguments: list[str] | None = None) -> int:
                 "checkpoint": {"model": "never", "save_steps": 1_000_000},
                 "trackers": [],
             }
-            with profile(activities=[ProfilerActivity.CPU]) as seen:
-                ours.run(raw, given.steps, Clock(warm_up=1, steps=given.steps))
-            print(
-                f"{family}: {shares({each.key: each.self_cpu_time_total for each in seen.key_averages()})}", flush=True
-            )
+            seen = Profiled(given.steps)
+            ours.run(raw, given.steps + 2, seen)
+            print(f"{family}: {shares(seen.seconds)}", flush=True)
     return 0
+
+
+class Profiled:
+    """Profiles so many steps after the first, whose start has random weights to make.
+
+    Attributes:
+        seconds: of each operation in these steps, by its name.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._profile, self._last, self._ended = profile(activities=[ProfilerActivity.CPU]), steps + 1, 0
+        self.seconds: dict[str, float] = {}
+
+    def step_ended(self) -> None:
+        """Begins after the first step, and ends after the last that is profiled."""
+        self._ended += 1
+        if self._ended == 1:
+            self._profile.__enter__()
+        elif self._ended == self._last:
+            self._profile.__exit__(None, None, None)
+            self.seconds = {each.key: each.self_cpu_time_total for each in self._profile.key_averages()}
 
 
 def shares(seconds: dict[str, float]) -> str:
     """The share of products, then each other operation's above `SHOWN`."""
-    seconds = {name: spent for name, spent in seconds.items() if name not in STARTS}
     total = sum(seconds.values())
     found = {"products": sum(seconds.get(each, 0.0) for each in PRODUCTS) / total}
     others = {name.removeprefix("aten::"): spent / total for name, spent in seconds.items() if name not in PRODUCTS}

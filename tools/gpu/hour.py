@@ -3,9 +3,10 @@
     python tools/gpu/hour.py --part B --out RESULTS
 
 Parts B and C are the two calls of a machine that is lent for a quarter of an hour; `stages.py` has the stages of all
-parts. The stages of a call run one after another in one process, which imports torch once. This program starts it, tells it which
-stage is next, and ends it where a stage hangs: another process then goes on with the stage after it. Each measurement
-is a line of RESULTS/hour.jsonl, written as soon as it is known. `--tiny` runs the same code at toy size on a CPU.
+parts. The stages of a call run one after another in one process, which imports torch once. This program starts it,
+tells it which stage is next, and ends it where a stage hangs: another process then goes on with the stage after it.
+Each measurement is a line of RESULTS/hour.jsonl, written as soon as it is known. `--tiny` runs the same code at toy
+size on a CPU.
 tools/gpu/README.md says how to take all of it to a machine without a network.
 """
 

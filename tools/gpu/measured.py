@@ -234,7 +234,7 @@ def card_table(results: Path) -> str:
 
 
 def _settings(measurement: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Returns whether a `measurement` is of deterministic algorithms, and of CUDA graphs; None where it does not say, or
+    """Returns whether a `measurement` is of deterministic algorithms and of CUDA graphs; None where it does not say, or
     differs from the preset in more than these, its rows and its micro-steps."""
     variant = measurement.get("variant", "")
     changed = {part.rpartition(" ")[0] for part in variant.split(", ")} - {"as"}  # as shipped

@@ -22,7 +22,7 @@ BLOCKS, ANY, SDPA = {"cuda_graphs": False}, {"deterministic": False}, {"attentio
 
 
 def ours(seconds: float, preset: str, *settings: Mapping[str, Any], **sizes: Any) -> Stage:
-    """Returns the stage of our rate of a preset with further `settings`, and with `sizes`, which are fields of `Case`."""
+    """Returns the stage of our rate of a preset with further `settings` and with `sizes`, fields of `Case`."""
     case = Case(preset, further={key: value for each in settings for key, value in each.items()}, **sizes)
     return Stage(f"{preset}, {case.label}", seconds, partial(rate, case=case))
 
