@@ -9,12 +9,14 @@ Letters in shapes: B rows, T positions, N heads, D size of a head, H hidden size
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from terakoya_precision.bf16_functions import Rotation
+from terakoya_precision.bf16_encoder_blocks import IS_ONE, branch, copies_of, has_hooks, need_gradients, projections
+from terakoya_precision.bf16_functions import Products, Rotation
 
 ROTARY_ATTENTIONS = (
     ("llama", "LlamaAttention"),
@@ -67,11 +69,17 @@ class RotaryAttention(nn.Module):
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values (B, T, N, D), before the rotation."""
         parts: Any = self
-        layers = (parts.q_proj, parts.k_proj, parts.v_proj)
-        query, key, value = (layer(hidden_states).unflatten(-1, (-1, self.head_dim)) for layer in layers)
+        query, key, value = (each.unflatten(-1, (-1, self.head_dim)) for each in self.products(hidden_states))
         if hasattr(self, "q_norm"):
             query, key = parts.q_norm(query), parts.k_norm(key)
         return query, key, value
+
+    def products(self, hidden_states: Tensor) -> Sequence[Tensor]:
+        """Returns queries, keys and values (B, T, N D), by one product where gradients are needed."""
+        layers = projections(self)
+        if getattr(self, IS_ONE, False) and need_gradients(hidden_states, *layers) and not has_hooks(*layers):
+            return branch(Products, layers, hidden_states, copies_of(self))
+        return [layer(hidden_states) for layer in layers]
 
     def output(self, attended: Tensor) -> Tensor:
         """Returns what the layer behind attention makes of `attended` (B, T, N D): (B, T, H)."""
@@ -86,10 +94,9 @@ class WideNormAttention(RotaryAttention):
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `RotaryAttention`."""
         parts: Any = self
-        query, key = parts.q_norm(parts.q_proj(hidden_states)), parts.k_norm(parts.k_proj(hidden_states))
-        query, key, value = (
-            each.unflatten(-1, (-1, self.head_dim)) for each in (query, key, parts.v_proj(hidden_states))
-        )
+        query, key, value = self.products(hidden_states)
+        states = parts.q_norm(query), parts.k_norm(key), value
+        query, key, value = (each.unflatten(-1, (-1, self.head_dim)) for each in states)
         return query, key, value
 
 

@@ -26,6 +26,8 @@ COPIES = "bf16_copies"
 JOINED_COPIES = "bf16_joined_copies"
 """The attribute of an attention: those of its queries, keys and values, one below the other. Where weights are gathered
 it has none."""
+IS_ONE = "bf16_is_one_product"
+"""The attribute of an attention that is true where its queries, keys and values are one product."""
 FUSED = "bf16_fused"
 """The attribute of a block's part that is true where it takes fused kernels."""
 TOTAL = "bf16_total"
@@ -64,12 +66,11 @@ class Attention(nn.Module):
         kind = inner.config._attn_implementation
         layers = projections(self)
         bypassed = (inner, *layers)
-        is_taken = kind != "eager" and "past_key_values" not in further and _need_gradients(hidden_states, *layers)
-        if not is_taken or _has_hooks(*bypassed):
+        is_taken = kind != "eager" and "past_key_values" not in further and need_gradients(hidden_states, *layers)
+        if not is_taken or has_hooks(*bypassed):
             return super().forward(hidden_states, attention_mask, **named)
-        joined = getattr(self, JOINED_COPIES, None)
-        copies = [getattr(each, COPIES) for each in layers] if joined is None else [joined]
-        *products, residual = _branch(layers, hidden_states, copies, fused=_is_fused(self) and can_join(layers))
+        function = FusedBranch if _is_fused(self) and can_join(layers) else Branch
+        *products, residual = branch(function, layers, hidden_states, copies_of(self))
         heads = [each.unflatten(-1, (-1, inner.attention_head_size)).transpose(1, 2) for each in products]
         attended, weights = ALL_ATTENTION_FUNCTIONS[kind](
             inner, *heads, attention_mask, dropout=inner.dropout.p if inner.training else 0.0, scaling=inner.scaling,
@@ -87,16 +88,16 @@ class Layer(nn.Module):
     def feed_forward_chunk(self, attention_output: Tensor) -> Tensor:
         """Returns the normed sum (B, T, H) of `attention_output` (B, T, H) and what the feed-forward makes of it."""
         first, activation = self.intermediate.dense, self.intermediate.intermediate_act_fn
-        if not _need_gradients(attention_output, first) or _has_hooks(self.intermediate, first):
+        if not need_gradients(attention_output, first) or has_hooks(self.intermediate, first):
             states: Tensor = super().feed_forward_chunk(attention_output)  # type: ignore[misc]
             return states
         gelu = next((name for kind, name in GELUS.items() if isinstance(activation, kind)), None)
         fused, copies = _is_fused(self), [getattr(first, COPIES)]
-        if fused and gelu is not None and not _has_hooks(activation):
-            middle, residual = _branch((first,), attention_output, copies, fused=True, biases_learn=False)
+        if fused and gelu is not None and not has_hooks(activation):
+            middle, residual = branch(FusedBranch, (first,), attention_output, copies, biases_learn=False)
             middle = FusedGelu.apply(middle, first.bias, gelu)
         else:
-            middle, residual = _branch((first,), attention_output, copies, fused=fused)
+            middle, residual = branch(FusedBranch if fused else Branch, (first,), attention_output, copies)
             middle = activation(middle)
         states = self.output(middle, residual)
         return states
@@ -112,13 +113,13 @@ class Output(nn.Module):
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
         """Returns the normed sum (B, T, H) of the residual `input_tensor` (B, T, H) and the layer's result."""
         norm = self.LayerNorm
-        if _has_hooks(norm, self.dropout):
+        if has_hooks(norm, self.dropout):
             normed: Tensor = super().forward(hidden_states, input_tensor)
             return normed
         copies = getattr(norm, COPIES)
         eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
         further = copies["weight"], copies["bias"], eps, self.dropout.p if self.dropout.training else 0.0
-        is_fused = _is_fused(self) and COPIES in self.dense.__dict__ and not _has_hooks(self.dense)
+        is_fused = _is_fused(self) and COPIES in self.dense.__dict__ and not has_hooks(self.dense)
         is_fused = is_fused and len(norm.weight) <= LARGEST_WIDTH
         states = _without_bias_gradient(self.dense, hidden_states) if is_fused else self.dense(hidden_states)
         given = states.to(DTYPE), input_tensor.to(DTYPE), norm.weight, norm.bias
@@ -130,23 +131,23 @@ class Output(nn.Module):
         return normed
 
 
-def _branch(
+def branch(
+    function: type[Branch],
     layers: Sequence[nn.Linear],
     states: Tensor,
     copies: Sequence[Mapping[str, Tensor]],
     *,
-    fused: bool = False,
     biases_learn: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Returns the result of each of `layers`, and `states` for the residual sum; without `biases_learn` the function
-    that takes the result returns the gradient of the bias. `copies` are those of all layers, or of each."""
+    """Returns what `function` makes of `states`: the result of each of `layers`, and for a residual sum `states`.
+    Without `biases_learn` the function that takes the result returns the gradient of the bias. `copies` are those of
+    all layers, or of each."""
     read = [each["weight"] for each in copies]
     bias = join([each["bias"] for each in copies]) if "bias" in copies[0] else None
     parameters = (
         *(each.weight for each in layers), *(each.bias if biases_learn else None for each in layers),
         *map(total_of, layers),
     )  # fmt: skip
-    function = FusedBranch if fused else Branch
     branches: tuple[Tensor, ...] = function.apply(states.to(DTYPE), bias, len(layers), *parameters, *read)
     return branches
 
@@ -178,14 +179,14 @@ def can_join(layers: Sequence[nn.Linear]) -> bool:
     )
 
 
-def _need_gradients(states: Tensor, *layers: nn.Linear) -> bool:
+def need_gradients(states: Tensor, *layers: nn.Linear) -> bool:
     """Whether the results of `layers` for `states` need gradients. Where they do not, as in frozen blocks, torch's
     compiler may call the forward of a function of autograd without its context."""
     learns = states.requires_grad or any(each.requires_grad for layer in layers for each in layer.parameters())
     return torch.is_grad_enabled() and learns
 
 
-def _has_hooks(*modules: nn.Module) -> bool:
+def has_hooks(*modules: nn.Module) -> bool:
     """Whether any of `modules` has hooks, which its call runs."""
     return any(
         each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks
@@ -194,8 +195,16 @@ def _has_hooks(*modules: nn.Module) -> bool:
 
 
 def projections(attention: Any) -> tuple[nn.Linear, ...]:
-    """Returns the layers for queries, keys and values of `attention`."""
-    return attention.self.query, attention.self.key, attention.self.value
+    """Returns the layers for queries, keys and values of `attention`; none where they are one layer."""
+    if "self" in attention._modules:
+        return attention.self.query, attention.self.key, attention.self.value
+    return (attention.q_proj, attention.k_proj, attention.v_proj) if "q_proj" in attention._modules else ()
+
+
+def copies_of(attention: nn.Module) -> Sequence[Mapping[str, Tensor]]:
+    """Returns the copies of all projections of `attention`, or of each."""
+    joined = getattr(attention, JOINED_COPIES, None)
+    return [getattr(each, COPIES) for each in projections(attention)] if joined is None else [joined]
 
 
 def can_branch(layers: Sequence[nn.Module], taken: Mapping[nn.Parameter, Tensor]) -> bool:

@@ -244,6 +244,37 @@ class Branch(torch.autograd.Function):
         return of_states, None, None, *of_weights, *of_biases, *([None] * (count + len(read)))
 
 
+class Products(Branch):
+    """Linear layers of the same states (..., I) where no residual sum begins. The gradients of their results are put
+    side by side, where torch's compiler writes those that it computes, and are one operand from there on."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, bias_copy: Tensor | None, count: int, *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Returns the result (..., O) of each layer; see `Branch`."""
+        return Branch.forward(ctx, states, bias_copy, count, *parameters)[:-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        states, *read = ctx.saved_tensors
+        rows, count = states.reshape(-1, states.shape[-1]), len(ctx.outputs)
+        operand = torch.cat([each.reshape(len(rows), -1) for each in gradients], 1)
+        needs_states, _, _, *needed = ctx.needs_input_grad
+        of_states = (operand @ join(read)).view_as(states) if needs_states else None
+        parts: Sequence[Tensor] = operand.split(ctx.outputs, 1)
+        of_weights: Sequence[Tensor | None]
+        if all(needed[:count]) and ctx.totals == (None,) * count:
+            of_weights = float_product(operand.t(), rows).split(ctx.outputs)
+        else:
+            given = zip(parts, needed[:count], ctx.totals, strict=True)
+            of_weights = [weight_gradient(each.t(), rows, total) if needs else None for each, needs, total in given]
+        pairs = zip(parts, needed[count : 2 * count], strict=True)
+        of_biases = [each.sum(0, dtype=torch.float32) if needs else None for each, needs in pairs]
+        return of_states, None, None, *of_weights, *of_biases, *([None] * (count + len(read)))
+
+
 def join(copies: Sequence[Tensor | None]) -> Tensor:
     """Returns `copies` (O, ...), one below the other: a single one itself."""
     found = [each for each in copies if each is not None]

@@ -39,6 +39,7 @@ from terakoya_precision.bf16_encoder_blocks import (
     ATTENTIONS,
     COPIES,
     FUSED,
+    IS_ONE,
     LAYERS,
     OUTPUTS,
     TOTAL,
@@ -103,8 +104,10 @@ class WeightCopies:
             if streamed is None or not _can_be(streamed, layer, by_weight):
                 continue
             layer.__class__ = streamed
-            if issubclass(streamed, Attention) and not gathers_on:
-                join_copies(layer, by_weight)
+            if issubclass(streamed, (Attention, RotaryAttention)) and can_branch(projections(layer), by_weight):
+                setattr(layer, IS_ONE, True)
+                if not gathers_on:
+                    join_copies(layer, by_weight)
             copies = {
                 name: by_weight.setdefault(weight, weight if gathers_on else weight.detach().to(DTYPE))
                 for name, weight in layer._parameters.items()

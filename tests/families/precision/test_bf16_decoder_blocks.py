@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from exact_models import errors, rounded
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     EuroBertConfig,
     EuroBertModel,
@@ -30,7 +30,8 @@ from transformers import (
 )
 
 from terakoya_precision.bf16_decoder_blocks import RotaryAttention
-from terakoya_precision.bf16_functions import Rotation
+from terakoya_precision.bf16_encoder_blocks import IS_ONE, branch
+from terakoya_precision.bf16_functions import Products, Rotation
 from terakoya_precision.bf16_stream import WeightCopies
 
 SIZES = {
@@ -56,11 +57,13 @@ def test_blocks_are_those_of_transformers(name: str) -> None:
     torch.manual_seed(1)
     model = rounded(MODELS[name]()).train()
     model.config._attn_implementation = "sdpa"
+    model.config.use_cache = False  # as in training: with a cache the forward is Transformers'
     exact = copy.deepcopy(model).double()
     names = list(model.state_dict())
     WeightCopies(model)
     assert list(model.state_dict()) == names
-    assert sum(isinstance(each, RotaryAttention) for each in model.modules()) == 2
+    attentions = [each for each in model.modules() if isinstance(each, RotaryAttention)]
+    assert [getattr(each, IS_ONE, False) for each in attentions] == 2 * [name != "modernbert"]
     found = errors(model, exact)
     assert found.pop("result") <= 0.02
     assert max(found.values()) <= 0.03, found
@@ -102,3 +105,27 @@ def test_a_rotation_is_that_of_float64(dtype: torch.dtype) -> None:
     for one, other in zip((*results, *got), (*exact, *expected), strict=True):
         assert one.dtype == torch.bfloat16
         assert (one.double() - other).norm() <= (0.5 if dtype == torch.float32 else 1.0) * unit * other.norm()
+
+
+@pytest.mark.parametrize("frozen", ["", "0.weight"])
+def test_layers_as_one_product_have_the_gradients_of_float64(frozen: str) -> None:
+    """Of several widths, with biases, and where a weight does not learn; its copies lie apart as where they are
+    gathered."""
+    torch.manual_seed(1)
+    layers = nn.ModuleList(nn.Linear(8, outputs) for outputs in (8, 4, 4)).bfloat16().float()
+    states = torch.randn(2, 5, 8).bfloat16().requires_grad_()
+    exact, given = copy.deepcopy(layers).double(), states.detach().double().requires_grad_()
+    for name, weight in layers.named_parameters():
+        weight.requires_grad_(name != frozen)
+    copies = [{name: each.detach().bfloat16() for name, each in layer.named_parameters()} for layer in layers]
+    results = branch(Products, list(layers), states, copies)  # type: ignore[arg-type]
+    gradients = [torch.randn_like(each) for each in results]
+    torch.autograd.backward(results, gradients)
+    expected = [layer(given) for layer in exact]
+    torch.autograd.backward(expected, [each.double() for each in gradients])
+    pairs = [*zip(results, expected, strict=True), (states.grad, given.grad)]
+    others = dict(exact.named_parameters())
+    pairs += [(each.grad, others[name].grad) for name, each in layers.named_parameters() if name != frozen]
+    assert sum(each.grad is None for each in layers.parameters()) == bool(frozen)
+    for one, other in pairs:
+        assert (one.double() - other).norm() <= 0.01 * other.norm()
