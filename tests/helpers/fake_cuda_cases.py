@@ -169,9 +169,10 @@ BLOCKS = 2
 
 
 def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, Any]:
-    """A step of the preset `name`, with its rows and micro-steps, for a vocabulary of 32,768; with its own number of
-    blocks, or so many. Engines that divide weights are counted as what computes in each process: DDP, for
-    DeepSpeed with autocast. Of phases it is the first."""
+    """A step of the preset `name` as shipped, on one GPU: with its rows and micro-steps and, where it takes them by
+    itself, CUDA graphs, for a vocabulary of 32,768; or of so many `blocks`, as one of several GPUs computes it. Engines
+    that divide weights are counted as what computes in each process: DDP, for DeepSpeed with autocast. Of phases it is
+    the first."""
     parameters = json.loads((PRESETS / f"{name}.json").read_text())
     architecture, objective = parameters["architecture"], parameters["objective"]
     for each in (architecture, objective.get("generator", {})) if blocks else ():
@@ -182,7 +183,8 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
     parameters["data"] = {**parameters["data"], "train": [str(store)], "validation": []}
     parameters |= {"batch_size": {"-1": min(rows, 2 * micro)}, "micro_batch_size": micro, "logging_steps": 100}
     parameters |= {"evaluation": None, "trackers": []}
-    parameters["autocast"] = parameters.pop("parallel", {}).get("engine") == "deepspeed"
+    engine = parameters.pop("parallel", {}).get("engine", "ddp")
+    parameters["autocast"] = engine == "deepspeed"
     optimizer = parameters["optimizer"]
     values = {key: value for key, value in optimizer.items() if key != "type"}
     for key in ("phases", "start_from", "epochs", "max_tokens"):
@@ -190,7 +192,7 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
     parameters["max_steps"] = 1000
     return {
         "parameters": parameters, "optimizers": {optimizer["type"]: {"type": optimizer["type"], "values": values}},
-        "vocabulary": 32768, "micro_steps": -(-rows // micro),
+        "vocabulary": 32768, "micro_steps": -(-rows // micro), "compiler": blocks is None and engine == "ddp",
     }  # fmt: skip
 
 
