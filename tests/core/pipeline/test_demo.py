@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,6 +72,20 @@ def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[
     assert f"Validation loss {before['loss']:.3f} -> {after['loss']:.3f}" in text
     assert all(sentence in text for sentence in SENTENCES)
     assert f'AutoModelForMaskedLM.from_pretrained("{files.model}")' in text
+
+
+def test_its_first_steps_on_a_processor_with_avx2_alone(finished: tuple[Demo, list[StageResult]]) -> None:
+    files, _ = finished
+    parameters = json.loads((files.folder / "run/parameters.json").read_text())
+    parameters |= {"max_steps": 30, "logging_steps": 1, "evaluation": None, "checkpoint": {"save_steps": 30}}
+    (files.folder / "thirty.json").write_text(json.dumps({**parameters, "trackers": []}))
+    out = files.folder / "thirty"
+    command = [sys.executable, "-m", "terakoya", "train", str(files.folder / "thirty.json"), "--out", str(out)]
+    imitated = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env={**os.environ, **imitated}, check=True, capture_output=True)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    assert len(losses) == 30 and losses[-1] < losses[0] - 2
 
 
 def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[StageResult]]) -> None:
