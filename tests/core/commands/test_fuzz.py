@@ -152,7 +152,7 @@ FIRST: dict[tuple[str, ...], tuple[str, ...]] = {
 """The arguments of a verb whose first argument is a name; of the others it is a file or folder that is missing."""
 NEEDED: dict[str, str] = {
     "--out": "out", "--tokenizer": "missing", "--name": "a/b", "--parts": "1,1", "--kind": "schedule",
-    "--corpus": "missing.txt", "--type": "mecab_wordpiece", "--format": "huggingface",
+    "--corpus": "missing.txt", "--clean": "missing.json", "--type": "mecab_wordpiece", "--format": "huggingface",
     "--train": "missing.jsonl", "--eval": "missing.jsonl", "--task": "classification",
 }  # fmt: skip
 

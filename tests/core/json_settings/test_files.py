@@ -202,5 +202,5 @@ def test_runs_pipelines_and_cleaning_steps_are_read_from_yaml_too(tmp_path: Path
     in_object = "$schema: clean.json\nclean:\n- type: nfkc\n"
     assert load_steps(write(tmp_path, in_object, "clean.yaml")) == steps
     assert read_value(write(tmp_path, "- type: nfkc\n", "list.yaml")) == [{"type": "nfkc"}]
-    with pytest.raises(UserError, match=r"clean\.yaml: clean\.0\.type: expected one of characters"):
+    with pytest.raises(UserError, match=r"clean\.yaml: clean\.0\.type: expected one of .*, nfkc"):
         load_steps(write(tmp_path, "clean: [{type: nfk}]\n", "clean.yaml"))
