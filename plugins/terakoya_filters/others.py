@@ -37,14 +37,13 @@ Judge = Callable[[str], tuple[str, bool, str]]
 """A text -> the changed text, whether it stays, and the library's own word for why not."""
 
 
-class Datatrove(CleaningStep):
-    """Drops and changes documents as a filter of datatrove does."""
+class _LibraryFilter(CleaningStep):
+    """A filter of a library, called by the name of its class."""
 
     repeats: ClassVar = True
-    test_settings: ClassVar[Mapping[str, Any]] = {"filter": "RegexFilter", "settings": {"regex_exp": "ab"}}
+    library: ClassVar[str]
 
     filter: str
-    """The class of `datatrove.pipeline.filters`: "GopherQualityFilter"."""
     settings: Settings = ()
     """The arguments of the class."""
 
@@ -54,10 +53,9 @@ class Datatrove(CleaningStep):
         return self.filter
 
     def versions(self) -> Mapping[str, str]:
-        """Implements `CleaningStep.versions`."""
-        version = _version("datatrove", self.filter)
-        self._judge  # noqa: B018 - an unknown filter or argument is told before the work begins
-        return {"datatrove": version}
+        """Implements `CleaningStep.versions`. An unknown filter or argument is told here, before the work begins."""
+        self._judge  # noqa: B018 - it is made here
+        return {self.library: _version(self.library, self.filter)}
 
     def change(self, text: str) -> str:
         """Implements `CleaningStep.change`."""
@@ -73,7 +71,23 @@ class Datatrove(CleaningStep):
 
     @cached_property
     def _judge(self) -> Judge:
-        _version("datatrove", self.filter)
+        _version(self.library, self.filter)
+        return _remember_last(self._make_judge(), f"{self.library}: {self.filter}")
+
+    def _make_judge(self) -> Judge:
+        raise NotImplementedError
+
+
+class Datatrove(_LibraryFilter):
+    """Drops and changes documents as a filter of datatrove does."""
+
+    library: ClassVar[str] = "datatrove"
+    test_settings: ClassVar[Mapping[str, Any]] = {"filter": "RegexFilter", "settings": {"regex_exp": "ab"}}
+
+    filter: str
+    """The class of `datatrove.pipeline.filters`: "GopherQualityFilter"."""
+
+    def _make_judge(self) -> Judge:
         made = _make("datatrove", ("datatrove.pipeline.filters",), self.filter, dict(self.settings))
         document = importlib.import_module("datatrove.data").Document
 
@@ -83,42 +97,19 @@ class Datatrove(CleaningStep):
             kept, reason = answer if isinstance(answer, tuple) else (answer, "")
             return item.text, bool(kept), str(reason or "")
 
-        return _remember_last(judge, f"datatrove: {self.filter}")
+        return judge
 
 
-class Hojichar(CleaningStep):
+class Hojichar(_LibraryFilter):
     """Drops and changes documents as a filter of HojiChar does."""
 
-    repeats: ClassVar = True
+    library: ClassVar[str] = "hojichar"
     test_settings: ClassVar[Mapping[str, Any]] = {"filter": "DocumentLengthFilter", "settings": {"min_doc_len": 3}}
 
     filter: str
     """The class of `hojichar.document_filters`: "DiscardBBSComments"; or of its other modules of filters."""
-    settings: Settings = ()
-    """The arguments of the class."""
 
-    @property
-    def reason(self) -> str:
-        """The class."""
-        return self.filter
-
-    def versions(self) -> Mapping[str, str]:
-        """Implements `CleaningStep.versions`."""
-        version = _version("hojichar", self.filter)
-        self._judge  # noqa: B018 - an unknown filter or argument is told before the work begins
-        return {"hojichar": version}
-
-    def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
-        return self._judge(text)[0]
-
-    def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
-        return self._judge(text)[1]
-
-    @cached_property
-    def _judge(self) -> Judge:
-        _version("hojichar", self.filter)
+    def _make_judge(self) -> Judge:
         modules = ("hojichar.filters.document_filters", "hojichar.filters.language_identification")
         made = _make("hojichar", modules, self.filter, dict(self.settings))
         document = importlib.import_module("hojichar").Document
@@ -127,7 +118,7 @@ class Hojichar(CleaningStep):
             item = made.apply(document(text))
             return item.text, not item.is_rejected, ""
 
-        return _remember_last(judge, f"hojichar: {self.filter}")
+        return judge
 
 
 def _version(library: str, name: str) -> str:
