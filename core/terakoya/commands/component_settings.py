@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -13,28 +14,51 @@ from terakoya.commands.guidance import unknown_options
 from terakoya.errors import UserError
 
 
-class ComponentCommand(TyperCommand):
-    """A command that takes options that it does not know as arguments: they are the component's own settings."""
+class VerbCommand(TyperCommand):
+    """A verb. What has not the form of an option is a value, whatever it begins with: `- text`, `-1`, `-東京`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts values behind `--`: the parser would read one that begins with a dash as options of one letter, and an
+        `h` in it as a call for help."""
+        if ctx.resilient_parsing:
+            return list(super().parse_args(ctx, args))
+        parameters = [each for each in self.get_params(ctx) if each.param_type_name == "option"]
+        own: dict[str, Any] = {name: each for each in parameters for name in (*each.opts, *each.secondary_opts)}
+        options: list[str] = []
+        values: list[str] = []
+        words = iter(args)
+        for word in words:
+            name = word.partition("=")[0]
+            is_option = name in own if self.ignore_unknown_options else re.fullmatch(r"--?[A-Za-z][\w-]*", name, re.A)
+            if word == "--":
+                values += words
+            elif word in ctx.help_option_names and values and _takes_text(values[-1]):
+                values[-1] += f"={word}"
+            elif is_option and word in own and not own[word].is_flag:
+                following = next(words, None)
+                options += [word] if following is None else [word, following]
+                values = [] if following is None else values  # the parser says that a value is missing
+            elif is_option:
+                options.append(word)
+            else:
+                values.append(word)
+        return list(super().parse_args(ctx, [*options, *(["--", *values] if values else ())]))
+
+
+class ComponentCommand(VerbCommand):
+    """A verb that takes options that it does not know as arguments: they are the component's own settings."""
 
     ignore_unknown_options = True
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Joins a value that begins with one dash to the setting before it: the parser would read it as options of one
-        letter, and an `h` in it as a call for help."""
-        own = {option for each in self.get_params(ctx) for option in (*each.opts, *each.secondary_opts)}
-        joined: list[str] = []
-        for place, word in enumerate(args):
-            if word == "--":
-                joined += args[place:]
-                break
-            before = joined[-1] if joined else ""
-            is_setting = before.startswith("--") and "=" not in before and before not in own
-            if is_setting and word.startswith("-") and not word.startswith("--") and word not in own:
-                joined[-1] = f"{before}={word}"
-            else:
-                joined.append(word)
-        parsed: list[str] = super().parse_args(ctx, joined)
-        return parsed
+
+def _takes_text(word: str) -> bool:
+    """Returns whether `word` is an option without its value, of a setting that is no switch in some component."""
+    from terakoya.plugins import registry
+
+    key = word.removeprefix("--").replace("-", "_")
+    kinds = ("tokenizers", "launchers", "exporters", "importers") if word.startswith("--") else ()
+    components = (registry().component(kind, name) for kind in kinds for name in registry().names(kind))
+    return any(key in each.model_fields and not _is(each.model_fields[key].annotation, bool) for each in components)
 
 
 def gather(

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from terakoya import Group, Language, log
 from terakoya.commands import verbs
-from terakoya.commands.component_settings import ComponentCommand
+from terakoya.commands.component_settings import ComponentCommand, VerbCommand
 from terakoya.commands.guidance import next_command, unknown_options
 from terakoya.commands.guidance.examples import complete_overview, example_text
 from terakoya.commands.shared_options import plugin_options
@@ -139,7 +139,7 @@ def build_app(plugins: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> t
                 help=whole.help,
             )
             app.add_typer(groups[group], name=group, epilog=example_text(command.example))  # that of its first verb
-        kind, epilog = ComponentCommand if command.passes_options else None, example_text(command.example)
+        kind, epilog = ComponentCommand if command.passes_options else VerbCommand, example_text(command.example)
         groups.get(group, app).command(verb, cls=kind, epilog=epilog)(command.function)
     return app
 

@@ -20,20 +20,21 @@ KINDS = {
 
 
 HELP: Any = {"help_option_names": ["-h", "--help"]}
-VALUES = ("-h x", "-u /home/x", "-1", "--x=y", "--help-me=no", "-")
+VALUES = ("-h", "--help", "-h x", "-u /home/x", "-1", "--x=y", "--help-me=no", "-")
 
 
 def commands(group: Any, *names: str) -> Iterator[tuple[str, Any]]:
-    """Yields the verbs below `group` that take settings of components."""
+    """Yields the verbs below `group`."""
     for name, command in group.commands.items():
-        if isinstance(command, ComponentCommand):
-            yield " ".join((*names, name)), command
-        elif hasattr(command, "commands"):
+        if hasattr(command, "commands"):
             yield from commands(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
 
 
 def test_every_text_setting_of_every_verb_takes_values_with_dashes() -> None:
-    found: dict[str, Any] = dict(commands(typer.main.get_command(build_app())))
+    every: dict[str, Any] = dict(commands(typer.main.get_command(build_app())))
+    found = {verb: command for verb, command in every.items() if isinstance(command, ComponentCommand)}
     assert set(found) == set(KINDS)
     tried: set[str] = set()
     for verb, command in found.items():
@@ -69,7 +70,24 @@ def test_an_option_is_no_value(words: list[str], message: str, capsys: pytest.Ca
     assert left.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 
-def test_help_after_a_setting_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["--byte-fallback", "-h"], ["--no-such-setting", "--help"], ["-h"]])
+def test_help_after_a_switch_is_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["tokenizer", "train", "c.jsonl", "--mecab-option", "-h"])
+        main(["tokenizer", "train", "c.jsonl", *words])
     assert left.value.code == 0 and "Train a tokenizer" in capsys.readouterr().out
+
+
+def test_every_argument_of_every_verb_takes_texts_that_begin_with_a_dash() -> None:
+    texts = ["- a text", "-1", "-東京", "---", "-h and --help", "-"]
+    for verb, command in commands(typer.main.get_command(build_app())):
+        options = [each for each in command.params if each.param_type_name == "option"]
+        flags = [each.opts[0] for each in options if each.is_flag][:1]
+        needed = [each.opts[0] for each in options if each.required]
+        given = [word for name in needed for word in (name, "ner" if name == "--task" else "1")]
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        words = ["1"] * (len(arguments) - 1) + (texts if [each.nargs for each in arguments][-1:] == [-1] else texts[:1])
+        if arguments:
+            taken = command.make_context(verb, [words[0], *given, *words[1:], *flags], **HELP).params
+            found = taken[arguments[-1].name]
+            last = words[len(arguments) - 1 :]
+            assert [str(each) for each in (found if isinstance(found, list) else [found])] == last, verb

@@ -117,7 +117,7 @@ def test_the_generator_reads_a_text_with_a_mask(folder: Path, capsys: pytest.Cap
     out = run_try(capsys, str(folder), "山 に [MASK] が 降る", "--top", "2").splitlines()
     assert out[0] == "[MASK] 1" and out[1].endswith("雪") and len(out) == 3
     assert fill_mask(folder / "generator", "[MASK]")[0][0].word == "雪"
-    texts = ["山 に [MASK] が 降る", "[MASK] に"]
+    texts = ["山 に [MASK] が 降る", "- [MASK] に"]
     out = run_try(capsys, str(folder), *texts, "--top", "1").splitlines()
     assert [out[0], out[1], out[3], out[4]] == [texts[0], "[MASK] 1", texts[1], "[MASK] 1"], "each below its text"
 
