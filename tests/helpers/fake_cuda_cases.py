@@ -172,7 +172,7 @@ def preset(store: Path, name: str, *, blocks: int | None = None) -> dict[str, An
     """A step of the preset `name` as shipped, on one GPU: with its rows and micro-steps and, where it takes them by
     itself, CUDA graphs, for a vocabulary of 32,768; or of so many `blocks`, as one of several GPUs computes it. Engines
     that divide weights are counted as what computes in each process: DDP, for DeepSpeed with autocast. Of phases it is
-    the first."""
+    the first. It has more steps than epochs of the small store, at whose end a step has fewer rows."""
     parameters = json.loads((PRESETS / f"{name}.json").read_text())
     architecture, objective = parameters["architecture"], parameters["objective"]
     for each in (architecture, objective.get("generator", {})) if blocks else ():

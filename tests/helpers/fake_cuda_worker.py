@@ -105,6 +105,8 @@ def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
             read_in_every_module(engine.module)
         updates = engine.step = Updates(engine, machine, case["optimizers"])  # type: ignore[method-assign,assignment]
         trainer.run.step = 1  # the first step is logged
+        start, stop = trainer.plan.rows(1)
+        assert stop - start == trainer.phase.span.rows_per_step, f"{name}: ends before the step that is counted"
         unrecordable, last = watch_micro_steps(engine, machine)
         machine.clear()
         asked["marks"] = 0
