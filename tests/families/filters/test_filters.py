@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from terakoya.errors import UserError
 from terakoya_filters import register_cleaning_steps
 from terakoya_filters.markup import strip_markup
+from terakoya_filters.repetition import _duplicate_characters, _top_characters
 from terakoya_filters.words import find_words
 
 PROSE = (
@@ -191,6 +194,32 @@ OURS |= {f"duplicated_{size}_n_grams": f"duplicate {size}-grams" for size in ran
 def test_gophers_rules_are_those_of_datatrove(name: str) -> None:
     answer = ANSWERS[name]
     assert why("repetition", ENGLISH[name], max_duplicate_characters=1) == (OURS[answer] if answer else "")
+
+
+def count_ngrams(words: Sequence[str], size: int) -> tuple[int, int]:
+    """The characters, with spaces, of the first most frequent n-gram in all its places if it comes three times, and of
+    the words, without spaces, of n-grams that come again, where each begins behind the last one of these."""
+    found = [tuple(words[at : at + size]) for at in range(len(words) - size + 1)]
+    gram, times = (Counter(found).most_common(1) or [((), 0)])[0]
+    begins: list[int] = []
+    again: list[int] = []
+    for at, each in enumerate(found):
+        if not again or at >= again[-1] + size:
+            (again if any(found[before] == each for before in begins) else begins).append(at)
+    return times * len(" ".join(gram)) if times >= 3 else 0, sum(len("".join(found[at])) for at in again)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_characters_in_ngrams_are_those_counted_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    vocabulary = ["".join(chance.choices("abc", k=chance.randint(1, 7))) for _ in range(2 + seed % 5)]
+    words = chance.choices(vocabulary, k=chance.randint(0, 60))
+    found = find_words(" ".join(words))
+    for size in range(2, 11):
+        for count, right in zip((_top_characters, _duplicate_characters), count_ngrams(words, size), strict=True):
+            for limit in (0, right / 2, abs(right - 0.5), right):
+                counted = count(found, size, limit)
+                assert counted == right if right > limit else counted <= limit, (size, limit, words)
 
 
 def test_the_recorded_answers_are_those_of_datatrove(monkeypatch: pytest.MonkeyPatch) -> None:
