@@ -249,16 +249,19 @@ class _Heartbeat:
     def __init__(self, name: str) -> None:
         self.name = name
         self.start = self.printed = time.monotonic()
+        self.first: tuple[float, int] | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        """Prints a line if it is time for one: `done` of `total` bytes."""
+        """Prints a line if it is time for one: `done` of `total` bytes. The time left is by the rate since the first
+        call: what came before, such as a cleaning or the parts of an earlier run, went at another."""
         now = time.monotonic()
+        began, before = self.first = self.first or (now, done)
         if now - self.printed < HEARTBEAT_SECONDS:
             return
         self.printed = now
         left = ""
-        if 0 < done < total:
-            left = f", about {_short_duration((now - self.start) * (total - done) / done)} left"
+        if before < done < total:
+            left = f", about {_short_duration((now - began) * (total - done) / (done - before))} left"
         share = f" ({done / total:.0%})" if total else ""
         amounts = f"{_size(done)} / {_size(total)}" if total else _size(done)
         with suppress(OSError):

@@ -75,16 +75,20 @@ def test_a_progress_bar_prints_nothing_without_a_terminal(capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_log_file_gets_small_sizes_in_kilobytes(
+def test_a_log_file_gets_small_sizes_in_kilobytes_and_the_time_left_at_the_rate_of_now(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "HEARTBEAT_SECONDS", 0.0)
+    times = iter([0.0, 600.0, 610.0, 620.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
     with log.progress_bar("work") as progress:
         progress(65_000, 144_000)
+        progress(85_000, 144_000)
         progress(20_000_000, 2_000_000_000)
-    shown = capfd.readouterr().err.splitlines()
-    assert shown[0].startswith("work: 65 KB / 144 KB (45%) done after 0 s, about ")
-    assert shown[1].startswith("work: 20.0 MB / 2.00 GB (1%) done after 0 s, about ")
+    assert capfd.readouterr().err.splitlines() == [
+        "work: 65 KB / 144 KB (45%) done after 10 min",  # how fast this goes is not known yet
+        "work: 85 KB / 144 KB (59%) done after 10 min, about 30 s left",
+        "work: 20.0 MB / 2.00 GB (1%) done after 10 min, about 33 min left",
+    ]
 
 
 ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x1b[1;31m\x9b31m\x7f\x00\b"

@@ -27,6 +27,11 @@ def read_cleaning(clean: Any, source: str = "clean") -> AddCleaning:
     raise UserError(f"{source}: no plugin cleans documents{missing_family('hooks', 'read_cleaning')}")
 
 
+def plan_folder(out: Path) -> Path:
+    """Returns the folder of the cleaning plan of a corpus from which `out` is made, where none is given."""
+    return out.with_name(f"{out.name}.clean")
+
+
 def clean_corpus(
     corpus: Corpus, clean: StepsOrFile | None, folder: Path | None, *, out: Path, processes: int, held_out: bool = False
 ) -> Corpus:
@@ -46,7 +51,7 @@ def clean_corpus(
     add = read_cleaning(clean)
     if folder is not None:
         check_local(folder, "the folder of the cleaning plan")
-    corpus = add(corpus, folder or out.with_name(f"{out.name}.clean"), held_out)
+    corpus = add(corpus, folder or plan_folder(out), held_out)
     assert corpus.cleaning is not None, "it was added"
     corpus.cleaning.make_plan(corpus, processes=processes)
     return corpus

@@ -52,8 +52,8 @@ def command(options: Options) -> None:
     if shard is None:
         make_plan(corpus, processes=processes)
         made = ("--type", "mecab_wordpiece", "--out", options.out.with_name("tokenizer"))
-        folder = ("--clean", options.clean, "--clean-folder", options.out)
-        next_command.show("tokenizer", "train", *options.corpus, *folder, *made)
+        read = next_command.reading_words(options, options.out)
+        next_command.show("tokenizer", "train", *options.corpus, *read, *made)
     else:
         write_shard(corpus, shard, processes=processes)
-        next_command.show("clean", *options.corpus, "--clean", options.clean, "--out", options.out)
+        next_command.show("clean", *options.corpus, *next_command.reading_words(options), "--out", options.out)

@@ -69,4 +69,4 @@ def command(options: Options) -> None:
     if options.html is not None:
         write_text(options.html, render_page(reports, corpus=", ".join(map(str, options.corpus))))
         console().print(f"{options.html}: written", markup=False, soft_wrap=True)
-    next_command.after_tokenizer(options.folders[0], options.corpus, reading(options))
+    next_command.after_tokenizer(options.folders[0], options.corpus, next_command.reading_words(options))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
@@ -69,6 +71,28 @@ def test_a_table_is_accepted_only_with_the_same_steps(corpus: Path, tmp_path: Pa
         _train(corpus, "other", settings=settings, clean=None)
     with pytest.raises(UserError, match=r'table: corpus: cleaning: expected .*"share": 0\.2'):
         _train(corpus, "other", settings=settings, clean=[{"type": "hold_out", "share": 0.2}])
+
+
+def test_the_next_commands_read_the_same_text_and_clean_it_no_more(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus.write_text(corpus.read_text().replace('"text"', '"body"'))
+    read = [corpus, "--clean", corpus.with_name("clean.json"), "--field", "body", "--processes", 1]
+    following = list(map(str, ["tokenizer", "count", *read, "--type", "byte_bpe", "--out", tmp_path / "words"]))
+    for verb in ("tokenizer count", "tokenizer train", "prepare", "train"):
+        assert " ".join(following).startswith(verb + " ")
+        if verb != "train":
+            with pytest.raises(SystemExit) as left:
+                main(following)
+            said = capsys.readouterr().err
+            assert not left.value.code, said
+            following = shlex.split(said.partition("next: terakoya ")[2])
+    assert [each.name for each in tmp_path.glob("*.clean")] == ["words.clean"]
+    plan = ["clean", corpus, "--clean", corpus.with_name("clean.json"), "--field", "body", "--out", tmp_path / "plan"]
+    for shard in (["--shard", "1/2"], []):
+        with pytest.raises(SystemExit):
+            main(list(map(str, [*plan, *shard])))
+        assert "--field body" in capsys.readouterr().err.partition("next: terakoya ")[2]
 
 
 def test_wrong_options_are_found_before_anything_is_cleaned(corpus: Path, tmp_path: Path) -> None:

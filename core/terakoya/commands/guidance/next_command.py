@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -74,13 +74,22 @@ def line(*words: str | Path) -> str:
     return f"next: {shlex.join(['terakoya', *given, *texts])}"
 
 
-def after_tokenizer(out: Path, corpus: Iterable[object], reading: Mapping[str, Any] | None = None) -> None:
-    """Names `prepare` of the same corpus, read and cleaned in the same way, with the new tokenizer `out`."""
+def reading_words(options: Any, plan: Path | None = None) -> list[str]:
+    """Returns the options with which another command reads the corpus as the one with `options` did, and cleans it, if
+    that did, by the `plan` in this folder."""
+    from terakoya.commands.shared_options import reading
     from terakoya.corpus.corpus import Corpus
 
+    clean = getattr(options, "clean", None)
+    values = {**reading(options), "clean": clean, "clean_folder": None if clean is None else plan}
     defaults = {each.name: each.default for each in fields(Corpus)}
-    given = [(name, value) for name, value in (reading or {}).items() if value != defaults.get(name)]
-    options = [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+    given = [(name, value) for name, value in values.items() if value != defaults.get(name)]
+    return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def after_tokenizer(out: Path, corpus: Iterable[object], options: Iterable[str] = ()) -> None:
+    """Names `prepare` of the same corpus, with the `options` that read it in the same way, and the new tokenizer
+    `out`."""
     files = [str(each) for each in corpus] or ["CORPUS"]
     show("prepare", *files, "--tokenizer", out, "--out", free_name(out.with_name("store")), *options)
 

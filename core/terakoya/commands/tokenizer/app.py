@@ -60,6 +60,7 @@ def train(options: TrainOptions) -> None:
     `model_prefix` may replace CORPUS and --out.
     """
     from terakoya.log import announce, progress_bar
+    from terakoya.plugins.cleaning import plan_folder
     from terakoya.tokenization.train import train_tokenizer
 
     kind_settings, sources = _read_arguments(options.corpus, options.type, options.settings, options.set_)
@@ -71,7 +72,8 @@ def train(options: TrainOptions) -> None:
             clean_folder=options.clean_folder, progress=progress, **reading(options),
         )  # fmt: skip
     _print_facts(out, facts)
-    next_command.after_tokenizer(out, sources, {**reading(options), "clean": options.clean})
+    plan = options.clean_folder or plan_folder(out)
+    next_command.after_tokenizer(out, sources, next_command.reading_words(options, plan))
 
 
 def import_tokenizer(

@@ -37,6 +37,7 @@ def command(options: Options) -> None:
     """Count words once. `tokenizer train --set counts=TABLE` then skips counting, for kinds that split words alike."""
     from terakoya.json_settings import apply_overrides
     from terakoya.log import console, progress_bar
+    from terakoya.plugins.cleaning import plan_folder
     from terakoya.tokenization.count_words import save_word_counts
 
     with progress_bar("count") as progress:
@@ -57,4 +58,5 @@ def command(options: Options) -> None:
         markup=False,
     )
     words = ("--type", options.type, "--set", f"counts={options.out}", "--out", options.out.with_name("tokenizer"))
-    next_command.show("tokenizer", "train", *options.corpus, *words)
+    plan = options.clean_folder or plan_folder(options.out)
+    next_command.show("tokenizer", "train", *options.corpus, *words, *next_command.reading_words(options, plan))

@@ -45,4 +45,4 @@ def command(options: Options) -> None:
     shown = {name: facts[name] for name in ("pieces", "new_pieces", "tokens_before", "tokens_after")}
     text = ", ".join(f"{translated(name.replace('_', ' '))} {value:,}" for name, value in shown.items())
     console().print(f"{options.out}: {text}", soft_wrap=True, markup=False)
-    next_command.after_tokenizer(options.out, options.corpus, reading(options))
+    next_command.after_tokenizer(options.out, options.corpus, next_command.reading_words(options))
