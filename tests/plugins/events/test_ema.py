@@ -19,6 +19,7 @@ from terakoya import train
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.runs.checkpoints import find_problems, read_manifest
+from terakoya.toolkit.formats import folder_digests
 
 SETTINGS = {"decay": 0.6, "every": 2, "from_step": 3}
 LAST = 10
@@ -120,5 +121,7 @@ def test_the_average_is_exported_as_a_model(straight: tuple[Path, Any], tmp_path
     assert parameters.keys() == expected.keys()
     assert all(torch.equal(parameters[name], expected[name]) for name in expected)
     assert not torch.equal(parameters["cls.predictions.bias"], plain.cls.predictions.bias)
+    origins = [folder_digests.read_place(tmp_path / name) for name in ("ema", "plain")]
+    assert origins == [None, f"{run.name}/checkpoints/{folder(run).name}"], "no checkpoint has an average as its model"
     with pytest.raises(UserError, match="--weights ema: expected a run or a checkpoint, got a Transformers model"):
         export(tmp_path / "plain", tmp_path / "again", weights="ema")
