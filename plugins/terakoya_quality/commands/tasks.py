@@ -36,9 +36,18 @@ def evaluate(
     ] = None,
     epochs: Annotated[list[int] | None, typer.Option(help="For suites: epochs to try; may be repeated.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="For suites: examples of a step.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For suites: an optimizer, or as JSON its type and settings.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For suites: a schedule, in the same way.")
+    ] = None,
 ) -> None:
     """Measures the model by the tasks, if there are any."""
-    given = {"seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size}
+    given = {
+        "seeds": seeds, "learning_rates": learning_rate, "epochs": epochs, "batch_size": batch_size,
+        "optimizer": optimizer, "schedule": schedule,
+    }  # fmt: skip
     tuning = {name: value for name, value in given.items() if value}
     if tasks is None and not tuning:
         verb(**arguments)

@@ -73,7 +73,7 @@ def show_benchmark(result: Mapping[str, Any]) -> None:
     published for the same examples, and where they are from."""
     from terakoya.log import console
 
-    settings = {name: result["settings"][name] for name in _SETTINGS if name in result["settings"]}
+    settings = {name: value for name in _SETTINGS if (value := result["settings"].get(name)) is not None}
     console().print(f"{result['title']} ({result['suite']}): {_words(settings)}", markup=False, soft_wrap=True)
     console().print(_benchmark_table(result))
     if result["limit"] is not None:
@@ -107,10 +107,11 @@ def show_embedding(results: Mapping[str, Any]) -> None:
 
 
 def _words(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+    types = {name: value["type"] if isinstance(value, Mapping) else value for name, value in settings.items()}
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in types.items())
 
 
-_SETTINGS = ("learning_rate", "epochs", "batch_size", "max_length", "seeds", "pooling")
+_SETTINGS = ("optimizer", "schedule", "learning_rate", "epochs", "batch_size", "max_length", "seeds", "pooling")
 
 
 def _benchmark_table(result: Mapping[str, Any]) -> Table:

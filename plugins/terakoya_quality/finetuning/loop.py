@@ -1,6 +1,7 @@
 """Trains a model with a head, and computes its logits: the same seed gives the same numbers to the bit on a CPU.
 
-AdamW, a linear warm-up and a linear way down to 0, gradients clipped to 1, as in the scripts of BERT and GLUE.
+Gradients are clipped to 1; by default with AdamW, a linear warm-up and a linear way down to 0, as in the scripts of
+BERT and GLUE.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
+from terakoya.components import Progress
 from terakoya.errors import UserError
-from terakoya.toolkit.parameter_groups import decay_groups
 from terakoya.training.batches import copy_to_device
 from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya_quality.finetuning.task import Feature, Inputs, Task
@@ -81,8 +85,8 @@ def train(
     model, task = batches.model, batches.task
     size = settings.batch_size
     total = epochs * math.ceil(len(features) / size)
-    optimizer = torch.optim.AdamW(decay_groups(model.parameters(), settings.weight_decay), lr=learning_rate, eps=1e-8)
-    schedule = get_linear_schedule_with_warmup(optimizer, math.ceil(total * settings.warmup_ratio), total)
+    optimizer = settings.make_optimizer(learning_rate).build(model, fused=model.device.type == "cuda")
+    schedule = _schedule(optimizer, settings, total)
     order = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     model.train()
@@ -107,6 +111,15 @@ def train(
                 checked.clear()
             progress(done, total)
     return True
+
+
+def _schedule(optimizer: Optimizer, settings: TuningSettings, total: int) -> LambdaLR:
+    """Returns the schedule of `optimizer`, which has its peak rate, over `total` steps."""
+    if (chosen := settings.make_schedule()) is None:
+        return get_linear_schedule_with_warmup(optimizer, math.ceil(total * settings.warmup_ratio), total)
+    start = Progress(step=0, max_steps=total, learning_rate=optimizer.param_groups[0]["lr"])
+    chosen.check(start)
+    return LambdaLR(optimizer, lambda step: chosen.factor(replace(start, step=step)))
 
 
 def _check_untrained(first: Tensor, batches: Batches) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from terakoya.errors import UserError
 
@@ -63,7 +63,17 @@ class FinetuneOptions:
     warmup_ratio: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the steps in which the learning rate grows.")
     ] = 0.1
-    weight_decay: Annotated[float, typer.Option(min=0, help="AdamW's weight decay.")] = 0.01
+    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay, of matrices alone.")] = 0.01
+    optimizer: Annotated[
+        str | Mapping[str, Any],
+        typer.Option(parser=str, metavar="NAME", help="An optimizer, or as JSON its type and settings."),
+    ] = "adamw"
+    schedule: Annotated[
+        str | Mapping[str, Any] | None,
+        typer.Option(
+            parser=str, metavar="NAME", help="A schedule in the same way. Default: linear, up from 0 and down to 0."
+        ),
+    ] = None
     limit: Annotated[
         int | None, typer.Option(min=1, help="Read only this many examples of each file, for a quick try.")
     ] = None

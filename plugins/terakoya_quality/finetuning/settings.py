@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from terakoya.components import Optimizer, Schedule
+from terakoya.errors import UserError
+from terakoya.json_settings import short_json
+from terakoya.plugins import registry
+from terakoya.plugins.create import create_component
+
+
+def _read_component(value: Any) -> Any:
+    """Returns the settings of a component that a name, or JSON on a command line, means."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.startswith("{") else {"type": value}
+
+
+Named = Annotated[Mapping[str, Any], BeforeValidator(_read_component)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LONGEST, SHORTEST = 512, 8
 """Default number of tokens of an input, for models that take more, and the fewest that may be asked for."""
@@ -32,4 +49,54 @@ class TuningSettings(BaseModel):
     warmup_ratio: float = Field(default=0.1, ge=0, le=1)
     """Share of the steps in which the learning rate grows from 0."""
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
-    """AdamW's weight decay, of matrices alone."""
+    """Weight decay, of matrices alone; of an optimizer that has it and none of its own in `optimizer`."""
+    optimizer: Named = Field(default={"type": "adamw"}, validate_default=True)
+    """An optimizer of `terakoya plugins list`: its name, or an object with its `type` and settings."""
+    schedule: Named | None = None
+    """A schedule in the same way, with `warmup_ratio` where it names no other warm-up; null is a linear warm-up from 0
+    and a linear way down to 0, as in the scripts of BERT and GLUE."""
+
+    @model_validator(mode="after")
+    def _check_components(self) -> Self:
+        try:
+            self.make_optimizer(self.learning_rates[0])
+            self.make_schedule()
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def make_optimizer(self, learning_rate: float) -> Optimizer:
+        """Returns the optimizer with a peak learning rate. Raises UserError for wrong settings."""
+        name, settings = self._named("optimizer", self.optimizer, "learning_rate")
+        given = {"learning_rate": learning_rate, "weight_decay": self.weight_decay, **settings}
+        fields = registry().component("optimizers", name).model_fields
+        taken = {key: value for key, value in given.items() if key in settings or key in fields}
+        made: Optimizer = create_component("optimizers", name, taken, where="optimizer")
+        return made
+
+    def make_schedule(self) -> Schedule | None:
+        """Returns the schedule; None is Transformers' linear one. Raises UserError for wrong settings, and for one that
+        does not depend on steps alone."""
+        if self.schedule is None:
+            return None
+        name, settings = self._named("schedule", self.schedule, "warmup_tokens", "lr_decay_tokens")
+        fields = registry().component("schedules", name).model_fields
+        if "warmup_ratio" in fields and "warmup_steps" not in settings:
+            settings = {"warmup_ratio": self.warmup_ratio, **settings}
+        made: Schedule = create_component("schedules", name, settings, where="schedule")
+        if made.needs_validation:
+            raise UserError(
+                f"schedule: {name} follows validation losses, which a fine-tuning has none of; take another"
+            )
+        return made
+
+    @staticmethod
+    def _named(key: str, value: Mapping[str, Any], *others: str) -> tuple[str, dict[str, Any]]:
+        """Returns the name and the settings of a component, which are none of the `others`."""
+        settings = dict(value)
+        name = settings.pop("type", None)
+        if not isinstance(name, str):
+            raise UserError(f'{key}: expected a name, or an object with a "type", got {short_json(value)}')
+        for each in sorted(settings.keys() & set(others)):
+            raise UserError(f"{key}.{each}: a fine-tuning has its own learning rates, and counts steps; leave it out")
+        return name, settings

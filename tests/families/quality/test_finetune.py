@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -136,6 +137,53 @@ def test_the_weights_of_the_best_seed_are_kept(model: Path, tmp_path: Path, monk
     written = load_file(tmp_path / "out/model.safetensors")["classifier.weight"]
     assert torch.equal(written, seen[1]) and not torch.equal(seen[0], seen[1])
     assert result.scores["eval"]["accuracy"].mean == pytest.approx(0.6)
+
+
+CHOSEN = {
+    "optimizer": {"type": "adamw", "betas": [0.8, 0.9], "eps": 1e-3, "weight_decay": 0.1},
+    "schedule": {"type": "cosine", "min_lr": 1e-3},
+}
+
+
+@pytest.mark.parametrize("chosen", [{}, CHOSEN], ids=["as BERT's scripts", "chosen"])
+def test_the_weights_are_those_of_a_loop_by_hand(model: Path, chosen: dict[str, Any]) -> None:
+    """Five steps with the rates of Transformers' linear schedule, whose first is 0, or with half a cosine to `min_lr`
+    after a warm-up whose first step has a part of the peak."""
+    rows = [Row(f"row {number}", each) for number, each in enumerate(classified(40, 1))]
+    task = Classification(rows)
+    tokenizer = load_fast_tokenizer(model, trust=False, needs_offsets=False)
+    features = task.features(task.read(rows), TextEncoder(tokenizer, max_length=24, stride=8))
+    settings = TuningSettings(batch_size=8, warmup_ratio=0.4, weight_decay=0.2, **chosen)
+    ours, theirs = (loop.Batches(load_with_head(model, task, seed=3, trust=False), task, pad=0, precision="fp32")
+                    for _ in range(2))  # fmt: skip
+    assert loop.train(ours, features, settings, learning_rate=1e-2, epochs=1, seed=7)
+
+    betas, eps, decay = ((0.8, 0.9), 1e-3, 0.1) if chosen else ((0.9, 0.999), 1e-8, 0.2)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(7)).tolist()
+    torch.manual_seed(7)
+    weights = dict(theirs.model.train().named_parameters())
+    first = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    second = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+    for step in range(5):
+        batch = [features[number] for number in order[8 * step : 8 * step + 8]]
+        task.loss(theirs.logits(batch), task.stack_targets(batch)).backward()
+        torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
+        falling = 1e-3 + 9e-3 * (1 + math.cos(math.pi * (step - 2) / 3)) / 2
+        rate = ((step + 1) / 2 * 1e-2 if step < 2 else falling) if chosen else min(step / 2, (5 - step) / 3) * 1e-2
+        for name, weight in weights.items():
+            if weight.grad is not None:
+                first[name].lerp_(weight.grad.double(), 1 - betas[0])
+                second[name].lerp_(weight.grad.double() ** 2, 1 - betas[1])
+                mean, power = (
+                    moments[name] / (1 - beta ** (step + 1))
+                    for moments, beta in zip((first, second), betas, strict=True)
+                )
+                shrunk = weight.data.double() * (1 - rate * decay * (weight.ndim >= 2))
+                weight.data = (shrunk - rate * mean / (power.sqrt() + eps)).float()
+        theirs.model.zero_grad()
+    for name, weight in ours.model.named_parameters():
+        known = "key.bias" not in name  # whose gradient is 0 but for rounding
+        assert not known or torch.allclose(weight, weights[name], rtol=1e-4, atol=2e-5), name
 
 
 def test_padding_changes_no_logits(model: Path) -> None:

@@ -28,6 +28,16 @@ GOOD, BAD = "a b a", "b strange"
 TUNE = "finetune hf --task classification --train c.jsonl --eval c.jsonl --out m"
 MISTAKES = [
     (f"{TUNE} --epochs 0", "error: epochs.0: expected greater than or equal to 1, got 0\n"),
+    (f"{TUNE} --optimizer moun", 'optimizer moun: not installed; did you mean "muon"'),
+    (f"{TUNE} --schedule plateau", "schedule: plateau follows validation losses"),
+    (
+        f"{TUNE} --schedule " + '{"type":"linear","warmup_tokens":3}',
+        "schedule.warmup_tokens: a fine-tuning has its own",
+    ),
+    (
+        "evaluate r --tasks jsts --data . --optimizer " + '{"type":"adamw","betas":1}',
+        "jsts: settings: optimizer: betas: ",
+    ),
     (f"{TUNE} --learning-rate nan", "learning_rates.0: expected ", ", got NaN"),
     ("evaluate run", "run: expected a run with a whole checkpoint, or a checkpoint; found no", "train it first"),
     ("evaluate run --out data", "--out data: expected a file, got a folder; give --out data/evaluation.json"),

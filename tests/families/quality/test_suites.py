@@ -99,7 +99,8 @@ def test_a_suite_is_measured_and_its_scores_are_kept_for_the_card(
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     out = tmp_path / "scores.json"
     with pytest.raises(SystemExit) as ended:
-        main(["evaluate", str(folder), "--tasks", str(suite), "--data", str(data), "--epochs", "3", "--out", str(out)])
+        chosen = ["--epochs", "3", "--optimizer", "muon", "--schedule", "cosine", "--out", str(out)]
+        main(["evaluate", str(folder), "--tasks", str(suite), "--data", str(data), *chosen])
     assert ended.value.code == 0
     printed, told = capsys.readouterr()
     assert "Toy absent: expected absent/train.tsv and absent/dev.tsv" in told and "example.com/toys" in told
@@ -110,6 +111,7 @@ def test_a_suite_is_measured_and_its_scores_are_kept_for_the_card(
     assert labels["scores"]["eval"]["accuracy"]["mean"] == pytest.approx(np.mean(values))
     assert labels["settings"]["learning_rate"] == 1e-2 and labels["settings"]["epochs"] == 3
     assert labels["settings"]["max_length"] == 24  # what the model takes
+    assert labels["settings"]["optimizer"] == {"type": "muon"} and "optimizer muon, schedule cosine," in printed
     assert set(content["skipped"]) == {"toy_absent"} and labels["examples"] == {"train": 48, "eval": 48, "test": 48}
     row = next(line for line in printed.splitlines() if "a person" in line)
     assert row.endswith("0.990") and "[1] Somebody (2025), table 1" in printed
