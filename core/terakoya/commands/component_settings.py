@@ -48,7 +48,7 @@ class VerbCommand(TyperCommand):
 class ComponentCommand(VerbCommand):
     """A verb that takes options that it does not know as arguments: they are the component's own settings."""
 
-    ignore_unknown_options = True
+    ignore_unknown_options = allow_extra_args = True
 
 
 def _takes_text(word: str) -> bool:

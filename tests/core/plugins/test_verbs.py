@@ -125,6 +125,14 @@ def test_a_plugin_adds_a_verb_to_a_group(
     assert "  greet " not in call(capsys, "--plugin", greet, "-h")[1]
 
 
+def test_a_verb_finds_options_that_it_does_not_declare(greet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = GREET.replace("def greet(name: str,", "import typer\ndef greet(context: typer.Context, name: str,")
+    source = source.replace("print(", "print(context.args, ").replace('"train")', '"train", passes_options=True)')
+    Path(greet).write_text(source)
+    said = call(capsys, "--plugin", greet, "greet", "Hanako", "--loud", "--times", "3")
+    assert said == (0, "['--times', '3'] HANAKO\n", "")
+
+
 def test_an_installed_plugin_has_a_language(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
