@@ -26,12 +26,12 @@ from terakoya.evaluation.objective import RunObjective
 from terakoya.inference.loading import find_device
 from terakoya.json_settings import read_json
 from terakoya.log import error_console
+from terakoya.rows.stores import open_validation
 from terakoya.runs.checkpoints import read_manifest
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.token_store import TokenStore, open_store
 from terakoya.training.checkpoint.event_tensors import load_weights, plugins_in
 from terakoya.training.setup import StartOptions, train_in_this_process
-from terakoya.training.stores import open_validation
 from terakoya_compare.options import CompareOptions
 from terakoya_compare.result import Comparison, Difference
 from terakoya_compare.row_losses import measure_rows

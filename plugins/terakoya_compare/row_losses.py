@@ -17,11 +17,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.evaluation.objective import RunObjective
 from terakoya.rows.row_source import RowSource
+from terakoya.rows.stores import validation_rows
 from terakoya.store.document_sizes import TextPerToken
 from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 from terakoya.training.batches import to_device
-from terakoya.training.stores import validation_rows
 from terakoya_compare.statistics import Test, bootstrap_of_sums
 
 JOINED = ("stream", "megatron")

@@ -28,14 +28,14 @@ from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
+from terakoya.rows.stores import Stores
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import MANIFEST, file_facts, find_problems, folder_name, read_manifest
 from terakoya.runs.finding import PERMANENT, find_checkpoint
 from terakoya.runs.forks import Fork, write_fork
 from terakoya.toolkit.checkpoint_copies import link_file
-from terakoya.training.resuming.changes import needed_consent
+from terakoya.training.resuming.changes import check_vocabulary, needed_consent
 from terakoya.training.run_plan import make_plan
-from terakoya.training.stores import Stores
 
 MODEL = ("architecture", "objective")
 """The sections of the parameters that decide which tensors a model has."""
@@ -146,7 +146,7 @@ def _check_changes(folder: Path, manifest: Mapping[str, Any], before: Parameters
     if before.data != now.data or before.phases != now.phases:
         stores = Stores.of_run(now)
         fingerprints = stores.fingerprints()
-        stores.check_checkpoint(folder)
+        check_vocabulary(folder, stores)
     if now.phases and not changed.isdisjoint(PLAN):
         _check_phases(manifest, now)
     if before.trained_beside is None and not changed.isdisjoint(MODEL):

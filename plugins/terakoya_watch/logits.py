@@ -70,7 +70,7 @@ class _Listener(EventListener):
         if not run.holds_whole_model:
             run.warn("events.logits: each process holds a part of the model only; there are no logits")
             return
-        from terakoya.training.stores import open_validation, validation_rows
+        from terakoya.rows.stores import open_validation, validation_rows
 
         parameters, layout = run.parameters, run.objective.row_layout()
         stores = open_validation(parameters)

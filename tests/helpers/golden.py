@@ -24,7 +24,7 @@ import terakoya
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training.stores import Stores
+from terakoya.rows.stores import Stores
 from terakoya_contract.toy import values
 
 FILE = Path(__file__).resolve().parents[1] / "golden" / "numbers.json"

@@ -27,9 +27,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
+from terakoya.rows.stores import Stores
 from terakoya.training import setup
 from terakoya.training.run_log import RunLog
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya_parallel.pipeline_stage import ReceivingStage
 

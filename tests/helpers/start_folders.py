@@ -22,11 +22,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import UserError
+from terakoya.rows.stores import Stores
 from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import load_start_weights
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
 BERT = {

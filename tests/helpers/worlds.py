@@ -29,10 +29,10 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext, connect
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.plugins import PLUGINS_VARIABLE
+from terakoya.rows.stores import Stores
 from terakoya.training import setup
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.run_log import RunLog
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya_parallel import deepspeed_setup
 

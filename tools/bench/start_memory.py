@@ -96,10 +96,10 @@ def measure(work: dict[str, Any]) -> int:
     from terakoya.config.parameters import Parameters
     from terakoya.distributed.context import connect
     from terakoya.distributed.topology import LaunchInfo
+    from terakoya.rows.stores import Stores
     from terakoya.training import saving, setup
     from terakoya.training.checkpoint import checkpoint
     from terakoya.training.run_log import RunLog
-    from terakoya.training.stores import Stores
 
     setup._warm_up = lambda *_: None  # the gradients of its backward are as large as the weights
     read, out = Parameters.from_dict(work["parameters"], source="start_memory.py"), Path(work["folder"])

@@ -56,9 +56,9 @@ from transformers import (
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
+from terakoya.rows.stores import validation_rows
 from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import train_in_this_process
-from terakoya.training.stores import validation_rows
 
 Batches = list[dict[str, torch.Tensor]]
 MASKING: dict[str, dict[str, Any]] = {

@@ -85,9 +85,9 @@ def command(context: typer.Context, options: TrainOptions) -> None:
         if not end_with_launcher():
             raise Stopped("the launcher of this process is gone")
         from terakoya.distributed.topology import LaunchInfo
+        from terakoya.rows.stores import check_places
         from terakoya.training.resuming.before_torch import check_start
         from terakoya.training.run_log import recorded_refusal
-        from terakoya.training.stores import check_places
 
         place = place_of(options.out)
         folder = place.work_folder(options.work_folder)

@@ -25,11 +25,11 @@ from terakoya.distributed.context import DistributedContext
 from terakoya.estimation.fake_step import number_of_layers, with_depth
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
+from terakoya.rows.stores import Stores
 from terakoya.store.writer import write_store
 from terakoya.training.model import determinism
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer, free_memory
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
 SECONDS = 20.0

@@ -16,6 +16,7 @@ from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation, Numbers
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
+from terakoya.rows.stores import open_validation, validation_rows
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
@@ -25,7 +26,6 @@ from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module, saved_parameters
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, to_bits, total_counts
-from terakoya.training.stores import open_validation, validation_rows
 
 log = logging.getLogger("terakoya")
 

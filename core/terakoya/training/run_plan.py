@@ -22,8 +22,8 @@ from terakoya.config.phase_plan import PhaseSpan, plan_phases
 from terakoya.distributed.topology import RankBatch, Topology, rank_batches
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
+from terakoya.rows.stores import Stores
 from terakoya.toolkit.schedules import WarmupSchedule, length
-from terakoya.training.stores import Stores
 
 SAMPLED_ROWS = 256
 """Rows whose tokens are counted to estimate the mean number of tokens per row."""

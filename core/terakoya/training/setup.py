@@ -29,6 +29,7 @@ from terakoya.log import translated
 from terakoya.places import Keeper
 from terakoya.plugins import PluginError, registry
 from terakoya.plugins.run_record import record_plugins
+from terakoya.rows.stores import Stores
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
 from terakoya.training import run_folder
@@ -43,6 +44,7 @@ from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.kernels import Kernels, choose_kernels
 from terakoya.training.model.module_parts import has_learned_positions, saved_values
 from terakoya.training.model.transforms import check_device, find_transforms, transform
+from terakoya.training.resuming.changes import check_vocabulary
 from terakoya.training.resuming.resume import newest_checkpoint, resume
 from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
@@ -50,7 +52,6 @@ from terakoya.training.run_log import RunLog, recorded_refusal
 from terakoya.training.run_plan import RunPlan, make_plan
 from terakoya.training.start import warm_up
 from terakoya.training.start.meeting import DEFAULTS, StartOptions, meet, package_versions
-from terakoya.training.stores import Stores
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
 
@@ -138,7 +139,7 @@ def _train_until_rollback(
     try:
         folder = newest_checkpoint(out, context, run_log, start_over=options.start_over and rollbacks is None)
         if folder is not None:
-            stores.check_checkpoint(folder)
+            check_vocabulary(folder, stores)
         with compilation.explain_compile_errors(), options.advice(parameters, stores.vocabulary, context):
             trainer = build_trainer(parameters, out, stores, context, run_log, fresh=folder is None)
             trainer.run.start_time = started.start_time

@@ -19,9 +19,9 @@ from terakoya.distributed.topology import LaunchInfo
 from terakoya.estimation import fake_step
 from terakoya.estimation.estimate import estimate
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
+from terakoya.rows.stores import Stores
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
-from terakoya.training.stores import Stores
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 

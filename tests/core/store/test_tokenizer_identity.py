@@ -16,10 +16,11 @@ from terakoya.config.data import Data
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.plugins import registry
+from terakoya.rows.stores import Stores
 from terakoya.store.merge import merge
 from terakoya.store.token_store import TokenStore
 from terakoya.store.tokenizer_identity import check_tokenizer_of_run
-from terakoya.training.stores import Stores
+from terakoya.training.resuming.changes import check_vocabulary
 
 PIECES = ["[UNK]", "東", "京", "東京", "大", "阪"]
 
@@ -96,4 +97,4 @@ def test_merged_and_evaluated_stores_are_compared(stores: dict[str, Path], tmp_p
     checkpoint = tmp_path / "step-00000001"  # of a run on `a`: --allow-change data never means another tokenizer
     shutil.copytree(stores["a"] / "tokenizer", checkpoint / "tokenizer")
     with pytest.raises(UserError, match=r"than the run's .2 ids mean something else: id 4 is"):
-        Stores.open(data([stores["other"]])).check_checkpoint(checkpoint)
+        check_vocabulary(checkpoint, Stores.open(data([stores["other"]])))

@@ -15,10 +15,10 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.plugins import registry
+from terakoya.rows.stores import Stores
 from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.training.model.build import build_initial, build_module
 from terakoya.training.model.module_parts import named_values
-from terakoya.training.stores import Stores
 from terakoya_contract.toy import VOCABULARY, settings
 
 FAMILIES = (

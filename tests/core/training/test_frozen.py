@@ -19,10 +19,10 @@ from torch import nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.rows.stores import Stores
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.setup import StartOptions, train_in_this_process
-from terakoya.training.stores import Stores
 
 
 def frozen_and_trained(raw: dict[str, Any]) -> tuple[set[str], set[str]]:

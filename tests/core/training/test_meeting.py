@@ -16,8 +16,8 @@ from terakoya.config.parameters import Parameters
 from terakoya.distributed import agreement
 from terakoya.distributed.topology import ProcessInfo
 from terakoya.plugins import PLUGINS_VARIABLE, registry
+from terakoya.rows.stores import Stores
 from terakoya.training.start import meeting
-from terakoya.training.stores import Stores
 
 HOSTS = ("a01", "a02")
 SCHEDULE = """

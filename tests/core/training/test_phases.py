@@ -23,6 +23,7 @@ from terakoya.conversion.export import export
 from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.estimation.phases import estimate_phases, whole_run
+from terakoya.rows.stores import Stores
 from terakoya.runs import status
 from terakoya.training.batches import BatchMaker
 from terakoya.training.model.build import build_module
@@ -30,7 +31,6 @@ from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.rotary import set_rotary_base
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
-from terakoya.training.stores import Stores
 from terakoya_forks.fork import fork
 
 MODEL = {

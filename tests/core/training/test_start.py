@@ -28,11 +28,11 @@ from terakoya.components import Objective
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.plugins import registry
+from terakoya.rows.stores import Stores
 from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_in_this_process
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
 HEAD_OF_MASKED = (

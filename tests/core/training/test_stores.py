@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.rows.stores import Stores
 from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import train_in_this_process
-from terakoya.training.stores import Stores
 from terakoya.training.throughput import Throughput
 
 

@@ -22,9 +22,9 @@ from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import Stopped, UserError
 from terakoya.plugins import registry
+from terakoya.rows.stores import validation_rows
 from terakoya.store.token_store import open_store
 from terakoya.training.model.build import build_module_for_training
-from terakoya.training.stores import validation_rows
 from terakoya_compare import recipes
 from terakoya_compare.compare import compare
 from terakoya_compare.document_losses import COPIES, masked_copies

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
+from terakoya.rows.stores import Stores
 from terakoya.training import setup
 from terakoya.training.run_log import RunLog
-from terakoya.training.stores import Stores
 from terakoya.training.validation import validate
 
 

@@ -16,11 +16,11 @@ from selection import at_night, wanted
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.rows.stores import Stores
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint.state import SavedState
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import named_values
-from terakoya.training.stores import Stores
 from terakoya_contract.toy import values
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # most of it is for the runs that all tests share

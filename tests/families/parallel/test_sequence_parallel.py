@@ -18,9 +18,9 @@ from selection import at_night, wanted
 
 from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
+from terakoya.rows.stores import Stores
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
-from terakoya.training.stores import Stores
 from terakoya_contract import toy as small
 
 LENGTH = 48

@@ -10,10 +10,16 @@ from terakoya.errors import TemporaryFailure, UserError
 from terakoya.log import error_console, translated
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
+from terakoya.rows.stores import Stores
 from terakoya.runs.checkpoints import DamagedError, list_checkpoints, read_manifest
-from terakoya.training.resuming.changes import check_global_batch, consent_of_fork, may_read_others, refuse_changes
+from terakoya.training.resuming.changes import (
+    check_global_batch,
+    check_vocabulary,
+    consent_of_fork,
+    may_read_others,
+    refuse_changes,
+)
 from terakoya.training.run_folder import check_place
-from terakoya.training.stores import Stores
 
 
 def check_start(run: Path, parameters: Parameters, allow_change: frozenset[str]) -> None:
@@ -60,7 +66,7 @@ def _check_resume(
         except UserError:  # of which is said more where all else may stay
             allow_change |= {"data"}
         else:
-            stores.check_checkpoint(folder)
+            check_vocabulary(folder, stores)
             fingerprints = stores.fingerprints()
     refuse_changes(run, manifest, parameters, fingerprints, allow_change, lines.append)
     if missing := check_plugins(registry(), manifest["plugins"], parameters.dump()).missing:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, decides_tensors, whole_sections
 from terakoya.errors import UserError
 from terakoya.json_settings import short_json, value_at
-from terakoya.runs.checkpoints import MANIFEST, file_facts
+from terakoya.rows.stores import Stores
+from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
 from terakoya.runs.forks import Fork, read_fork
+from terakoya.store.tokenizer_identity import check_tokenizer_of_run
 
 EVALUATION = ("evaluation.steps", "evaluation.batches")
 """Keys of which the losses depend that a schedule follows."""
@@ -76,6 +79,17 @@ def consent_of_fork(run: Path, folder: Path) -> Fork | None:
     it has left that: the changes that `terakoya fork` took there count as allowed."""
     fork = read_fork(run)
     return fork if fork is not None and file_facts(folder / MANIFEST)["sha256"] == fork.manifest else None
+
+
+def check_vocabulary(folder: Path, stores: Stores) -> None:
+    """Raises UserError where ids of `stores` mean something else in the checkpoint `folder`, whose embeddings they
+    decide."""
+    check_tokenizer_of_run(stores.train[0], folder / "tokenizer")
+    if stores.vocabulary != Vocabulary.model_validate(read_manifest(folder)["vocabulary"]):
+        raise UserError(
+            "data: the stores have another vocabulary than those of the checkpoint, whose embeddings it decides: "
+            "prepare them with the tokenizer of the run"
+        )
 
 
 def may_read_others(manifest: Mapping[str, Any], parameters: Parameters) -> bool:

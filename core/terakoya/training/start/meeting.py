@@ -30,12 +30,12 @@ from terakoya.json_settings import leaves
 from terakoya.places import HERE, Place
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import record_plugins
+from terakoya.rows.stores import Stores
 from terakoya.store.tokenizer_identity import recorded_vocabulary
 from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.training import run_folder
 from terakoya.training.engines.build import find_plugin_engine
 from terakoya.training.model.transforms import find_transforms
-from terakoya.training.stores import Stores
 from terakoya.version import __version__, find_commit
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")

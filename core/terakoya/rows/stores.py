@@ -17,11 +17,10 @@ from terakoya.errors import UserError
 from terakoya.places import as_written, is_local
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
-from terakoya.runs.checkpoints import read_manifest
 from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore, open_store
-from terakoya.store.tokenizer_identity import check_same_tokenizer, check_tokenizer_of_run
+from terakoya.store.tokenizer_identity import check_same_tokenizer
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
 """Layouts whose rows can be read in the order of the store; the others combine documents that fit together."""
@@ -63,15 +62,6 @@ class Stores:
     def of_run(cls, parameters: Parameters) -> Stores:
         """Opens the stores of a run, those that only later steps use included. Raises as `open`."""
         return cls.open(parameters.data, parameters.all_data)
-
-    def check_checkpoint(self, folder: Path) -> None:
-        """Raises UserError where ids mean something else in the checkpoint `folder`, whose embeddings they decide."""
-        check_tokenizer_of_run(self.train[0], folder / "tokenizer")
-        if self.vocabulary != Vocabulary.model_validate(read_manifest(folder)["vocabulary"]):
-            raise UserError(
-                "data: the stores have another vocabulary than those of the checkpoint, whose embeddings it decides: "
-                "prepare them with the tokenizer of the run"
-            )
 
     def fingerprints(self) -> dict[str, str]:
         """Returns name -> fingerprint of each store's content, for the manifest."""
