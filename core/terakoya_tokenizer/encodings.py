@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 from tokenizers import Encoding
@@ -50,8 +50,7 @@ class TokenRun:
 
     def encoding(self, quoted: QuotedTokens) -> Encoding:
         """Returns the tokens as the library has them before it adds special tokens."""
-        size = len(self.ids)
-        return _encoding(self.ids, [0] * size, quoted, self.words(), self.offsets(), [0] * size, [1] * size, "{}")
+        return PlainEncoding(self, None, quoted).as_library({})
 
     def _tokens(self, values: list[Any]) -> list[Any]:
         """Returns those of `values` that are this text's."""
@@ -121,15 +120,18 @@ class PlainEncoding:
     def whole(self) -> Encoding:
         """The `Encoding`."""
         start = self._left + self._around
-        return _encoding(
-            self.ids,
-            self.type_ids,
-            self._quoted,
-            self._padded(None, self._run.words(), None),
-            self.offsets,
-            self.special_tokens_mask,
-            self.attention_mask,
-            f'{{"0":{{"start":{start},"end":{start + len(self._run.ids)}}}}}',
+        return self.as_library({"0": {"start": start, "end": start + len(self._run.ids)}})
+
+    def as_library(self, ranges: Mapping[str, Any]) -> Encoding:
+        """Returns the `Encoding`, with these `sequence_ranges`, from the JSON into which the library itself writes
+        it."""
+        tokens = ",".join(map(self._quoted.__getitem__, self.ids))
+        words = str(self._padded(None, self._run.words(), None)).replace("None", "null")
+        offsets = str(self.offsets).replace("(", "[").replace(")", "]")
+        return _restored(
+            f'{{"ids":{self.ids},"type_ids":{self.type_ids},"tokens":[{tokens}],"words":{words},"offsets":{offsets},'
+            f'"special_tokens_mask":{self.special_tokens_mask},"attention_mask":{self.attention_mask},'
+            f'"overflowing":[],"sequence_ranges":{json.dumps(ranges)}}}'.encode()
         )
 
     def _padded(self, around: Any, values: list[Any], padding: Any) -> list[Any]:
@@ -207,24 +209,3 @@ def _restored(state: bytes) -> Encoding:
     encoding = Encoding()
     encoding.__setstate__(state)
     return encoding
-
-
-def _encoding(
-    ids: list[int],
-    type_ids: list[int],
-    quoted: QuotedTokens,
-    words: Sequence[int | None],
-    offsets: list[tuple[int, int]],
-    special: list[int],
-    attention: list[int],
-    ranges: str,
-) -> Encoding:
-    """Returns the `Encoding` from the JSON into which the library itself writes it."""
-    tokens = ",".join(map(quoted.__getitem__, ids))
-    pairs = str(offsets).replace("(", "[").replace(")", "]")
-    numbers = str(list(words)).replace("None", "null")
-    return _restored(
-        f'{{"ids":{ids},"type_ids":{type_ids},"tokens":[{tokens}],"words":{numbers},"offsets":{pairs},'
-        f'"special_tokens_mask":{special},"attention_mask":{attention},"overflowing":[],'
-        f'"sequence_ranges":{ranges}}}'.encode()
-    )

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, TensorPartition
-from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya_contract.results import CheckFailed, CheckSkipped
 from terakoya_contract.toy import VOCABULARY
 from terakoya_parallel.tensor_division import divide_models
 from terakoya_parallel.tensor_layers import LINEAR, TensorDivision, TensorParallelGroup
+from terakoya_parallel.tensor_part import TensorPart
 
 SIZE = 2
 """Number of processes that share a model."""

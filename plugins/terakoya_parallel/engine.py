@@ -48,7 +48,7 @@ from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.inputs import EngineInputs
 from terakoya.training.engines.learning_rates import build_optimizer
-from terakoya.training.engines.tensor_shards import Kind, TensorPart, TensorShard, assign_shards, whole_names
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_names
 from terakoya.training.model.module_parts import saved_values
 from terakoya.training.model.transforms import transform
 from terakoya_parallel.fsdp_groups import local_values
@@ -57,6 +57,7 @@ from terakoya_parallel.initial_weights import InitialWeights
 from terakoya_parallel.mesh import AXES, DATA, ProcessMesh
 from terakoya_parallel.pipeline import Pipeline
 from terakoya_parallel.sequence_parallel import KeyValueExchange, UlyssesExchange, own_positions
+from terakoya_parallel.tensor_part import TensorPart
 from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 
@@ -85,17 +86,13 @@ class ParallelEngine(DDPEngine):
         """
         parameters, module, context = inputs.parameters, inputs.module, inputs.context
         parallel, optimizer, precision = parameters.parallel, parameters.optimizer, parameters.precision
-        architectures = parameters.objective.architectures(parameters.architecture)
         mesh = self.processes = ProcessMesh.of(context, parallel)
         exchange = UlyssesExchange if parallel.sp_size > 1 else KeyValueExchange
         self.exchange = None if (group := mesh.group("sp")) is None else exchange(group)
         initial = InitialWeights(module, inputs.deferred, context)
         gathers = parallel.engine == "fsdp" and mesh.size(*SHARE) > 1
         copies = transform("engine", module, replace(inputs.run, gathers=True)) if gathers else []
-        held = hold_parts(
-            module, architectures, inputs.vocabulary, mesh, parallel, precision=precision, device=context.device,
-            copies=copies,
-        )  # fmt: skip
+        held = hold_parts(module, inputs.run, mesh, copies)
         self.names, self.parts, self.alike, self.groups = held.names, held.parts, held.alike, held.groups
         initial.fill(held.module, held.names, held.parts)
         local = held.module.to(context.device)

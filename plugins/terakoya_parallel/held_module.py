@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from terakoya.components import Architecture, Copies
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parallel import Parallel
-from terakoya.training.engines.tensor_shards import TensorPart
+from terakoya.components import Copies, ModuleBuild
 from terakoya.training.model.module_parts import ADAPTED, named_values
 from terakoya_parallel.fsdp_groups import shard_module
 from terakoya_parallel.mesh import AXES, DATA, ProcessMesh
 from terakoya_parallel.pipeline_stage import Stage
 from terakoya_parallel.tensor_division import divide_models
 from terakoya_parallel.tensor_layers import ProcessTensorParallelGroup, TensorDivision
+from terakoya_parallel.tensor_part import TensorPart
 
 SHARE = ("dp_shard", "sp")
 """The axes along which `fully_shard` divides weights: without it, processes along them hold the same ones."""
@@ -48,24 +45,16 @@ class HeldModule:
     groups: Sequence[Sequence[FSDPModule]]
 
 
-def hold_parts(
-    module: nn.Module,
-    architectures: Sequence[Architecture],
-    vocabulary: Vocabulary,
-    mesh: ProcessMesh,
-    parallel: Parallel,
-    *,
-    precision: str,
-    device: torch.device,
-    copies: Sequence[Copies] = (),
-) -> HeldModule:
-    """Divides the root `module` among the processes of `mesh`, in place: returns this process's stages, of these its
-    parts of layers, and of these its rows. Collective. `copies` are as in `shard_module`.
+def hold_parts(module: nn.Module, run: ModuleBuild, mesh: ProcessMesh, copies: Sequence[Copies] = ()) -> HeldModule:
+    """Divides the root `module` of `run` among the processes of `mesh`, in place: returns this process's stages, of
+    these its parts of layers, and of these its rows. Collective. `copies` are as in `shard_module`.
 
     Raises:
-        UserError: there are fewer blocks than stages; under `fully_shard` none of `architectures` defines a model's
-            blocks, or a weight cannot be sharded.
+        UserError: there are fewer blocks than stages; under `fully_shard` no architecture defines a model's blocks, or
+            a weight cannot be sharded.
     """
+    architectures, vocabulary, device = run.architectures, run.vocabulary, run.context.device
+    parallel, precision = run.parameters.parallel, run.parameters.precision
     names = {id(value): name for name, value in named_values(module)}
     stages: list[Stage] = []
     if mesh.size("pp") > 1:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from terakoya.distributed.context import DistributedContext
 from terakoya.toolkit.deferred_tensors import DeferredTensors
-from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya.training.model.module_parts import named_values
 from terakoya_parallel.fsdp_groups import local_values
+from terakoya_parallel.tensor_part import TensorPart
 
 
 class InitialWeights:

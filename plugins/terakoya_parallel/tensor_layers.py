@@ -34,10 +34,10 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import torch_seed
-from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya_parallel import fp8_scales
 from terakoya_parallel.adapted_layers import find_layer, input_layers, output_layers
 from terakoya_parallel.region_borders import Border, GatheredBorder, all_gather, multiply, reduce_scatter
+from terakoya_parallel.tensor_part import TensorPart
 
 LINEAR = (nn.Linear, Conv1D)
 """The layers that can be sharded; Conv1D, GPT-2's, has weights (inputs, outputs)."""

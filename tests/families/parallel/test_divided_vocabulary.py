@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya_contract.partition import ThreadGroup, ThreadSum
 from terakoya_parallel.tensor_division import divide_vocabulary
 from terakoya_parallel.tensor_layers import TensorDivision
+from terakoya_parallel.tensor_part import TensorPart
 
 ODD = 67
 SIZES = {

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya_parallel.mesh import AXES, ProcessMesh
+from terakoya_parallel.tensor_part import TensorPart
 
 SIZES = {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "sp": 1, "tp": 2}
 

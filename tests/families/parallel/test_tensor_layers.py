@@ -12,7 +12,6 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.plugins import registry
-from terakoya.training.engines.tensor_shards import TensorPart
 from terakoya_contract.toy import VOCABULARY
 from terakoya_parallel.tensor_division import divide_models
 from terakoya_parallel.tensor_layers import (
@@ -21,6 +20,7 @@ from terakoya_parallel.tensor_layers import (
     draw_own_dropout,
     partition_blocks,
 )
+from terakoya_parallel.tensor_part import TensorPart
 
 
 def group(index: int, size: int = 2, *, sequence_parallel: bool = False) -> TensorParallelGroup:

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from terakoya.components import Optimizer
 from terakoya.distributed.context import DistributedContext
 from terakoya.plugins import registry
-from terakoya.training.engines.tensor_shards import TensorPart, TensorShard, assign_owners, whole_names, whole_shard
+from terakoya.training.engines.tensor_shards import TensorShard, assign_owners, whole_names, whole_shard
+from terakoya_parallel.tensor_part import TensorPart
 from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
