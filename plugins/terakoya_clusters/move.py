@@ -25,7 +25,7 @@ from terakoya.process_pool import is_alive
 from terakoya.runs import files, metrics
 from terakoya.runs.checkpoints import find_newest_whole
 from terakoya.runs.files import MACHINE_FILES
-from terakoya.training.run_folder import HOLDER
+from terakoya.runs.folder import HOLDER
 from terakoya_launch.jobs import find_job, find_plan_folder, poll_states
 from terakoya_launch.options import LaunchOptions
 from terakoya_launch.plan import NO_OPTIONS, PlannedLaunch, plan_launch

@@ -16,9 +16,9 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.start_from import model_folder
 from terakoya.errors import UserError, nearest
 from terakoya.json_settings import explain, read_json
+from terakoya.store.tokenizer_identity import FILES
 from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 from terakoya.toolkit.formats.model_folder import former_rotary_keys
-from terakoya.training.model.start_vocabulary import FILES
 
 Kind = Literal["masked", "causal"]
 OBJECTIVES: Mapping[Kind, str] = {"masked": "masked_lm", "causal": "causal_lm"}

@@ -19,9 +19,8 @@ from terakoya import plugins
 from terakoya.components import Initializer, StartModel, VocabularyChange
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
-from terakoya.store.tokenizer_identity import SHOWN, quote
+from terakoya.store.tokenizer_identity import FILES, SHOWN, quote
 from terakoya.toolkit.initializers.pieces import Pieces
-from terakoya.training.model.start_vocabulary import FILES
 
 DEFAULT_INITIALIZER = "pieces_and_mean"
 ALIASES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}

@@ -17,7 +17,7 @@ from terakoya.json_settings import refuse_secrets
 from terakoya.places import check_local, is_local, place_of
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
-from terakoya.training.run_folder import check_place
+from terakoya.runs.folder import check_place
 from terakoya_launch.jobs import find_plan_folder
 from terakoya_launch.options import LaunchOptions
 

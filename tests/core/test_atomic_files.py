@@ -24,7 +24,7 @@ from terakoya.atomic_files import (
 )
 from terakoya.errors import UserError, describe_os_error
 from terakoya.runs.files import read_lock
-from terakoya.training.run_folder import lock_run
+from terakoya.runs.folder import lock_run
 
 
 def names(folder: Path) -> list[str]:

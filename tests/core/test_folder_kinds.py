@@ -104,8 +104,8 @@ def refusal(function: Any, *arguments: Any) -> str:
 
 def test_an_address_of_a_store_or_a_run_is_refused_where_it_is_opened(tmp_path: Path) -> None:
     from terakoya.runs import metrics
+    from terakoya.runs.folder import check_place
     from terakoya.store.token_store import TokenStore
-    from terakoya.training.run_folder import check_place
 
     store = refusal(TokenStore.open, Path("s3://bucket/store"))
     assert "expected a finished token store, got an address; at s3:// can be corpora, the stores of a run" in store
@@ -114,7 +114,7 @@ def test_an_address_of_a_store_or_a_run_is_refused_where_it_is_opened(tmp_path: 
 
 
 def test_a_run_does_not_go_into_a_folder_of_something_else(folders: dict[str, Path], tmp_path: Path) -> None:
-    from terakoya.training.run_folder import check_place
+    from terakoya.runs.folder import check_place
 
     for place in (folders["run"], tmp_path / "new", folders["corpus"]):
         check_place(place)

@@ -157,7 +157,7 @@ def _open_source(source: Path, weights: str | None, *, to_write: bool) -> Iterat
 def _finds_class_by_config(folder: Path) -> bool:
     """Returns whether AutoTokenizer takes the class of the tokenizer in `folder` from config.json, as for the published
     BERT and GPT-2, because tokenizer_config.json names none."""
-    from terakoya.training.model.start_vocabulary import FILES
+    from terakoya.store.tokenizer_identity import FILES
 
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -148,7 +148,7 @@ def _verify_model(folder: Path, findings: Findings) -> None:
     that changed to another number is not found.
     """
     from terakoya.toolkit.formats import folder_digests
-    from terakoya.training.model.start_config import silence_transformers
+    from terakoya.toolkit.formats.model_folder import silence_transformers
 
     try:
         config = read_json(folder / "config.json")

@@ -15,9 +15,9 @@ from terakoya.distributed.topology import RankBatch
 from terakoya.errors import UserError
 from terakoya.estimation.step_rate import StepRate, time_steps
 from terakoya.log import new_console
+from terakoya.runs.folder import free_bytes, held_bytes
 from terakoya.training.model.compilation import explain_compile_errors
 from terakoya.training.run import Run
-from terakoya.training.run_folder import free_bytes, held_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.run_plan import PlannedPhase
 from terakoya.training.saving import choose_saved_models

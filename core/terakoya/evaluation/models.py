@@ -21,7 +21,7 @@ from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
 from terakoya.runs.checkpoints import trained_length
-from terakoya.training.model.start_config import silence_transformers
+from terakoya.toolkit.formats.model_folder import silence_transformers
 
 Kind = Literal["causal", "masked"]
 AUTO = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}

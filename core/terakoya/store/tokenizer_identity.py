@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from terakoya.atomic_files import FileFacts
 from terakoya.components.tokenizer import load_tokenizer
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.file_hashes import TOKENIZER
 from terakoya.store.recorded_options import TEMPLATE_INPUT
@@ -22,10 +23,12 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats.model_files import belongs_to_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 SHOWN = 5
 """Ids with another meaning that an error shows."""
+FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json", "tokenizer_config.json")
+"""Tokenizer files; a folder with a tokenizer has at least one of them."""
 _NO_VOCABULARY = (
     "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "terakoya.json", "config.json",
 )  # fmt: skip
@@ -57,6 +60,48 @@ def check_tokenizer_of_run(store: TokenStore, folder: Path) -> None:
         raise UserError(
             f"{store.folder}: was prepared with another tokenizer than the run's ({reason}); prepare it with {folder}"
         )
+
+
+def vocabulary_problems(
+    folder: Path, config: PretrainedConfig, vocabulary: Vocabulary, tokenizer_folder: Path
+) -> list[str]:
+    """Returns the differences between the vocabulary of `folder` and the stores', one line each.
+
+    Compares sizes and, if `folder` holds a tokenizer, every token's id with the tokenizer in `tokenizer_folder`. Where
+    the ids are the same, the folder's model may have more embeddings than there are ids: they are padding, as T5's.
+    """
+    problems = []
+    if config.vocab_size != vocabulary.size:
+        problems.append(
+            f"its vocabulary has {config.vocab_size:,} entries, the stores' {vocabulary.size:,}; prepare the stores "
+            "with the folder's tokenizer, or set start_from.vocabulary"
+        )
+    files = [name for name in FILES if (folder / name).is_file()]
+    if not files:
+        return problems
+    is_padded = config.vocab_size > vocabulary.size
+    if _same_files(folder, tokenizer_folder):
+        return [] if is_padded else problems
+    try:
+        theirs = load_tokenizer(folder, config=config).get_vocab()
+        ours = load_tokenizer(tokenizer_folder).get_vocab()
+    except UserError as error:
+        problems.append(f"its tokenizer ({files[0]}) cannot be compared with the stores': {error}")
+        return problems
+    if theirs != ours:
+        different = different_ids(theirs, ours)
+        examples = "; ".join(f"{id} is {quote(a)} there and {quote(b)} here" for id, a, b in different[:SHOWN])
+        problems.append(
+            f"its tokenizer differs from the stores': {len(different):,} ids mean something else ({examples}); prepare "
+            "the stores with the folder's tokenizer, or set start_from.vocabulary"
+        )
+    return [] if is_padded and theirs == ours else problems
+
+
+def _same_files(folder: Path, other: Path) -> bool:
+    """Whether a file that holds a whole vocabulary is the same, byte for byte, in both folders."""
+    pairs = [(folder / name, other / name) for name in FILES[:3]]
+    return any(one.is_file() and two.is_file() and one.read_bytes() == two.read_bytes() for one, two in pairs)
 
 
 def find_different_ids(first: Path, other: Path) -> str:

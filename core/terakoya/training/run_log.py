@@ -19,8 +19,8 @@ from typing import Any
 from terakoya.components import Tracker
 from terakoya.errors import Stopped, UserError, describe_error
 from terakoya.log import new_console, status_line, translated, visible
+from terakoya.runs.folder import lock_run
 from terakoya.runs.metrics import FILE
-from terakoya.training.run_folder import lock_run
 from terakoya.training.screen import StepTable, StepView, progress_bar, validation_lines
 
 log = logging.getLogger("terakoya")

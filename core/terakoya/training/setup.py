@@ -32,7 +32,6 @@ from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.stores import Stores
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.fast_products import describe_processor, precision_problems
-from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
@@ -51,7 +50,7 @@ from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog, recorded_refusal
 from terakoya.training.run_plan import RunPlan, make_plan
 from terakoya.training.start import warm_up
-from terakoya.training.start.meeting import DEFAULTS, StartOptions, meet, package_versions
+from terakoya.training.start.meeting import DEFAULTS, StartOptions, hold_folder, meet, package_versions
 from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
 
@@ -77,7 +76,7 @@ def train_in_this_process(parameters: Parameters, out: Path, options: StartOptio
             keep = parameters.checkpoint.keep
             with (
                 determinism.restore_choice(),
-                run_folder.hold(out, context),
+                hold_folder(out, context),
                 options.place.keep_in_step(out, context, keep=keep, start_over=options.start_over) as keeper,
             ):
                 if parameters.parallel.nccl.flight_recorder:

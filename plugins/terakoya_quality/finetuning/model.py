@@ -21,7 +21,7 @@ from terakoya.errors import UserError
 from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer, max_length
 from terakoya.runs.finding import names_checkpoint
 from terakoya.toolkit.formats import folder_digests, transformers_folder
-from terakoya.training.model.start_config import silence_transformers
+from terakoya.toolkit.formats.model_folder import silence_transformers
 from terakoya_quality.finetuning.task import Task
 
 FAMILIES = {

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from terakoya.errors import UserError
 from terakoya.inference.loading import load_model_and_tokenizer
-from terakoya.training.model.start_config import silence_transformers
+from terakoya.toolkit.formats.model_folder import silence_transformers
 from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning.model import ModelUse, is_of_head, load_fast_tokenizer, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row

@@ -21,7 +21,7 @@ from terakoya.errors import UserError
 from terakoya.runs import checkpoints
 from terakoya.runs import files as run_files
 from terakoya.runs import status as run_status
-from terakoya.training.run_folder import lock_run
+from terakoya.runs.folder import lock_run
 
 NOW = 1_800_000_000.0
 

@@ -14,10 +14,10 @@ from checkpoint_folders import write_checkpoint, write_manifest
 from terakoya.config.parameters import Parameters
 from terakoya.errors import TemporaryFailure, UserError
 from terakoya.runs import checkpoints
-from terakoya.training import run_folder
 from terakoya.training.checkpoint import recovery
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.setup import StartOptions, train_in_this_process
+from terakoya.training.start import meeting
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_run_folder_on_a_server_that_does_not_answer_is_worth_another_start(
     def fail(path: Path) -> int:
         raise OSError(number, "no answer", str(path))
 
-    monkeypatch.setattr(run_folder, "lock_run", fail)
+    monkeypatch.setattr(meeting, "lock_run", fail)
     with pytest.raises(UserError, match="no answer") as raised:
         train(store, tmp_path)
     assert raised.value.exit_code == code

@@ -20,9 +20,9 @@ from terakoya.distributed.local_rendezvous import local_rendezvous
 from terakoya.distributed.topology import LaunchInfo
 from terakoya.errors import RankLostError, UserError
 from terakoya.estimation import dry_run as dry
+from terakoya.runs.folder import held_bytes
 from terakoya.training.engines.tensor_shards import whole_shard
 from terakoya.training.model import compilation
-from terakoya.training.run_folder import held_bytes
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya_forks.fork import fork
 
@@ -74,7 +74,7 @@ def test_the_processes_that_came_up_are_compared_with_the_table_first(store: Pat
 
 
 def hold(folder: str, ready: object, leave: object) -> None:
-    from terakoya.training.run_folder import lock_run
+    from terakoya.runs.folder import lock_run
 
     lock_run(Path(folder) / "run.lock")
     ready.set()  # type: ignore[attr-defined]

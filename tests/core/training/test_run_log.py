@@ -18,8 +18,8 @@ import pytest
 from terakoya.components import Tracker
 from terakoya.errors import UserError
 from terakoya.runs import metrics
+from terakoya.runs.folder import lock_run
 from terakoya.training import validation
-from terakoya.training.run_folder import lock_run
 from terakoya.training.run_log import RunLog, recorded_refusal
 from terakoya.training.screen import StepView
 

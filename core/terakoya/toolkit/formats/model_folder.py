@@ -124,6 +124,18 @@ class _Writer:
         """Nothing waits to be written."""
 
 
+@contextmanager
+def silence_transformers() -> Iterator[None]:
+    """While open, Transformers neither logs nor shows progress bars: its loading info holds the same facts."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
 def silence_logging() -> None:
     """Disables the progress bars of Transformers, and DeepSpeed's warning on a machine without a GPU.
 

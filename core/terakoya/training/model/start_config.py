@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from terakoya.components import Architecture
 from terakoya.config.start_from import StartFrom
 from terakoya.errors import UserError
+from terakoya.toolkit.formats.model_folder import silence_transformers
 
 NOT_COMPARED = frozenset({"vocab_size", "use_cache"})
 """Keys of a config that are compared elsewhere, or do not concern weights."""
@@ -31,18 +30,6 @@ WIDTH_KEYS = frozenset(
 """Keys of configs that differ where a model is wider."""
 POSITION_KEYS = frozenset({"rope_parameters", "max_position_embeddings"})
 """Keys of configs of models with rotary positions that no weight depends on."""
-
-
-@contextmanager
-def silence_transformers() -> Iterator[None]:
-    """While open, Transformers neither logs nor shows progress bars: its loading info holds the same facts."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
 
 
 def architecture_settings(architectures: Sequence[Architecture]) -> frozenset[str]:

@@ -30,17 +30,13 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.discovery import might_have
 from terakoya.plugins.families import missing_family
+from terakoya.store.tokenizer_identity import vocabulary_problems
 from terakoya.toolkit.deferred_folder import deferred_weights, in_this_thread
 from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.toolkit.formats import folder_digests
+from terakoya.toolkit.formats.model_folder import silence_transformers
 from terakoya.training.model.module_parts import named_values
-from terakoya.training.model.start_config import (
-    architecture_settings,
-    compare_settings,
-    read_config,
-    silence_transformers,
-)
-from terakoya.training.model.start_vocabulary import vocabulary_problems
+from terakoya.training.model.start_config import architecture_settings, compare_settings, read_config
 
 KEY = "start_from"
 

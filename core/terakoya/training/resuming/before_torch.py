@@ -12,6 +12,7 @@ from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.rows.stores import Stores
 from terakoya.runs.checkpoints import DamagedError, list_checkpoints, read_manifest
+from terakoya.runs.folder import check_place
 from terakoya.training.resuming.changes import (
     check_global_batch,
     check_vocabulary,
@@ -19,7 +20,6 @@ from terakoya.training.resuming.changes import (
     may_read_others,
     refuse_changes,
 )
-from terakoya.training.run_folder import check_place
 
 
 def check_start(run: Path, parameters: Parameters, allow_change: frozenset[str]) -> None:

@@ -1,5 +1,5 @@
-"""How the processes of a run meet: each opens its stores, all connect, and none goes on where they were given
-different things."""
+"""How the processes of a run meet: each opens its stores, all connect, none goes on where they were given different
+things, and they hold one folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -20,20 +20,21 @@ from typing import Any
 
 import torch
 
+from terakoya.atomic_files import check_writable
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import RANKS_MAY_DIFFER, Parameters
 from terakoya.distributed.context import DistributedContext, connect
 from terakoya.distributed.signals import StopRequest
 from terakoya.distributed.topology import LaunchInfo
-from terakoya.errors import RankLostError, UserError
+from terakoya.errors import FileError, RankLostError, UserError
 from terakoya.json_settings import leaves
 from terakoya.places import HERE, Place
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.stores import Stores
+from terakoya.runs.folder import check_place, lock_run
 from terakoya.store.tokenizer_identity import recorded_vocabulary
 from terakoya.toolkit.fast_products import multiplies_fast
-from terakoya.training import run_folder
 from terakoya.training.engines.build import find_plugin_engine
 from terakoya.training.model.transforms import find_transforms
 from terakoya.version import __version__, find_commit
@@ -100,7 +101,7 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stor
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
     stores, given, error = None, {}, None
     try:
-        run_folder.check_place(out)
+        check_place(out)
         find_plugin_engine(parameters.parallel, processes=launch.world_size)
         stores = Stores.of_run(parameters)
         given = describe_given(parameters, stores, options.place) if launch.world_size > 1 else {}
@@ -126,6 +127,42 @@ def meet(parameters: Parameters, out: Path, options: StartOptions) -> tuple[Stor
         raise
     assert stores is not None, "connect has raised the error"
     return stores, context
+
+
+@contextlib.contextmanager
+def hold_folder(out: Path, context: DistributedContext) -> Iterator[None]:
+    """Creates the folder of a run and holds its lock while the context is open; collective.
+
+    A file with a nonce proves that all nodes see the same file system; the lock, that only one run uses the folder.
+
+    Raises:
+        UserError: on every rank, if either does not hold.
+    """
+    error: Exception | None = None
+    handle = None
+    nonce = context.broadcast(os.urandom(8).hex())
+    nonce_file = out / f".nonce-{nonce}"
+    if context.is_main:
+        try:
+            check_writable(out)
+            out.mkdir(parents=True, exist_ok=True)
+            handle = lock_run(out / "run.lock")
+            (out / "checkpoints").mkdir(exist_ok=True)
+            nonce_file.write_text(nonce)
+        except (OSError, UserError) as raised:
+            error = raised
+    try:
+        if context.world_size == 1 and error:
+            raise error if isinstance(error, UserError) else FileError(f"{out}: {error}", getattr(error, "errno", None))
+        context.raise_on_all_ranks(f"opening {out}", error)
+        if not nonce_file.exists():
+            error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
+        context.raise_on_all_ranks("sharing the run's folder", error)
+        context.run_on_main(f"opening {out}", nonce_file.unlink)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def describe_given(parameters: Parameters, stores: Stores, place: Place = HERE) -> dict[str, Any]:

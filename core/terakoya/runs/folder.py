@@ -1,4 +1,4 @@
-"""The run's folder: shared by all nodes, used by one run at a time."""
+"""The folder of a run: what it may be, who uses it, and how much it holds."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from terakoya.atomic_files import check_writable, take_lock
-from terakoya.errors import FileError, UserError
+from terakoya.atomic_files import take_lock
+from terakoya.errors import UserError
 from terakoya.folder_kinds import kind_of
 from terakoya.places import check_local
 from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
-
-if TYPE_CHECKING:
-    from terakoya.distributed.context import DistributedContext
 
 HOLDER = re.compile(r"pid (\d+) on (\S+?)(?:, started by pid (\d+))?")
 """What a process writes into the lock that it holds."""
@@ -36,42 +31,6 @@ def check_place(out: Path) -> None:
     if (out.exists() and not out.is_dir()) or kind in ("token store", "Transformers model", "tokenizer", "checkpoint"):
         there = f"a {kind}" if out.is_dir() else "a file"
         raise UserError(f"{out}: expected a new folder or a run's, got {there}; choose another --out")
-
-
-@contextlib.contextmanager
-def hold(out: Path, context: DistributedContext) -> Iterator[None]:
-    """Creates the run's folder and holds its lock while the context is open; collective.
-
-    A file with a nonce proves that all nodes see the same file system; the lock, that only one run uses the folder.
-
-    Raises:
-        UserError: on every rank, if either does not hold.
-    """
-    error: Exception | None = None
-    handle = None
-    nonce = context.broadcast(os.urandom(8).hex())
-    nonce_file = out / f".nonce-{nonce}"
-    if context.is_main:
-        try:
-            check_writable(out)
-            out.mkdir(parents=True, exist_ok=True)
-            handle = lock_run(out / "run.lock")
-            (out / "checkpoints").mkdir(exist_ok=True)
-            nonce_file.write_text(nonce)
-        except (OSError, UserError) as raised:
-            error = raised
-    try:
-        if context.world_size == 1 and error:
-            raise error if isinstance(error, UserError) else FileError(f"{out}: {error}", getattr(error, "errno", None))
-        context.raise_on_all_ranks(f"opening {out}", error)
-        if not nonce_file.exists():
-            error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
-        context.raise_on_all_ranks("sharing the run's folder", error)
-        context.run_on_main(f"opening {out}", nonce_file.unlink)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def lock_run(path: Path) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from terakoya.errors import UserError
 from terakoya.process_pool import LAUNCHER_VARIABLE
-from terakoya.training.run_folder import lock_run
+from terakoya.runs.folder import lock_run
 
 
 @pytest.fixture
