@@ -204,7 +204,7 @@ ROADS: Mapping[str, Callable[[Path], object]] = {
 
 PARTS = {
     "step_log._write_record": "log", "validation.validate": "validation", "trainer._save": "save",
-    "trainer._call_event": "event", "step_health.losses": "vote", "resume.resume": "resume",
+    "plugin_events.call": "event", "step_health.losses": "vote", "resume.resume": "resume",
     "restoring.restore_module": "load",
 }  # fmt: skip
 """Where a run may wait for the device, by the function that begins it."""

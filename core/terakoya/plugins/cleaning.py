@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from terakoya.corpus.cleaning import AddCleaning
 from terakoya.errors import UserError
 from terakoya.places import check_local
-from terakoya.plugins.families import missing_family
 from terakoya.plugins.loading import registry
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def read_cleaning(clean: Any, source: str = "clean") -> AddCleaning:
     for _, listener in registry().called["read_cleaning"]:
         for add in listener(clean=clean, source=source):
             return add
-    raise UserError(f"{source}: no plugin cleans documents{missing_family('hooks', 'read_cleaning')}")
+    raise UserError(f"{source}: no plugin cleans documents{registry().missing('hooks', 'read_cleaning')}")
 
 
 def plan_folder(out: Path) -> Path:

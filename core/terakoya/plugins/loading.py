@@ -147,11 +147,15 @@ class Registry:
             message += f"\n  {line}"
         raise UserError(message + might_have(self.broken, self.excluded))
 
+    def missing(self, what: str, name: str) -> str:
+        """Returns where `name` might be that no plugin has among `what` (a field of `Family`), as the end of a
+        sentence."""
+        return missing_family(what, name) + might_have(self.broken, self.excluded)
+
     def record_format(self, name: str) -> Callable[..., Any]:
         """Returns what makes the record format `name`. Raises UserError if no plugin has it."""
         if name not in self.record_formats:
-            family = missing_family("record_formats", name)
-            raise UserError(f"--{name}: no plugin reads them{family}{might_have(self.broken, self.excluded)}")
+            raise UserError(f"--{name}: no plugin reads them{self.missing('record_formats', name)}")
         return self.record_formats[name][0]
 
     def names(self, kind: str) -> list[str]:

@@ -16,7 +16,7 @@ from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
 from terakoya.training.run import Run
 from terakoya.training.step_clock import StepClock
-from terakoya.training.watches import StepTimer
+from terakoya.training.watches import StepTimer, find_watch
 
 DROPOUT = "dropout"
 """Distinguishes the random keys of dropout from all others."""
@@ -28,13 +28,14 @@ class MicroSteps:
     Attributes:
         read_step: the micro-batches of a step, copied to the device ahead of it.
         terms: the terms of the loss, by name.
+        profile: times the parts of steps.
     """
 
-    def __init__(self, run: Run, batches: BatchMaker, clock: StepClock, profile: StepTimer) -> None:
+    def __init__(self, run: Run, batches: BatchMaker, clock: StepClock) -> None:
         self.read_step = CopyAhead(batches, batches.to_device, run.device)
         self.terms = run.objective.terms()
-        self._run, self._batches = run, batches
-        self._clock, self._profile = clock, profile
+        self.profile = find_watch("profile", run, batches, StepTimer)
+        self._run, self._batches, self._clock = run, batches, clock
 
     def take(
         self, engine: Engine, batches: StepBatches, counts: Mapping[str, int], number: int
@@ -49,11 +50,11 @@ class MicroSteps:
         for micro_step in micro_steps:
             is_real = micro_step >= 0
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
-            with self._profile.part("data"):
+            with self.profile.part("data"):
                 tensors = self._begin(engine, batches, micro_step) | compared.get(micro_step, {})
             last = micro_step == len(batches.real) - 1
             until_loss = self._clock.until_loss(loss_fn) if last else loss_fn
-            with self._profile.forward_and_backward(until_loss) as timed:
+            with self.profile.forward_and_backward(until_loss) as timed:
                 sums = engine.micro_step(tensors, timed, last=last)
             if is_real:
                 yield sums

@@ -171,7 +171,7 @@ def _train_until_rollback(
             gc.unfreeze()
         if trainer is not None:
             try:
-                trainer.events.run_finished(trainer.run, error)
+                trainer.events.finish(error)
             except PluginError as failed:
                 if error is None:
                     raise

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from terakoya.plugins import PluginError
 from terakoya.training.batches import StepBatches
 from terakoya.training.loss import total_counts
+from terakoya.training.plugin_events import PluginEvents
 from terakoya.training.run import Run
 from terakoya.training.saving import Saver
 
@@ -62,23 +62,21 @@ class StepSync:
 
     Attributes:
         names: names of the counts that are summed.
-        plugin_error: what a plugin raised in an event on this rank and the other ranks do not know yet.
     """
 
-    def __init__(self, run: Run, names: Sequence[str], saver: Saver) -> None:
-        self.run = run
+    def __init__(self, run: Run, names: Sequence[str], saver: Saver, events: PluginEvents) -> None:
         self.context = run.context
         self.names = names
         self.saver = saver
-        self.plugin_error: PluginError | None = None
+        self.events = events
 
     def begin(self, batches: StepBatches, stop_reason: str | None, losses: Sequence[int] = ()) -> StepVote:
         """Sends this rank's vote on a step to the others and returns at once, without waiting for theirs. `losses` are
         this rank's part of the loss of each earlier step that is not known yet: as many on every rank."""
         counted = batches.real if self.context.is_replica_leader else []  # a replica's other ranks have the same rows
         local = total_counts(counted, self.names)
-        flags = [int(stop_reason is not None), int(self.plugin_error is not None), int(self.saver.has_finished())]
-        sums = self.context.begin_sum([*local, *flags, *self._requests(), *losses])
+        flags = [int(stop_reason is not None), int(self.events.error is not None), int(self.saver.has_finished())]
+        sums = self.context.begin_sum([*local, *flags, *self.events.requests(), *losses])
         return StepVote(batches, stop_reason, self.saver.step, sums)
 
     def wait(self, vote: StepVote) -> StepDecision:
@@ -90,20 +88,8 @@ class StepSync:
         sums = vote.wait_for_sums()
         (stops, plugin_errors, finished, save, end), losses = sums[len(self.names) :][:5], sums[len(self.names) + 5 :]
         if plugin_errors:
-            self.raise_plugin_error()
+            self.events.raise_error()
         # if another save has begun since the vote was cast, `finished` is about the save before it
         save_finished = finished == self.context.world_size and vote.saving_step == self.saver.step
         counts = dict(zip(self.names, sums, strict=False))
         return StepDecision(counts, bool(stops), save_finished, bool(save), bool(end), losses)
-
-    def meet(self) -> tuple[bool, bool]:
-        """Returns at once whether an event on any rank has requested a checkpoint, or the end; collective."""
-        saves, ends = self.context.sum_counts(self._requests())
-        return bool(saves), bool(ends)
-
-    def _requests(self) -> list[int]:
-        return [int(self.run.save_requested), int(self.run.end_requested is not None)]
-
-    def raise_plugin_error(self) -> None:
-        """Raises on all ranks what a plugin's event raised on any of them, if one did; collective."""
-        self.context.raise_on_all_ranks("an event plugin", self.plugin_error)

@@ -11,16 +11,14 @@ from typing import Any
 
 from terakoya.components.run import StepReport
 from terakoya.distributed.signals import StopRequest
-from terakoya.plugins import PluginError, registry
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.training.batches import BatchMaker, StepBatches
-from terakoya.training.checkpoint import event_tensors
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter
 from terakoya.training.micro_steps import MicroSteps
-from terakoya.training.model.compilation import run_uncompiled
 from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.plugin_events import PluginEvents
 from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_plan import PlannedPhase, RunPlan
@@ -31,7 +29,6 @@ from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.stopping import Stopping
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate_all
-from terakoya.training.watches import StepTimer, find_watch
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,6 @@ class Trainer:
         facts: values for the manifests of checkpoints and for the run log.
         shapes: the shape of each tensor of the whole model that checkpoints hold, by its name.
         meter: losses since the last logged step.
-        listeners: the event plugins with settings, by name; `events` calls them, too.
-        save_due: whether an event has requested a checkpoint of the step under way.
         next_vote: the vote on the next step, where it was begun ahead.
         phase: the phase of the last step; of the first one before it.
         architecture: with the rotary positions that the module has now.
@@ -80,9 +75,7 @@ class Trainer:
         self.batches = batches
         self.validation = validation
         self.run_log = run.run_log
-        self.listeners = registry().start_listeners(run)
-        self.events = registry().hook.join(self.listeners)
-        self.save_due = False
+        self.events = PluginEvents(run, compiled=batches.compiled)
         self.facts = facts
         self.shapes = shapes
         self.parameters, self.context = run.parameters, run.context
@@ -96,14 +89,14 @@ class Trainer:
         self.last_checkpoint: Path | None = None
         self.skipped = SkippedSteps(run, batches)
         count_names = sorted({"tokens", *(term.count for term in terms.values())})
-        self.step_sync = StepSync(run, count_names, self.saver)
+        self.step_sync = StepSync(run, count_names, self.saver, self.events)
         self.next_vote: StepVote | None = None
         self.step_log = StepLog(run, self.meter, self.health, throughputs[0], batches)
         self.clock = clock = self.step_log.clock
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work=lambda: clock.done)
-        self.profile = find_watch("profile", run, batches, StepTimer)
-        self.micro_steps = MicroSteps(run, batches, clock, self.profile)
+        self.micro_steps = MicroSteps(run, batches, clock)
+        self.profile = self.micro_steps.profile
         self.stopping = Stopping(run, self.step_log, self.saver)
         self.save_seconds = self.last_learning_rate = 0.0
         self.begin_phase(self.phase, tokens=0)
@@ -126,9 +119,9 @@ class Trainer:
                 return self.train(own_stop)
         run, parameters = self.run, self.parameters
         stop_reason: str | None = None
-        self._log_start()
-        self._call_event("run_started", run)
-        self._take_requests(*self.step_sync.meet())
+        self.step_log.log_start(self.facts)
+        self.events.call("run_started", run)
+        self.events.meet()
         if run.step == 0 and not run.validation_losses:
             self._validate()
         with self.saver:
@@ -161,15 +154,15 @@ class Trainer:
                     if decision.stop:
                         stop_reason = next(filter(None, self.context.gather(vote.stop_reason)))
                         break
-                    self._take_requests(decision.save, decision.end)
+                    self.events.take(decision.save, decision.end)
                     if run.finished:
                         break
                     report = self._step(vote.batches, decision.counts, begin_vote)
                     self.profile.end(run.step)
-                    self._call_event("step_finished", run, report)
+                    self.events.call("step_finished", run, report)
                     if parameters.evaluation and run.step % parameters.evaluation.steps == 0:
                         self._validate()
-                    if run.step % parameters.checkpoint.save_steps == 0 or self.save_due:
+                    if run.step % parameters.checkpoint.save_steps == 0 or self.events.save_due:
                         self._save()
                 if self.next_vote is not None:  # an event has ended the run after the vote on the next step began
                     self._judge(self.step_sync.wait(self.next_vote).losses)
@@ -180,7 +173,7 @@ class Trainer:
             stop.leave_after_the_end(self.stopping.say_end)
             if not run.validation_losses or run.validation_losses[-1][0] != run.step:
                 self._validate()
-        self.step_sync.raise_plugin_error()
+        self.events.raise_error()
         reason = stop_reason or run.ended_by
         self.run_log.write("stopped" if stop_reason else "finished", step=run.step, reason=reason)
         self.stopping.finished = not stop_reason
@@ -274,41 +267,12 @@ class Trainer:
         except DecidedRollback as going:
             self.skipped.require_another_rollback(going.rollback)
             self._report_saved(self.saver.finish())  # one that is under way would appear later
-            self.step_sync.raise_plugin_error()
+            self.events.raise_error()
             remove_checkpoints_since(going.rollback, self.run.folder, self.context)
             going.rollbacks = (*self.skipped.rollbacks, going.rollback)
             raise
 
-    def _call_event(self, name: str, *arguments: Any) -> Any:
-        """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step. A plugin
-        may run the model with any shapes, so it runs uncompiled there."""
-        try:
-            with run_uncompiled(self.batches.compiled):
-                return getattr(self.events, name)(*arguments)
-        except PluginError as error:
-            self.step_sync.plugin_error = error
-            return None
-
-    def _take_requests(self, save: bool, end: bool) -> None:
-        """Notes what events have requested, on all ranks alike."""
-        run = self.run
-        if save:
-            self.save_due, run.save_requested = True, False
-        if end:
-            run.ended_by = run.end_requested or "an event plugin of another process"
-
-    # ---------------------------------------------------------------------------------- start, validation and saving
-
-    def _log_start(self) -> None:
-        """Writes the facts about the run to its log."""
-        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions", "phases")
-        facts = {name: self.facts[name] for name in names if name in self.facts}
-        length = self.run.length
-        facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
-        facts |= self.step_log.throughput.facts()
-        rows = self.plan.phase_at(self.run.step).span.rows_per_step
-        hosts = list(dict.fromkeys(self.context.topology.hosts().values()))
-        self.run_log.write("start", step=self.run.step, hosts=hosts, **facts, global_rows=rows)
+    # ----------------------------------------------------------------------------------------- validation and saving
 
     def _validate(self) -> None:
         """Validates on every validation store, if there are any, and logs the means."""
@@ -318,19 +282,19 @@ class Trainer:
         numbers = validate_all(self.engine, run, self.validation, self.batches)
         losses = [values["loss"] for values in numbers.values()]
         run.validation_losses = (*run.validation_losses, (run.step, sum(losses) / len(losses)))
-        plugin_values = self._call_event("evaluate", run)
+        plugin_values = self.events.call("evaluate", run)
         if plugin_values:
             self.run_log.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **plugin_values)
             self.run_log.track(run.step, {f"validation/{key}": value for key, value in plugin_values.items()})
-        self._call_event("validation_finished", run, {**numbers, **({"": plugin_values} if plugin_values else {})})
-        self._take_requests(*self.step_sync.meet())
+        self.events.call("validation_finished", run, {**numbers, **({"": plugin_values} if plugin_values else {})})
+        self.events.meet()
         self.step_log.leave_out(time.perf_counter() - start)
 
     def _save(self) -> None:
         """Saves this step, or begins to in the background. Weights that are not finite are never saved, nor is a step
         with which too many in a row were not finite."""
         run, start = self.run, time.perf_counter()
-        self.save_due = False
+        self.events.save_due = False
         self.health.check()
         self._report_saved(self.saver.finish())  # one save at a time
         at_end = run.length.is_reached(step=run.step, tokens=run.consumed_tokens)
@@ -347,11 +311,11 @@ class Trainer:
                 "meters": self.context.gather(self.meter.state()),
                 "metered_from": self.step_log.metered_from,
                 "step_health": self.health.state(self._pending_losses()),
-                "events": {name: state for name, each in self.listeners.items() if (state := each.state()) is not None},
+                "events": self.events.state(),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
                 "rollbacks": [each.to_json() for each in self.skipped.rollbacks],
             },
-            event_tensors=event_tensors.collect(self.listeners, run.rank),
+            event_tensors=self.events.tensors(),
             keep_before=self.health.first_open_step() - 2 if self.health.spikes.goes_back else None,
         )
         self.save_seconds = time.perf_counter() - start
@@ -374,4 +338,4 @@ class Trainer:
             self.last_checkpoint = saved.folder
             paused = round(self.save_seconds, 3)
             self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=paused)
-            self._call_event("checkpoint_saved", self.run, saved.folder)
+            self.events.call("checkpoint_saved", self.run, saved.folder)

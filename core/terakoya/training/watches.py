@@ -11,7 +11,6 @@ from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.plugins.families import missing_family
 from terakoya.training.batches import BatchMaker
 from terakoya.training.run import Run
 
@@ -55,4 +54,4 @@ def find_watch(key: str, run: Run, batches: BatchMaker, without: Callable[[], Wa
         return watch
     if settings == type(run.parameters).model_fields[key].default:
         return without()
-    raise UserError(f"{key}: no plugin has what this key asks for{missing_family('keys', key)}")
+    raise UserError(f"{key}: no plugin has what this key asks for{registry().missing('keys', key)}")

@@ -16,6 +16,7 @@ from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.errors import UserError
 from terakoya.plugins import PluginError
 from terakoya.training.batches import StepBatches
+from terakoya.training.plugin_events import PluginEvents
 from terakoya.training.step_sync import StepSync
 
 
@@ -37,9 +38,10 @@ def batch(**counts: int) -> Batch:
 def step_sync(saving: Saving, *, rank: int = 0, replica_size: int = 1) -> StepSync:
     processes = tuple(ProcessInfo(number, 0, number, "here") for number in range(replica_size))
     context = DistributedContext(rank, replica_size, torch.device("cpu"), Topology(processes, replica_size), None, None)
-    run: Any = SimpleNamespace(context=context, save_requested=False, end_requested=None)
+    parameters = SimpleNamespace(events={})
+    run: Any = SimpleNamespace(context=context, parameters=parameters, save_requested=False, end_requested=None)
     saver: Any = saving
-    return StepSync(run, ["masked", "tokens"], saver)
+    return StepSync(run, ["masked", "tokens"], saver, PluginEvents(run, compiled=False))
 
 
 def test_counts_of_all_micro_batches_are_added_up_and_a_dummy_counts_nothing() -> None:
@@ -67,7 +69,7 @@ def test_a_stop_request_of_one_rank_stops_all() -> None:
 def test_a_plugins_error_is_raised_at_the_next_vote_that_carries_it() -> None:
     sync = step_sync(Saving())
     before = sync.begin(StepBatches([], None), None)
-    sync.plugin_error = PluginError("mine", "it broke")
+    sync.events.error = PluginError("mine", "it broke")
     assert not sync.wait(before).stop, "all ranks take this step: the vote was cast before the error"
     with pytest.raises(UserError, match="rank 0 on here: plugin mine: it broke"):
         sync.wait(sync.begin(StepBatches([], None), None))

@@ -14,9 +14,7 @@ from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.cpu_allocator import returning_freed_memory
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.plugins.discovery import might_have
 from terakoya.plugins.engines import GIVEN_WHOLE, plugin_engine
-from terakoya.plugins.families import missing_family
 from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.training.engines.ddp import DDPEngine, StepOptions
 from terakoya.training.engines.engine import Engine
@@ -83,7 +81,6 @@ def find_plugin_engine(parallel: Parallel, *, processes: int) -> Callable[[Engin
         return None
     if name not in plugins.engines:
         raise UserError(
-            f'parallel: no plugin has the engine of "{parallel.describe()}"{missing_family("engines", name)}'
-            f"{might_have(plugins.broken, plugins.excluded)}"
+            f'parallel: no plugin has the engine of "{parallel.describe()}"{plugins.missing("engines", name)}'
         )
     return plugins.engines[name][0]

@@ -28,8 +28,6 @@ from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.plugins.discovery import might_have
-from terakoya.plugins.families import missing_family
 from terakoya.store.tokenizer_identity import vocabulary_problems
 from terakoya.toolkit.deferred_folder import deferred_weights, in_this_thread
 from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
@@ -247,8 +245,7 @@ def _change(key: str, start: StartModel, where: str, match: WeightMatch) -> PreT
     """
     plugins = registry()
     if key not in plugins.initial_weights:
-        family = missing_family("keys", f"{KEY}.{key}")
-        raise UserError(f"{KEY}.{key}: no plugin has it{family}{might_have(plugins.broken, plugins.excluded)}")
+        raise UserError(f"{KEY}.{key}: no plugin has it{plugins.missing('keys', f'{KEY}.{key}')}")
     try:
         changed, note = plugins.initial_weights[key][0](start)
     except UserError as error:

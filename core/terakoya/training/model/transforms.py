@@ -10,8 +10,6 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.plugins.discovery import might_have
-from terakoya.plugins.families import missing_family
 from terakoya.training.model import compilation, lora
 from terakoya.training.model.frozen_layers import freeze
 
@@ -43,15 +41,12 @@ def find_transforms(parameters: Parameters) -> dict[str, ModuleTransform]:
     """
     plugins, precision = registry(), parameters.precision
     if precision not in (*OWN_PRECISIONS, *plugins.transforms):
-        raise UserError(
-            f'precision: no plugin has "{precision}"{missing_family("transforms", precision)}'
-            f"{might_have(plugins.broken, plugins.excluded)}"
-        )
+        raise UserError(f'precision: no plugin has "{precision}"{plugins.missing("transforms", precision)}')
     wants = {key: getattr(parameters, key) for key in ("activation_checkpointing", "activation_offloading")}
     wants["quantization"] = parameters.lora is not None and parameters.lora.quantization is not None
     for key in wants:
         if wants[key] and key not in plugins.transforms:
-            raise UserError(f"{key}: no plugin has what this key asks for{missing_family('transforms', key)}")
+            raise UserError(f"{key}: no plugin has what this key asks for{plugins.missing('transforms', key)}")
     known = OWN | {name: plugins.transforms[name][0] for name in sorted(plugins.transforms)}
     wanted = [(name, each) for name, each in known.items() if each.is_wanted(parameters)]
     return dict(sorted(wanted, key=lambda item: STAGES.index(item[1].stage)))

@@ -18,7 +18,6 @@ from terakoya.log import translated
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
 from terakoya.runs.checkpoints import read_manifest, reading
-from terakoya.training.checkpoint import event_tensors
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
@@ -101,10 +100,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     _warn_of_late_skips(trainer, manifest)
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
-    for name, state in manifest.get("events", {}).items():
-        if name in trainer.listeners:
-            trainer.listeners[name].load(state)
-    _restore_event_tensors(trainer, folder)
+    trainer.events.load(folder, manifest.get("events", {}))
     trainer.last_checkpoint = folder
     trainer.saver.step = trainer.saver.saved_step = run.step
     run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
@@ -144,20 +140,6 @@ def describe_finished(run: Run) -> str:
         f"the run is finished: {done:,} of {whole:,} {translated(length.unit)}, nothing is left to train; a larger "
         f"value of {key} continues it, in the parameter file or with --set {key}=NUMBER"
     )
-
-
-def _restore_event_tensors(trainer: Trainer, folder: Path) -> None:
-    """Gives event plugins the tensors that they have in the checkpoint `folder`, and says which have none there."""
-    saved = event_tensors.plugins_in(folder)
-    for name in saved:
-        if name not in trainer.listeners:
-            trainer.run_log.warn(f"events.{name} is off: what it kept in {folder.name} ends there")
-    for name, listener in trainer.listeners.items():
-        if name in saved:
-            with reading(folder):
-                listener.load_tensors(event_tensors.SavedEventTensors(folder, name))
-        elif event_tensors.keeps_tensors(listener):
-            trainer.run_log.warn(f"events.{name}: {folder.name} holds nothing of it, so it begins anew")
 
 
 def _restore_data_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path) -> None:

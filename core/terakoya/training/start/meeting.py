@@ -43,7 +43,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "s
 """Packages whose versions a manifest records."""
 COMPUTING = ("terakoya", "torch", "transformers", "accelerate", "deepspeed", "numpy")
 """Those that decide what a step computes, or what processes send each other."""
-CODE = ("components", "config", "rows", "store", "toolkit", "training")
+CODE = ("components", "config", "distributed", "rows", "store", "toolkit", "training")
 """The folders of terakoya's code that do."""
 SHOWN_DIGITS = 16
 """The digits of a hash that are compared and shown."""
