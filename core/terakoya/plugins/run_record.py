@@ -77,16 +77,14 @@ def check_plugins(
     for recorded in record:
         named = [(component, *component.split("/", 1)) for component in recorded["components"]]
         used = [each for each, kind, name in named if name in names or (events and kind == "transforms")]
-        # records written before "events" existed name every installed plugin
-        listened = events and bool(recorded.get("events", not recorded["components"]))
+        listened = events and bool(recorded["events"])
         if not (used or listened):
             continue
         name, version = recorded["distribution"], recorded["version"]
         origin, advice = f"{name} {version}", "" if name == GROUP else f"; install it: pip install {name}=={version}"
         if not name:
-            file = recorded.get("requested")  # records of older versions do not have it
             origin = "--plugin"
-            advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(file)) if file else 'FILE'} ..."
+            advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(recorded['requested']))} ..."
         which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
         plugin = current.get(recorded["name"])
         if plugin is None:

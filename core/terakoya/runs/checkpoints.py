@@ -32,10 +32,8 @@ from terakoya.errors import TemporaryFailure, UserError
 from terakoya.log import plural
 
 FORMAT = 3
-FORMATS_WITHOUT_HASH = (1, 2)
-"""Formats whose manifests have no SHA-256 of their own. In format 1, rank 0 wrote all of `state/` as whole tensors."""
 HASH_KEY = "sha256"
-"""The manifest's key for the SHA-256 of its other values. Every format from 3 on has it."""
+"""The manifest's key for the SHA-256 of its other values."""
 MANIFEST = "manifest.json"
 KEEP_BEFORE = "keep_before"
 """The manifest's key of the step to which its run may go back, so that the newest checkpoint up to it stays, too; null
@@ -143,8 +141,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise DamagedError(f"{path}: not a checkpoint's manifest: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise DamagedError(f"{path}: not a checkpoint's manifest: it has no format")
-    has_no_hash = HASH_KEY not in manifest and manifest["format"] in FORMATS_WITHOUT_HASH
-    if not has_no_hash and manifest.get(HASH_KEY) != _content_hash(manifest):
+    if manifest.get(HASH_KEY) != _content_hash(manifest):
         raise DamagedError(f"{path}: content changed: it has another SHA-256 than when it was written")
     if manifest["format"] > FORMAT:
         raise UserError(
@@ -167,18 +164,13 @@ def trained_length(manifest: Mapping[str, Any]) -> int:
 def find_conflict(name: str, manifest: Mapping[str, Any]) -> str | None:
     """Returns how the values of `manifest`, in a folder called `name`, contradict each other; None if they do not.
 
-    Each step takes at least one row: a run of a number of rows may end with a step that holds fewer than its batch
-    table, parts of a run and the run that a fork comes from have tables of their own, and a run that skips steps counts
-    their rows as taken. No hash protects an old manifest, whose runs have one table.
+    Each step takes at least one row, also one that the run skips.
     """
     try:
         step = _CheckedFacts.model_validate(dict(manifest)).step
-        table, rows = manifest.get("parameters", {}).get("batch_size"), manifest.get("consumed_rows")
-        largest = step * sum(table.values()) if table is not None and HASH_KEY not in manifest else None
-        if rows is not None and not step <= rows <= (rows if largest is None else largest):
-            expected = f", where the batch table gives {largest:,}" if largest is not None else ""
-            return f"{rows:,} row{plural(rows)} in {step:,} step{plural(step)}{expected}"
-    except (ValidationError, TypeError, ValueError, AttributeError) as error:
+        if (rows := manifest.get("consumed_rows")) is not None and rows < step:
+            return f"{rows:,} row{plural(rows)} in {step:,} step{plural(step)}"
+    except (ValidationError, TypeError, ValueError) as error:
         return f"not a checkpoint's manifest: {' '.join(str(error).split())[:200]}"
     match = NAME.fullmatch(name)
     return f"is of step {step}, in a folder of step {int(match[1])}" if match and int(match[1]) != step else None

@@ -149,7 +149,7 @@ class Meter:
         """Whether `state` is one of a meter of the same terms and counts."""
         terms = list(self.terms)
         return (
-            state.get("terms", terms) == terms
+            state["terms"] == terms
             and state["counts"].keys() == self.counts.keys()
             and len(state["sums"]) == len(self.flat)
         )

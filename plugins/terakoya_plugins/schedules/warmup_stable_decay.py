@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -48,14 +48,6 @@ class WarmupStableDecay(DecaySchedule):
     """The shape of the warm-up."""
     decay_type: Shape = "cosine"
     """The shape of the decay."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_older_record(cls, given: Any) -> Any:
-        """Leaves out the zeros of a record that has all three lengths: 0 was the default of each."""
-        if not isinstance(given, Mapping) or any(given.get(name) is None for name in LENGTHS):
-            return given
-        return {name: value for name, value in given.items() if name not in LENGTHS or value != 0}
 
     @model_validator(mode="after")
     def _one_decay(self) -> Self:

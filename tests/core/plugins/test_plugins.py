@@ -409,14 +409,6 @@ def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -
     assert check.changed == ["plugin mine (--plugin: schedules/mine) is missing; its components come from renamed"]
 
 
-def test_in_an_old_record_of_every_installed_plugin_only_used_plugins_count() -> None:
-    old = {"distribution": "other", "version": "1", "sha256": "0"}
-    record = [{"name": "gone", **old, "components": ["importers/gone"]}, {"name": "heard", **old, "components": []}]
-    assert check_plugins(load(), record, USES_MINE).missing == [
-        "plugin heard (other 1: events only) is missing; install it: pip install other==1"
-    ]
-
-
 # -------------------------------------------------------------------------------------------- deprecated hooks
 
 

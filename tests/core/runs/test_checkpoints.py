@@ -70,18 +70,6 @@ def test_the_values_of_a_manifest_must_agree(
     assert len(problems) == (problem is not None) and all((problem or "") in line for line in problems)
 
 
-def test_a_manifest_without_a_hash_may_not_count_more_rows_than_its_batch_table(tmp_path: Path) -> None:
-    """With a hash it may: phases, and the run that a fork comes from, have tables of their own."""
-    folder = write_checkpoint(tmp_path, 4)
-    manifest = json.loads((folder / "manifest.json").read_text()) | {"consumed_rows": 65}
-    del manifest["sha256"]
-    (folder / "manifest.json").write_text(json.dumps(checkpoints.with_hash(manifest)))
-    assert checkpoints.find_problems(folder) == []
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
-    (problem,) = checkpoints.find_problems(folder)
-    assert "65 rows in 4 steps, where the batch table gives 64" in problem
-
-
 def test_a_manifest_without_its_hash_is_damaged(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
     manifest = json.loads((folder / "manifest.json").read_text())

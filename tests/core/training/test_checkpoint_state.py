@@ -10,11 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 from terakoya.errors import UserError
-from terakoya.runs import checkpoints
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.state import SavedState
 from terakoya.training.engines import tensor_shards
@@ -193,27 +191,6 @@ def test_a_tensor_that_is_not_finite_is_named_and_nothing_more_is_written(bad: f
         source = Source(*(whole_shard(name, value) for name, value in values.items()))
         written = checkpoint_state.write(tmp_path / "state", 0, source)
         assert (written.not_finite, len(written.files), source.yielded) == (not_finite, files, len(values))
-
-
-def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
-    """Rank 0 wrote whole tensors, in a further file where one was large."""
-    folder = tmp_path / "checkpoints/step-00000003"
-    (folder / "state").mkdir(parents=True)
-    save_file({"a": VALUE}, folder / "state/model-00000.safetensors")
-    save_file({"b": VALUE + 1}, folder / "state/model-00001.safetensors")
-    save_file({"a/step": torch.tensor(3.0)}, folder / "state/optimizer-00000.safetensors")
-    files = {
-        path.relative_to(folder).as_posix(): checkpoints.file_facts(path) for path in folder.rglob("*.safetensors")
-    }
-    for number, expected in ((1, ""), (2, ""), (3, "manifest.json: content changed: it has another SHA-256")):
-        (folder / "manifest.json").write_text(json.dumps({"format": number, "step": 3, "files": files}))
-        problems = checkpoints.find_problems(folder)
-        assert len(problems) == bool(expected) and all(expected in problem for problem in problems)
-    (folder / "manifest.json").write_text(json.dumps({"format": 2, "step": 3, "files": files}))
-    state = SavedState(folder, "model")
-    assert state.names() == {"a", "b"} and torch.equal(state("b"), VALUE + 1)
-    assert torch.equal(state.part("a", 3, 4), torch.arange(3.0, 7.0))
-    assert SavedState(folder, "optimizer")("a/step") == 3.0
 
 
 def test_files_are_as_large_as_their_shards(tmp_path: Path) -> None:

@@ -295,11 +295,3 @@ def test_a_decay_of_no_length_is_none_also_over_what_a_run_records(given: dict[s
     for schedule in (WarmupStableDecay(**given), WarmupStableDecay(**recorded | given)):
         assert {schedule.factor(Progress(step=step, max_steps=40)) for step in range(3, 40)} == {1.0}
         assert WarmupStableDecay(**schedule.model_dump()) == schedule
-
-
-@pytest.mark.parametrize("given", [{}, {"decay_steps": 5}, {"decay_ratio": 0.5}])
-def test_an_older_record_in_which_0_is_no_length_means_what_it_meant(given: dict[str, float]) -> None:
-    recorded = {"decay_steps": 0, "decay_tokens": 0, "decay_ratio": 0.0} | given
-    assert WarmupStableDecay(**recorded) == WarmupStableDecay(**given)
-    longer = WarmupStableDecay(**recorded | {"decay_steps": 7, "decay_ratio": 0.0})
-    assert longer == WarmupStableDecay(decay_steps=7)

@@ -72,7 +72,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))
     for message in plugins.changed:
         run_log.warn(message)
-    started_from = manifest.get("started_from")
+    started_from = manifest["started_from"]
     if run.parameters.trained_beside is None:
         trainer.facts = {**trainer.facts, "started_from": started_from}
     else:  # the base weights may be in another folder now, where the user allows that, but must be the same
@@ -90,17 +90,16 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]
     run.consumed_tokens = manifest["consumed_tokens"]
-    run.validation_losses = tuple((step, loss) for step, loss in manifest.get("validation_losses", ()))
+    run.validation_losses = tuple((step, loss) for step, loss in manifest["validation_losses"])
     _restore_data_order(trainer, manifest, folder)
     _warn_of_moved_stores(trainer, manifest)
-    trainer.step_log.restore(manifest["meters"], manifest.get("metered_from", run.consumed_rows))
-    if "step_health" in manifest:
-        trainer.health.load(manifest["step_health"])
+    trainer.step_log.restore(manifest["meters"], manifest["metered_from"])
+    trainer.health.load(manifest["step_health"])
     trainer.skipped.rollbacks = Rollback.of_manifest(manifest)
     _warn_of_late_skips(trainer, manifest)
-    if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
+    if trainer.engine.scaler is not None and manifest["loss_scaling"] is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
-    trainer.events.load(folder, manifest.get("events", {}))
+    trainer.events.load(folder, manifest["events"])
     trainer.last_checkpoint = folder
     trainer.saver.step = trainer.saver.saved_step = run.step
     run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
@@ -108,10 +107,10 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     if run.finished:
         run_log.print(describe_finished(run))
     else:
-        _warn_of_other_rate(trainer, *manifest.get("learning_rates", ()))
+        _warn_of_other_rate(trainer, *manifest["learning_rates"])
 
 
-def _warn_of_other_rate(trainer: Trainer, last: float = 0.0, following: float | None = 0.0) -> None:
+def _warn_of_other_rate(trainer: Trainer, last: float, following: float | None) -> None:
     """Warns if the next step has another learning rate than `following`, which it had when the checkpoint was written;
     or at the end of the run (None), where the plan of now gives its last step clearly another one than `last`."""
     run, now = trainer.run, trainer.next_learning_rate()
@@ -172,7 +171,7 @@ def _warn_of_moved_stores(trainer: Trainer, manifest: Mapping[str, Any]) -> None
     of the run, as if the mixture had always been this one."""
     before, now = manifest["parameters"], trainer.run.parameters.dump()
     other_rows = any(value_at(before, key) != value_at(now, key) for key in ("seed", "data.sequence_length"))
-    if other_rows or "positions" not in manifest:
+    if other_rows:
         return
     names = {fingerprint: name for name, fingerprint in (manifest["stores"] | trainer.facts["stores"]).items()}
     old = _rows_of_stores(manifest["positions"], manifest["stores"])
