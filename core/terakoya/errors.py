@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class UserError(Exception):
@@ -119,3 +121,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return "; did you mean " + " or ".join(f'"{near}"' for near in close) + "?"
     return "; known: " + ", ".join(f'"{each}"' for each in known) if known else ""
+
+
+def import_extra(module: str, extra: str, where: str) -> Any:
+    """Returns a `module` that comes with an `extra` of terakoya. Raises UserError, which begins with `where`, if it is
+    not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(f'{where}: {error}; pip install "terakoya[{extra}]"') from error

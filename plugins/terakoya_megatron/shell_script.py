@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.errors import UserError
+from terakoya.errors import import_extra
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -59,11 +59,9 @@ class Script:
     def __init__(self, folder: Path, defined: Mapping[str, str]) -> None:
         """`folder` is the script's, and `defined` has variable -> value that replaces those which the script assigns.
         Raises UserError where the parser is not installed."""
-        try:
-            import tree_sitter
-            import tree_sitter_bash
-        except ImportError as error:
-            raise UserError(f"reading shell scripts needs {error.name}: pip install 'terakoya[megatron]'") from None
+        tree_sitter, tree_sitter_bash = (
+            import_extra(name, "megatron", "reading shell scripts") for name in ("tree_sitter", "tree_sitter_bash")
+        )
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
         self._folder = folder
         self._defined = dict(defined)

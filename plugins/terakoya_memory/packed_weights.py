@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 from terakoya.training.model.module_parts import top_level_models
 
 KEY = "lora.quantization"
@@ -127,14 +126,11 @@ def _unpack(packed: Tensor, scales: Tensor, kind: str, shape: tuple[int, int], d
     )
 
 
-def _bitsandbytes() -> ModuleType:
+def _bitsandbytes() -> Any:
     log = logging.getLogger("bitsandbytes")
     level = log.level
     log.setLevel(logging.ERROR)  # it asks for kernels that nothing here needs
     try:
-        import bitsandbytes
-    except ImportError as error:
-        raise UserError(f'{KEY}: {error}; install bitsandbytes with `pip install "terakoya[memory]"`') from error
+        return import_extra("bitsandbytes", "memory", KEY)
     finally:
         log.setLevel(level)
-    return bitsandbytes

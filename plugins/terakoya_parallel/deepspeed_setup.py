@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD, merge_configs
-from terakoya.errors import UserError
+from terakoya.errors import import_extra
 from terakoya.training.engines.inputs import EngineInputs
 
 BUCKET_ELEMENTS = 500_000_000
@@ -66,12 +66,7 @@ def import_deepspeed() -> Any:
     Raises:
         UserError: DeepSpeed is not installed.
     """
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise UserError(
-            f'parallel.engine "deepspeed": {error}; install it with `pip install "terakoya[deepspeed]"`'
-        ) from error
+    deepspeed = import_extra("deepspeed", "deepspeed", 'parallel.engine "deepspeed"')
     logger = logging.getLogger("DeepSpeed")
     logger.setLevel(logging.WARNING)
     logger.addFilter(_is_relevant)

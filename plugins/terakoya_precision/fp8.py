@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from terakoya.config.conflicts import compile_obstacle
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 from terakoya.toolkit.gpu_compiler import missing_tools
 from terakoya.training.model.module_parts import top_level_models
 
@@ -83,10 +83,7 @@ def convert(module: nn.Module) -> None:
 
 def _recipe() -> Any:
     """accelerate's recipe for torchao, with dynamic scaling: each tensor is scaled by its current largest value."""
-    try:
-        from torchao.float8 import Float8LinearConfig
-    except ImportError as error:
-        raise UserError(f'precision: "fp8": {error}; install it with `pip install "terakoya[fp8]"`') from error
+    config = import_extra("torchao.float8", "fp8", 'precision: "fp8"').Float8LinearConfig(pad_inner_dim=True)
     from accelerate.utils import AORecipeKwargs
 
-    return AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))
+    return AORecipeKwargs(config=config)

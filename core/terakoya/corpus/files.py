@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 from terakoya.folder_kinds import describe_found, kind_of, missing_file, refuse_pointers
 from terakoya.places import PlacedFile, is_local, place_of
 
@@ -271,9 +271,5 @@ def _decompress(compression: str, raw: io.BufferedIOBase, file: Source) -> io.Bu
 
 
 def import_pyarrow(file: Source) -> Any:
-    """Imports pyarrow. Raises UserError that names the extra if it is not installed."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise UserError(f'{file}: reading it needs pyarrow: pip install "terakoya[data]"') from error
-    return pyarrow
+    """Returns pyarrow. Raises UserError that names the extra if it is not installed."""
+    return import_extra("pyarrow", "data", str(file))

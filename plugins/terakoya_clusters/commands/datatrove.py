@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 
 if TYPE_CHECKING:
     from terakoya.preparation.options import PrepareOptions
@@ -62,10 +62,9 @@ def _run_datatrove(
     from terakoya.preparation.prepare import create_job
     from terakoya_clusters.preparation.datatrove_settings import executor_settings
 
-    try:
-        from terakoya_clusters.preparation.datatrove import SubmittedJobs, prepare_with_datatrove
-    except ModuleNotFoundError as error:
-        raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
+    import_extra("datatrove", "datatrove", "--engine datatrove")
+    from terakoya_clusters.preparation.datatrove import SubmittedJobs, prepare_with_datatrove
+
     settings = apply_overrides(read_settings(settings_file) if settings_file is not None else {}, overrides)
     executor_settings(executor, settings)  # before the corpus is read
     result = prepare_with_datatrove(create_job(options), executor=executor, settings=settings)

@@ -22,7 +22,7 @@ import dill
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.utils.stats import PipelineStats
 
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 from terakoya.preparation.encoding import BlockEncoder
 from terakoya.preparation.job import PrepareJob
 from terakoya.process_pool import workers
@@ -151,10 +151,7 @@ def _run_task(pickled: bytes, rank: int) -> PipelineStats:
 
 
 def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError('--executor ray: needs ray: pip install "terakoya[ray]"') from error
+    ray = import_extra("ray", "ray", "--executor ray")
     starts_ray = not ray.is_initialized()
     if starts_ray:
         ray.init(include_dashboard=False, log_to_driver=False)

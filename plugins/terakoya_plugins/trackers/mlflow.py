@@ -21,7 +21,7 @@ from typing import Any
 
 from terakoya import hookimpl
 from terakoya.components import Tracker, TrackerRun
-from terakoya.errors import UserError
+from terakoya.errors import import_extra
 
 FILE = "mlflow.json"
 """File in the run folder with the ids of the MLflow runs, by attempt."""
@@ -75,11 +75,7 @@ class Mlflow(Tracker):
 
 def _import_mlflow() -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    try:
-        import mlflow
-    except ImportError:
-        raise UserError('tracker mlflow: is not installed; pip install "terakoya[mlflow]"') from None
-    return mlflow
+    return import_extra("mlflow", "mlflow", "tracker mlflow")
 
 
 def _accepted_name(name: str) -> str:

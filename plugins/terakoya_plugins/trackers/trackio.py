@@ -12,7 +12,7 @@ from typing import Any
 
 from terakoya import hookimpl
 from terakoya.components import Tracker, TrackerRun
-from terakoya.errors import UserError
+from terakoya.errors import import_extra
 
 
 class Trackio(Tracker):
@@ -26,7 +26,7 @@ class Trackio(Tracker):
     """The Space that shows the dashboard, such as `me/my-dashboard`; null stays on this machine."""
 
     def check(self) -> None:
-        _import_trackio()
+        import_extra("trackio", "trackio", "tracker trackio")
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
         """Opens the Trackio run.
@@ -34,7 +34,7 @@ class Trackio(Tracker):
         Raises:
             UserError: Trackio is not installed.
         """
-        trackio = _import_trackio()
+        trackio = import_extra("trackio", "trackio", "tracker trackio")
         name = self.name or run_folder.resolve().name
 
         def init(attempt: int) -> Any:
@@ -48,14 +48,6 @@ class Trackio(Tracker):
             )
 
         return _TrackioRun(init)
-
-
-def _import_trackio() -> Any:
-    try:
-        import trackio
-    except ImportError:
-        raise UserError('tracker trackio: is not installed; pip install "terakoya[trackio]"') from None
-    return trackio
 
 
 class _TrackioRun:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from terakoya import hookimpl
 from terakoya.components import Tracker, TrackerRun
-from terakoya.errors import UserError
+from terakoya.errors import import_extra
 
 FILE = "wandb.json"
 """File in the run folder with the ids of the W&B runs, by attempt."""
@@ -42,7 +42,7 @@ class WandB(Tracker):
     otherwise online."""
 
     def check(self) -> None:
-        _import_wandb()
+        import_extra("wandb", "wandb", "tracker wandb")
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
         """Opens the W&B run whose id is in `run_folder`, or a new one; writes the id of a new one there.
@@ -50,7 +50,7 @@ class WandB(Tracker):
         Raises:
             UserError: wandb is not installed.
         """
-        wandb, name = _import_wandb(), self.name or run_folder.resolve().name
+        wandb, name = import_extra("wandb", "wandb", "tracker wandb"), self.name or run_folder.resolve().name
 
         def init(attempt: int) -> Any:
             run = wandb.init(
@@ -69,14 +69,6 @@ class WandB(Tracker):
             return run
 
         return _WandbRun(init)
-
-
-def _import_wandb() -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise UserError('tracker wandb: is not installed; pip install "terakoya[wandb]"') from None
-    return wandb
 
 
 class _WandbRun:

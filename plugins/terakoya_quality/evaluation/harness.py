@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 from terakoya.evaluation.result import Numbers
 from terakoya_quality.evaluation.options import TaskOptions
 from terakoya_quality.finetuning.suites import suggest_suites
@@ -22,9 +22,7 @@ def check_installed(tasks: Sequence[str]) -> None:
                 f"--tasks {','.join(tasks)}: no such suite or task{near} A task of lm-eval needs the extra "
                 '"evaluate": pip install "terakoya[evaluate]"'
             )
-        raise UserError(
-            '--tasks: lm-eval is not installed; expected the extra "evaluate": pip install "terakoya[evaluate]"'
-        )
+        import_extra("lm_eval", "evaluate", "--tasks")
 
 
 def measure_tasks(options: TaskOptions, checkpoint: Path | None, device: torch.device) -> Mapping[str, Numbers]:

@@ -116,5 +116,5 @@ def test_the_scripts_own_arguments_do_not_change_its_defaults(tmp_path: Path) ->
 
 def test_without_the_parser_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tree_sitter_bash", None)
-    with pytest.raises(UserError, match=r"pip install 'terakoya\[megatron\]'"):
+    with pytest.raises(UserError, match=r'pip install "terakoya\[megatron\]"'):
         Script(tmp_path, {})

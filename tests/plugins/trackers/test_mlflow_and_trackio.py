@@ -180,7 +180,7 @@ def test_a_dry_run_fails_without_the_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     raw = {**toy.parameters(store), "trackers": [{"type": name}]}
-    with pytest.raises(UserError, match=rf'tracker {name}: is not installed; pip install "terakoya\[{name}\]"'):
+    with pytest.raises(UserError, match=rf'tracker {name}: .*; pip install "terakoya\[{name}\]"'):
         dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run", StartOptions())
 
 

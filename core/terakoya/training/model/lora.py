@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.lora import FOLDER, LoraSettings
 from terakoya.config.parameters import Parameters
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 from terakoya.toolkit.formats import model_folder
 from terakoya.toolkit.random_keys import torch_seed
 from terakoya.training.model.module_parts import ADAPTED, named_values, top_level_models
@@ -68,15 +68,12 @@ def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int 
     setattr(module, ADAPTED, True)
 
 
-def _peft() -> ModuleType:
+def _peft() -> Any:
     model_folder.silence_logging()  # importing peft imports accelerate, and that more
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        raise UserError(f'{KEY}: {error}; install peft with `pip install "terakoya[lora]"`') from error
+    return import_extra("peft", "lora", KEY)
 
 
-def _config(peft: ModuleType, settings: LoraSettings, model: PreTrainedModel) -> Any:
+def _config(peft: Any, settings: LoraSettings, model: PreTrainedModel) -> Any:
     """Returns peft's `LoraConfig` of `settings` for `model`.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import JobState
-from terakoya.errors import UserError
+from terakoya.errors import UserError, import_extra
 
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d{12}:training-job/(?P<name>[A-Za-z0-9-]+)")
 LOGS = "/aws/sagemaker/TrainingJobs"
@@ -165,11 +165,9 @@ def _client(service: str, region: str | None) -> Any:
 @contextmanager
 def _aws_errors(verb: str) -> Iterator[None]:
     """Converts errors of boto3 to a UserError with AWS's message."""
-    try:
-        import boto3  # noqa: F401
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
-    except ImportError:
-        raise UserError('launch sagemaker: needs boto3: pip install "terakoya[sagemaker]"') from None
+    import_extra("boto3", "sagemaker", "launch sagemaker")
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
     where = f"launch sagemaker {verb}"
     try:
         yield

@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
-from terakoya.errors import UserError
+from terakoya.errors import import_extra
 from terakoya.toolkit.parameter_groups import Beta, decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
@@ -34,11 +34,8 @@ class Lion(Optimizer):
         Raises:
             UserError: lion-pytorch is not installed.
         """
-        try:
-            from terakoya_plugins.optimizers.lion.by_groups import LionByGroups
-        except ImportError as error:
-            raise UserError(f'optimizer lion: {error}; install it with `pip install "terakoya[lion]"`') from error
-        optimizer: torch.optim.Optimizer = LionByGroups(
+        by_groups = import_extra("terakoya_plugins.optimizers.lion.by_groups", "lion", "optimizer lion")
+        optimizer: torch.optim.Optimizer = by_groups.LionByGroups(
             decay_groups(trainable_parameters(module), self.weight_decay), lr=self.learning_rate, betas=self.betas
         )
         return optimizer
