@@ -7,10 +7,10 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from command_line import exit_code
 from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.commands.main import main
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
@@ -73,9 +73,8 @@ def test_the_password_of_a_corpus_is_used_and_in_no_file_and_no_message(
         assert facts.documents == 300 and facts.rejected == 1
         messages = [repr(corpus), caplog.text]
         for name in ("missing.jsonl", "cut.jsonl.gz", "a.pdf"):
-            with pytest.raises(SystemExit):
-                main(["prepare", f"memory://user:PLANTED@corpus/{name}", "--tokenizer", str(tokenizer),
-                      "--out", str(tmp_path / name)])  # fmt: skip
+            address = f"memory://user:PLANTED@corpus/{name}"
+            exit_code("prepare", address, "--tokenizer", tokenizer, "--out", tmp_path / name)
         with pytest.raises(UserError) as refused:
             find_files(["hf://user:PLANTED@datasets/a.jsonl"])
         messages += [str(refused.value), *capfd.readouterr()]

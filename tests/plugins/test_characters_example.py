@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import exit_code
 from transformers import AutoTokenizer
 
 import terakoya_contract as contract
-from terakoya.commands.main import main
 from terakoya.store.token_store import TokenStore
 
 pytestmark = pytest.mark.usefixtures("fresh_plugins")
@@ -20,9 +20,7 @@ PLAY = "ROSE:\nIs it the wind?\n\n  THORN:\nNo, it is the rain,\tmy friend.\n\n"
 
 
 def call(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["--plugin", str(PLUGIN), *arguments])
-    assert not stopped.value.code
+    assert exit_code("--plugin", PLUGIN, *arguments) == 0
 
 
 def test_it_passes_the_checks_of_a_tokenizer() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 import toy
+from command_line import exit_code
 from selection import at_night
 from transformers import AutoModelForMaskedLM
 
 import terakoya_contract as contract
-from terakoya.commands.main import main
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -75,7 +75,7 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
     toy.train(settings, tmp_path / "run", nodes=(2,), plugins=[file])
     course = toy.losses(tmp_path / "run")
     assert course[30][0] < course[1][0] - 0.3
-    run_main(["--plugin", str(file), "export", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
+    assert exit_code("--plugin", file, "export", tmp_path / "run", "--out", tmp_path / "model") == 0
 
     # the logits of the plugin with the checkpoint's weights are those of plain Transformers
     folder = tmp_path / "run" / "checkpoints" / "step-00000030"
@@ -109,10 +109,3 @@ def test_funnel_refuses_rows_of_several_documents_by_name() -> None:
     settings = toy.parameters(Path("store"), architecture={"type": "funnel"}, objective={"type": "masked_lm"})
     with pytest.raises(UserError, match="Funnel cannot keep documents in one row apart"):
         build_module(Parameters.from_dict(settings, source="test"), Vocabulary(size=60, pad=0, mask=4))
-
-
-def run_main(arguments: list[str]) -> None:
-    """Runs the command line in this process."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code in (0, None)

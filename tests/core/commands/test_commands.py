@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import call
 from documented_commands import verbs
 
 import terakoya.commands
-from terakoya.commands.main import main
 from terakoya.errors import RankLostError
 from terakoya.plugins import loading as plugins
 
@@ -48,14 +48,6 @@ def plugin(tmp_path: Path) -> str:
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN, encoding="utf-8")
     return str(file)
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Runs the command line in this process; returns its exit code and both outputs."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    out, err = capsys.readouterr()
-    return int(caught.value.code or 0), out, err
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 74), (errno.ENOSPC, 2)])

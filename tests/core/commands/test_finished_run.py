@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 import toy
+from command_line import call
 
 from terakoya import log
 from terakoya.commands import run as run_command
 from terakoya.commands.guidance import next_command
-from terakoya.commands.main import main
 from terakoya.conversion.export import export
 from terakoya.pipeline.settings import Pipeline
 
 
 def train(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "toy.json", "--out", "work/run", *arguments])
-    said = capsys.readouterr().err
-    assert ended.value.code == 0, said
+    code, _, said = call(capsys, "train", "toy.json", "--out", "work/run", *arguments)
+    assert code == 0, said
     return said
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call
 from documented_commands import root_command
 
-from terakoya.commands.main import DEBUG_VARIABLE, main
+from terakoya.commands.main import DEBUG_VARIABLE
 from terakoya.config.parameters import COMPONENTS, Parameters
 from terakoya.errors import UserError
 from terakoya.json_settings import leaves
@@ -40,10 +41,8 @@ TEXTS = (
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Runs the command line in this process; returns its exit code and all that it printed."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    out, err = capsys.readouterr()
-    return int(caught.value.code or 0), out + err
+    code, out, err = call(capsys, *arguments)
+    return code, out + err
 
 
 @pytest.fixture(autouse=True)

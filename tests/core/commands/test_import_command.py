@@ -6,16 +6,7 @@ from pathlib import Path
 
 import published_layouts as layouts
 import pytest
-
-from terakoya.commands.main import main
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Runs the command line in this process; returns its exit code, output and error output."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(each) for each in arguments])
-    out, err = capsys.readouterr()
-    return int(caught.value.code or 0), out, err
+from command_line import call
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from command_line import refusal
 
 from terakoya.atomic_files import check_writable
 from terakoya.commands.main import main
@@ -24,17 +25,9 @@ WRITERS = {
 """Commands whose inputs are not there: whatever they complain of instead is looked at first."""
 
 
-def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    error = capsys.readouterr().err
-    assert exit.value.code == 2 and "Traceback" not in error
-    return error
-
-
 @pytest.mark.parametrize("verb", WRITERS)
 def test_a_read_only_place_is_found_first(verb: str, read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = fail(capsys, *WRITERS[verb], "--out", str(read_only / "out"))
+    error = refusal(capsys, *WRITERS[verb], "--out", str(read_only / "out"))
     assert f"{read_only} is read-only or another user's; choose another --out" in error
 
 
@@ -43,7 +36,7 @@ def test_a_file_in_place_of_the_folder_is_found_first(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").write_text("mine")
-    assert f"{tmp_path}/out" in (error := fail(capsys, *WRITERS[verb], "--out", str(tmp_path / "out")))
+    assert f"{tmp_path}/out" in (error := refusal(capsys, *WRITERS[verb], "--out", str(tmp_path / "out")))
     assert "is a file" in error and (tmp_path / "out").read_text() == "mine"
 
 
@@ -51,11 +44,11 @@ def test_a_file_in_place_of_the_folder_is_found_first(
 def test_a_place_that_takes_no_files_and_impossible_names_are_found_first(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = fail(capsys, *WRITERS[verb], "--out", "/proc/out")
+    error = refusal(capsys, *WRITERS[verb], "--out", "/proc/out")
     assert (
         "/proc takes no files (No such file or directory); choose another --out" in error or "/proc is read-" in error
     )
-    error = fail(capsys, *WRITERS[verb], "--out", str(tmp_path / ("a" * 300)))
+    error = refusal(capsys, *WRITERS[verb], "--out", str(tmp_path / ("a" * 300)))
     assert error.endswith("aaa: File name too long; choose a shorter name\n")
 
 
@@ -73,7 +66,7 @@ def test_a_command_that_finds_no_space_says_where_and_what_to_do(
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "out"))
 
     monkeypatch.setattr("terakoya.commands.main.command_line", lambda *_: no_space)
-    error = fail(capsys, "export")
+    error = refusal(capsys, "export")
     assert error == f"error: {tmp_path}/out: No space left on device; free some space and give the same command again\n"
     monkeypatch.setenv("TERAKOYA_DEBUG", "1")
     with pytest.raises(OSError, match="No space"):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from terakoya.commands.main import main
+from command_line import exit_code
 
 TEXT = "庭の池に、赤い魚と白い魚がいる。\n\n魚は池の底で休む。\n" * 5
 
@@ -25,18 +24,12 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return record["settings"]
 
 
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as leave:
-        main([str(each) for each in ("tokenizer", "train", *arguments)])
-    return int(leave.value.code or 0)
-
-
 def test_file_set_and_flags_together(corpus: Path, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"type": "mecab_wordpiece", "min_frequency": 3, "num_unused_tokens": 4}')
     out = tmp_path / "out"
     options = ["--set", "min_frequency=4", "--vocab-size", 55, "--do_lower_case", "--dictionary=ipadic"]
-    assert run(corpus, "--out", out, "--settings", file, *options, "--processes", 1) == 0
+    assert exit_code("tokenizer", "train", corpus, "--out", out, "--settings", file, *options, "--processes", 1) == 0
     settings = settings_of(out)
     assert (settings["vocab_size"], settings["min_frequency"], settings["num_unused_tokens"]) == (55, 4, 4)
     assert settings["do_lower_case"] is True and settings["dictionary"] == "ipadic"
@@ -51,7 +44,7 @@ def test_the_settings_file_may_contain_the_corpus_and_the_folder(corpus: Path, t
         file.write_text("\n".join(["# where", *lines, "model_prefix: small", "vocab_size: 60  # pieces", ""]))
     else:
         file.write_text(json.dumps({**values, "model_prefix": "small", "vocab_size": 60}))
-    assert run("--settings", file, "--no-do-lower-case", "--processes", 1) == 0
+    assert exit_code("tokenizer", "train", "--settings", file, "--no-do-lower-case", "--processes", 1) == 0
     assert settings_of(tmp_path / "deep" / "small")["vocab_size"] == 60
 
 
@@ -83,7 +76,7 @@ def test_repeated_settings_and_unreadable_files_are_refused(
     path = tmp_path / ("settings.json" if file.startswith("{") else "settings.yaml")
     path.write_text(file or "min_frequency: 2\n")
     given = ["--settings", path, "--type", "mecab_wordpiece", "--processes", 1]
-    assert run(corpus, "--out", tmp_path / "out", *given, *options) == 2
+    assert exit_code("tokenizer", "train", corpus, "--out", tmp_path / "out", *given, *options) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "out").exists()
 
@@ -103,5 +96,5 @@ def test_missing_arguments_are_named(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == 2
+    assert exit_code("tokenizer", "train", *arguments) == 2
     assert message in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from canary import Canary
+from command_line import call
 from rich.console import Console
 from transformers import (
     BertConfig,
@@ -20,7 +21,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from terakoya.commands.main import main
 from terakoya.commands.try_model import print_tokens
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -76,10 +76,8 @@ def save(model: PreTrainedModel, folder: Path) -> None:
 
 def run_try(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """Runs `terakoya try`, checks its exit code, and returns its output, or its error output if `code` is not 0."""
-    with pytest.raises(SystemExit) as caught:
-        main(["try", *arguments])
-    out, err = capsys.readouterr()
-    assert int(caught.value.code or 0) == code, err
+    ended, out, err = call(capsys, "try", *arguments)
+    assert ended == code, err
     return out if code == 0 else err
 
 

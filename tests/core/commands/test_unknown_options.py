@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from command_line import call
 from documented_commands import check_command, find_command
 
 from terakoya.commands.guidance.unknown_options import ANSWERS
-from terakoya.commands.main import main
 
 PRESET = str(Path(__file__).resolve().parents[3] / "parameters" / "tiny_bert.json")
 TRAIN = ("train", PRESET, "--out", "r")
@@ -18,11 +18,9 @@ TOKENIZER = ("tokenizer", "train", "c.jsonl", "--type", "mecab_wordpiece", "--ou
 
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    out, err = capsys.readouterr()
+    code, out, err = call(capsys, *arguments)
     announced, mark, said = err.partition("error: ")  # a command may have said what it begins with
-    assert caught.value.code == 2 and not out and "Traceback" not in err
+    assert code == 2 and not out and "Traceback" not in err
     assert mark and (not announced or announced.endswith(" ...\n"))
     return said.rstrip()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import toy
 from checkpoint_folders import write_manifest
+from command_line import call
 from safetensors.torch import load_file, save_file
 
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.toolkit.formats import folder_digests
@@ -37,10 +37,8 @@ def work(trained: Path, tmp_path: Path) -> Path:
 
 def verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], str]:
     """The exit code, the lines on standard output, and what is on standard error."""
-    with pytest.raises(SystemExit) as caught:
-        main(["verify", str(folder)])
-    out, err = capsys.readouterr()
-    return int(caught.value.code or 0), out.splitlines(), err
+    code, out, err = call(capsys, "verify", folder)
+    return code, out.splitlines(), err
 
 
 def flip(file: Path, *, at: int = -1) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import toy
+from command_line import refusal
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from terakoya.commands.main import main
 from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
 
@@ -28,16 +28,6 @@ def tokenizer(tmp_path: Path) -> Path:
     roles = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", **roles).save_pretrained(tmp_path / "tok")
     return tmp_path / "tok"
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What `terakoya ARGUMENTS` says when it ends with 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as exit_:
-        main([str(each) for each in arguments])
-    said = "".join(capsys.readouterr())
-    assert exit_.value.code == 2 and "Traceback" not in said, said
-    return said.partition("error: ")[2]
 
 
 def corpus(folder: Path, *texts: str) -> Path:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import toy
+from command_line import call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya.commands.main import main
 from terakoya.config import batch_table
 from terakoya.config.batch_table import split_proportionally
 from terakoya.config.parameters import Parameters
@@ -139,6 +139,5 @@ def test_the_table_is_shown_as_it_stands_or_for_a_number_of_nodes(
     file = tmp_path / "run.json"
     file.write_text(json.dumps(short_form(store)))
     for nodes, table in (([], {"*": 8}), (["--nodes", "2"], {"0": 8, "1": 8})):
-        with pytest.raises(SystemExit):
-            main(["parameters", "show", str(file), "--json", *nodes])
-        assert json.loads(capsys.readouterr().out)["batch_size"] == table
+        _, out, _ = call(capsys, "parameters", "show", file, "--json", *nodes)
+        assert json.loads(out)["batch_size"] == table

@@ -15,10 +15,10 @@ import fugashi
 import pytest
 import unidic_lite
 from chat_tokenizer import CHATML, make_chat_tokenizer
+from command_line import call, refusal
 from tiny_exports import make_model, train_tokenizer
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from terakoya.commands.main import main
 from terakoya.conversion import export as export_module
 from terakoya.conversion.elsewhere import elsewhere
 from terakoya.errors import UserError
@@ -137,10 +137,9 @@ def test_an_export_that_loads_nowhere_else_stays_and_ends_with_an_error(
         return done
 
     monkeypatch.setattr(export_module, "export", lose_vocabulary)
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(bert), "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2 and (tmp_path / "out/config.json").is_file()
-    assert f"elsewhere: {tmp_path}/out: AutoTokenizer.from_pretrained: " in capsys.readouterr().err
+    said = refusal(capsys, "export", bert, "--out", tmp_path / "out")
+    assert (tmp_path / "out/config.json").is_file()
+    assert f"elsewhere: {tmp_path}/out: AutoTokenizer.from_pretrained: " in said
 
 
 @pytest.mark.usefixtures("forks")
@@ -148,10 +147,8 @@ def test_the_lines_that_export_prints_find_the_user_dictionary_from_anywhere(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(bert), "--out", "out put"])
-    assert not ended.value.code
-    printed = capsys.readouterr().out
+    code, printed, _ = call(capsys, "export", bert, "--out", "out put")
+    assert code == 0
     assert "looks for MeCab's user dictionary in the working directory; with mecab_kwargs it finds it" in printed
     (code,) = (line for line in printed.splitlines() if "AutoTokenizer.from_pretrained" in line)
     arguments = code.strip().removeprefix("tokenizer = AutoTokenizer.from_pretrained(").removesuffix(")")

@@ -16,8 +16,8 @@ from typing import NoReturn
 
 import psutil
 import pytest
+from command_line import exit_code
 
-from terakoya.commands.main import main
 from terakoya.doctor import checks, diagnose
 from terakoya.doctor.checks import Finding
 
@@ -207,9 +207,7 @@ def test_the_command_exits_with_2_if_there_is_an_error(
     finding = Finding("disk", status, "full [really]", "free some")  # type: ignore[arg-type]
     monkeypatch.setattr(diagnose, "diagnose", lambda folder: [finding])
     for arguments in (["doctor"], ["doctor", "--json"]):
-        with pytest.raises(SystemExit) as exit_:
-            main(arguments)
-        assert (exit_.value.code or 0) == code
+        assert exit_code(*arguments) == code
     lines, _, as_json = capsys.readouterr().out.partition("[\n")
     assert lines.split() == [status, "disk", "full", "[really]", "free", "some"]
     assert json.loads("[" + as_json) == [

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import toy
+from command_line import refusal
 
-from terakoya.commands.main import DEBUG_VARIABLE, main
+from terakoya.commands.main import DEBUG_VARIABLE
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation import model_check
@@ -136,10 +137,7 @@ def test_training_names_what_the_first_row_finds(
     monkeypatch.setenv(DEBUG_VARIABLE, "")
     file = tmp_path / "p.json"
     file.write_text(json.dumps(toy.parameters(store, architecture={**MODERN, "hidden_size": 12})))
-    with pytest.raises(SystemExit) as caught:
-        main(["train", str(file), "--out", str(tmp_path / "run"), *arguments])
-    said = capsys.readouterr().err
-    assert caught.value.code == 2 and "Traceback" not in said
+    said = refusal(capsys, "train", file, "--out", tmp_path / "run", *arguments)
     assert "architecture.num_attention_heads: expected a value that ModernBert takes, such as 3, got 4" in said
 
 

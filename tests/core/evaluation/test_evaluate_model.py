@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import exit_code
 from safetensors.torch import load_file, save_file
 from small_preparation import prepare_corpus
 from small_store import rewrite_store_json
@@ -39,7 +40,6 @@ from transformers import (
 )
 
 from terakoya import evaluate, export, train
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
@@ -431,24 +431,17 @@ def test_a_store_of_another_tokenizer_is_an_error(gpt2: Path, tmp_path: Path, st
 def test_the_command_prints_a_table_or_json(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(corpus(tmp_path))
     numbers = evaluate(gpt2, corpora={file: Corpus([file])}).results[file]  # type: ignore[list-item]
-    main_returns(["evaluate", str(gpt2), "--corpus", file])
+    assert exit_code("evaluate", gpt2, "--corpus", file) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{gpt2}: perplexity"
     assert lines[1] == "length 32, stride 16, start token [SEP], precision fp32"
     assert " ".join(lines[2].split()) == "data loss perplexity bits per character documents tokens characters"
     assert lines[3].split()[:2] == [file, f"{numbers['loss']:.4f}"]
     out = tmp_path / "evaluation.json"
-    main_returns(["evaluate", str(gpt2), "--corpus", file, "--json", "--out", str(out)])
+    assert exit_code("evaluate", gpt2, "--corpus", file, "--json", "--out", out) == 0
     shown = capsys.readouterr()
     printed = json.loads(shown.out)
     assert "next:" not in shown.err and json.loads(out.read_text()) == printed
-    main_returns(["evaluate", str(gpt2), "--corpus", file, "--out", str(out)])
+    assert exit_code("evaluate", gpt2, "--corpus", file, "--out", out) == 0
     assert capsys.readouterr().err.rstrip().endswith(f"--evaluation {out} --dry-run {gpt2.with_name('upload')}")
     assert printed["results"] == [{"data": file, **numbers}] and printed["settings"]["stride"] == 16
-
-
-def main_returns(arguments: list[str]) -> None:
-    """Runs the command line and checks that it succeeds."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert not caught.value.code

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import call
 from transformers import (
     AutoModelForCausalLM,
     BertTokenizer,
@@ -17,7 +18,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.inference import generation
 from terakoya.inference.generation import Sampling, TextGenerator
@@ -136,10 +136,8 @@ def test_the_chat_template_formats_turns_and_the_oldest_are_left_out(
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     """Runs `terakoya try`, checks its exit code, and returns its output, or its error output if `code` is not 0."""
-    with pytest.raises(SystemExit) as caught:
-        main(["try", *arguments])
-    out, err = capsys.readouterr()
-    assert int(caught.value.code or 0) == code, err
+    ended, out, err = call(capsys, "try", *arguments)
+    assert ended == code, err
     return err if code else out
 
 

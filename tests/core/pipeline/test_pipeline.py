@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exit_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.commands.main import main
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
@@ -314,9 +314,7 @@ def test_the_command_ends_with_the_exit_code_of_its_training(
     plan = _Plan(_read(tmp_path, parameters=parameters, run=str(tmp_path / "run"), training_processes=2, **held_out))
     monkeypatch.setattr("terakoya.launch.local.run_processes", lambda *_: code)
     monkeypatch.setattr("terakoya.pipeline.run.run_pipeline", lambda *_, **__: plan._train())
-    with pytest.raises(SystemExit) as left:
-        main(["run", str(tmp_path / "pipeline.json")])
-    assert left.value.code == code
+    assert exit_code("run", tmp_path / "pipeline.json") == code
     first, rest = capsys.readouterr().err.split("\n", 1)
     assert first.startswith("terakoya run: reads ") and rest.startswith(message)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command_line import call
 
 import terakoya
 from terakoya import Command
-from terakoya.commands.main import _before_the_verb, main
+from terakoya.commands.main import _before_the_verb
 from terakoya.commands.verbs import register_commands
 from terakoya.config.other_names import explain_unknown_key
 from terakoya.errors import UserError
@@ -59,12 +60,6 @@ def greet(tmp_path: Path) -> str:
     file = tmp_path / "greet.py"
     file.write_text(GREET, encoding="utf-8")
     return str(file)
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    return int(caught.value.code or 0), *capsys.readouterr()
 
 
 @pytest.mark.parametrize("how", ["option", "joined", "variable"])

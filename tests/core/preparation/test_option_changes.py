@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exit_code
 
-from terakoya.commands.main import main
 from terakoya.preparation.resuming import describe_changes
 from terakoya.store.recorded_options import SHARD_BLOCKS
 
@@ -73,6 +73,4 @@ def test_another_type_of_tokenizer_is_described_in_one_short_line(
 
 
 def call(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main([*map(str, arguments), "--processes", "1"])
-    return int(exit_info.value.code or 0)
+    return exit_code(*arguments, "--processes", 1)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import exit_code
 from small_vocabularies import train_tokenizers
 from transformers import AutoTokenizer
 from word_tokenizer import WordTokenizer, make_folder
 
 import terakoya
 from terakoya import plugins
-from terakoya.commands.main import main
 from terakoya.components.rows import Layout
 from terakoya.errors import UserError
 from terakoya.pipeline.corpora import PipelineCorpus
@@ -47,12 +47,6 @@ def make(home: Path, name: str, **options: Any) -> StoreFacts:
     return terakoya.prepare([home / "corpus.txt"], **given)
 
 
-def run(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 0
-
-
 def test_the_store_has_the_same_ids_and_tells_where_words_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, words = (TokenStore.open(home / name) for name in ("plain", "words"))
     assert not plain.facts.word_starts and words.facts.word_starts
@@ -62,7 +56,7 @@ def test_the_store_has_the_same_ids_and_tells_where_words_start(home: Path, caps
     assert starts == words.facts.notes[FOUND] + words.facts.documents
     assert words.facts.fingerprint != plain.facts.fingerprint
     assert verify(home / "words") == []
-    run("store", "info", str(home / "words"))
+    assert exit_code("store", "info", home / "words") == 0
     shown = capsys.readouterr().out
     assert 'mecab {"dictionary":"unidic_lite"' in shown.replace("\n", "") and FOUND in shown
 
@@ -82,7 +76,7 @@ def test_masks_are_whole_words(home: Path) -> None:
 def test_the_command_prints_how_many_borders_it_found(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = json.dumps({"type": "spaces", "punctuation": False})
     arguments = [str(home / "corpus.txt"), "--tokenizer", str(home / "bytes"), "--processes", "1", "--words", words]
-    run("prepare", *arguments, "--out", str(home / "spaces"))
+    assert exit_code("prepare", *arguments, "--out", home / "spaces") == 0
     facts = TokenStore.open(home / "spaces").facts
     total = facts.notes[FOUND] + facts.notes[INSIDE]
     text = f"{total:,} borders between words: {facts.notes[FOUND]:,} ({100 * facts.notes[FOUND] / total:.2f} %)"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import call
 from tokenizer_shapes import NEW, OLD, PLAIN, SHAPES, byte_level, japanese_wordpiece
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.tokenization.extend import extend_tokenizer
@@ -97,10 +97,8 @@ def test_the_command_prints_what_it_added(tmp_path: Path, capsys: pytest.Capture
     (old / "terakoya_scores.json").write_text("{}")  # of the model that the tokenizer is from
     (tmp_path / "corpus.txt").write_text("\n".join(NEW), encoding="utf-8")
     words = ["tokenizer", "extend", old, "--corpus", tmp_path / "corpus.txt", "--add", 4, "--out", tmp_path / "new"]
-    with pytest.raises(SystemExit) as leave:
-        main([*map(str, words), "--processes", "1"])
-    assert not leave.value.code
-    assert "new pieces 4, tokens before" in capsys.readouterr().out
+    code, out, _ = call(capsys, *words, "--processes", 1)
+    assert code == 0 and "new pieces 4, tokens before" in out
     assert not (tmp_path / "new/terakoya_scores.json").exists()
 
 

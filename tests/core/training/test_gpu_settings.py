@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import toy
+from command_line import call
 from frozen import count as frozen_objects
 
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.distributed import gpu_allocator
 from terakoya.training import step_log
@@ -91,9 +91,7 @@ def test_memory_power_and_temperature_are_in_records_lines_trackers_and_the_stat
     ours = [values for values in tracked if "train/loss" in values]
     assert len(ours) == len(steps)
     assert all(values[f"train/{name}"] == value for values in ours for name, value in READINGS.items())
-    with pytest.raises(SystemExit):
-        main(["status", str(tmp_path / "run")])
-    assert "GPU 12.3 GB  346 W  61 °C" in capsys.readouterr().out
+    assert "GPU 12.3 GB  346 W  61 °C" in call(capsys, "status", tmp_path / "run")[1]
 
 
 class Marks:

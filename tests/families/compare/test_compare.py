@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import toy
+from command_line import call
 from labelled_examples import WORDS, classified, make_model, write
 from safetensors.torch import load_file, save_file
 from small_preparation import prepare_corpus
 from transformers import AutoModelForMaskedLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from terakoya import evaluate, train
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import Stopped, UserError
@@ -181,14 +181,10 @@ def test_recipes_are_trained_in_pairs_and_go_on_where_they_were_stopped(
     monkeypatch.setattr(recipes, "train_in_this_process", stop_at_the_third)
     words = ["compare", str(file), "--change", "optimizer.learning_rate=0.02", "--seeds", "2", "--out",
              str(tmp_path / "out"), "--json", "--page", str(tmp_path / "page.html")]  # fmt: skip
-    with pytest.raises(SystemExit) as stopped:
-        main(words)
-    assert stopped.value.code == 75
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code in (0, None)
-    found = json.loads(capsys.readouterr().out)
+    assert call(capsys, *words)[0] == 75
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    found = json.loads(out)
     names = [f"{each.parent.name}/{each.name}" for each in trained]
     change = "optimizer.learning_rate=0.02"
     assert names == ["recipe/seed-1", f"{change}/seed-1", "recipe/seed-2", "recipe/seed-2", f"{change}/seed-2"]
@@ -253,9 +249,7 @@ def test_models_are_compared_after_the_same_fine_tuning(models: list[Path], tmp_
     for name, seed in (("train", 1), ("eval", 2), ("test", 3)):
         write(tmp_path / f"data/{name}.jsonl", classified(40, seed))
     words = ["compare", *map(str, models), "--task", str(tmp_path / "toys.yaml"), "--data", str(tmp_path / "data")]
-    with pytest.raises(SystemExit):
-        main([*words, "--seeds", "2", "--json"])
-    found = json.loads(capsys.readouterr().out)["differences"]
+    found = json.loads(call(capsys, *words, "--seeds", 2, "--json")[1])["differences"]
     assert [(each["score"], each["pairs"]) for each in found] == [
         (score, pairs) for score in ("accuracy", "macro_f1") for pairs in ("40 examples", "2 seeds")
     ]

@@ -11,11 +11,12 @@ import fsspec
 import numpy as np
 import pytest
 from chat_tokenizer import CHATML, MESSAGES, WITH_INPUT, make_chat_tokenizer, write_lines
+from command_line import refusal
 from small_store import damage
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from terakoya.commands.main import build_app, main
+from terakoya.commands.main import build_app
 from terakoya.errors import UserError
 from terakoya.preparation.prepare import prepare
 from terakoya.store.merge import merge
@@ -213,10 +214,8 @@ def test_options_of_plain_text_are_refused(
     options: list[str], error: str, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = conversations(tmp_path / "a.jsonl", count=6)
-    arguments = ["prepare", str(file), "--conversations", "--tokenizer", str(tokenizer), "--out", str(tmp_path / "s")]
-    with pytest.raises(SystemExit):
-        main([*arguments, *options])
-    assert error in " ".join(capsys.readouterr().err.split())
+    words = ["prepare", file, "--conversations", "--tokenizer", tokenizer, "--out", tmp_path / "s", *options]
+    assert error in " ".join(refusal(capsys, *words).split())
 
 
 def test_a_missing_template_or_tokenizer(tokenizer: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 from chat_tokenizer import MESSAGES, WITH_INPUT, make_chat_tokenizer, write_lines
+from command_line import call, exit_code
 from packed_rows import tensors
 
-from terakoya.commands.main import main
 from terakoya.components import Architecture, Batch
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -181,9 +181,7 @@ def test_a_tuned_model_answers_in_plain_transformers(
     assert validation[-1]["loss"] < 0.1 and validation[-1]["token_accuracy"] == 1.0
     assert validation[-1]["perplexity"] == pytest.approx(np.exp(validation[-1]["loss"]))
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
-    assert ended.value.code == 0
+    assert exit_code("export", tmp_path / "run", "--out", tmp_path / "model") == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     for turns, learnt in labelled("answers"):
@@ -194,7 +192,5 @@ def test_a_tuned_model_answers_in_plain_transformers(
     monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
     lines = iter([MESSAGES[0]["content"], MESSAGES[2]["content"], ""])
     capsys.readouterr()
-    with pytest.raises(SystemExit):
-        main(["try", str(tmp_path / "run"), "--chat", "--temperature", "0", "--max-new-tokens", "40"])
-    shown = capsys.readouterr().out
+    _, shown, _ = call(capsys, "try", tmp_path / "run", "--chat", "--temperature", 0, "--max-new-tokens", 40)
     assert MESSAGES[1]["content"] in shown and MESSAGES[3]["content"] in shown and "</s>" not in shown

@@ -21,6 +21,7 @@ import pytest
 import torch
 import toy
 import unidic_lite
+from command_line import call, refusal
 from huggingface_hub import HfApi, ModelCard, constants, hf_hub_download
 from safetensors.torch import load_file
 from small_store import rewrite_store_json
@@ -35,7 +36,6 @@ from transformers import (
 )
 from transformers.utils import hub as transformers_hub
 
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
@@ -102,18 +102,16 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
 def test_a_run_is_tried_pushed_and_loaded_back(
     run: Path, hub: hub_stand_in.Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["upload", str(run), "--name", "school/tiny", "--prompt", "これは[MASK]です。"])
-    printed = capsys.readouterr()
-    assert not caught.value.code, printed.err
-    assert "[MASK] 1" in printed.out, "the model's output for the prompt"
-    assert f"{hub.address}/school/tiny" in printed.out and "the same numbers" in printed.out
+    code, out, err = call(capsys, "upload", run, "--name", "school/tiny", "--prompt", "これは[MASK]です。")
+    assert code == 0, err
+    assert "[MASK] 1" in out, "the model's output for the prompt"
+    assert f"{hub.address}/school/tiny" in out and "the same numbers" in out
     assert is_private(hub, "school/tiny"), "unless it says otherwise"
     files = hub.files["school/tiny"]
     assert {"config.json", "model.safetensors", "tokenizer_config.json", "README.md"} <= files.keys()
     exported = run / "checkpoints/step-00000004/model/model.safetensors"
     assert files["model.safetensors"] == exported.read_bytes()
-    everything = b"".join(files.values()) + (printed.out + printed.err).encode()
+    everything = b"".join(files.values()) + (out + err).encode()
     assert SECRET.encode() not in everything
     assert any(SECRET in (header or "") for header in hub.authorizations), "only headers contain the token"
 
@@ -263,10 +261,8 @@ def test_a_step_of_a_run_is_uploaded_and_tried(run: Path, tmp_path: Path, capsys
     upload(step, "school/tiny", dry_run=tmp_path / "pushed")
     assert "| steps | 2 of 4 |" in (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     assert torch.equal(load_file(tmp_path / "pushed/model.safetensors")[BIAS], weights[BIAS])
-    with pytest.raises(SystemExit) as ended:
-        main(["try", str(step), "これは[MASK]です。"])
-    printed = capsys.readouterr()
-    assert not ended.value.code and "[MASK] 1" in printed.out and f"next: terakoya export {step} --out" in printed.err
+    code, out, err = call(capsys, "try", step, "これは[MASK]です。")
+    assert code == 0 and "[MASK] 1" in out and f"next: terakoya export {step} --out" in err
     assert not torch.equal(load_file(run / "checkpoints/step-00000004/model/model.safetensors")[BIAS], weights[BIAS])
     with pytest.raises(UserError, match=r"no checkpoint of step 3; its checkpoints are of 2, 4"):
         upload(Path(f"{run}@3"), "school/tiny", dry_run=tmp_path / "none")
@@ -433,9 +429,8 @@ def test_an_upload_that_was_tried_is_the_next_command(
     (tmp_path / "README.md").write_text("", encoding="utf-8")
     monkeypatch.setattr(upload_module, "upload_model", lambda options: UploadResult("", None, tmp_path, {}))
     words = ["upload", "model", "--name", "a/b", "--public", "--trust-remote-code", "--also", "LICENSE"]
-    with pytest.raises(SystemExit) as left:
-        main([*words, "--dry-run", "files"])
-    assert not left.value.code and capsys.readouterr().err == f"next: terakoya {' '.join(words)}\n"
+    code, _, err = call(capsys, *words, "--dry-run", "files")
+    assert code == 0 and err == f"next: terakoya {' '.join(words)}\n"
 
 
 def test_custom_code_runs_only_if_allowed(tmp_path: Path) -> None:
@@ -521,9 +516,8 @@ def test_upload_on_the_command_line_loads_elsewhere_what_it_would_push(
 ) -> None:
     monkeypatch.setattr("terakoya.conversion.elsewhere.PROGRAM", "raise SystemExit('nothing loads here')")
     folder = export_bert(tmp_path / "model")
-    with pytest.raises(SystemExit) as ended:
-        main(["upload", str(folder), "--name", "school/tiny", "--dry-run", str(tmp_path / "dry")])
-    assert ended.value.code == 2 and "python: exit code 1: nothing loads here" in capsys.readouterr().err
+    said = refusal(capsys, "upload", folder, "--name", "school/tiny", "--dry-run", tmp_path / "dry")
+    assert "python: exit code 1: nothing loads here" in said
     assert (tmp_path / "dry/README.md").is_file()
 
 

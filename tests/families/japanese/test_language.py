@@ -8,9 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import call
 from documented_commands import verbs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,6 @@ from tool_modules import load_tool
 from toy import make_store
 
 from terakoya import log
-from terakoya.commands.main import main
 from terakoya.estimation.devices import find_device
 from terakoya.pipeline import choosing
 from terakoya.pipeline.choosing import Machine
@@ -51,13 +50,6 @@ def japanese(monkeypatch: pytest.MonkeyPatch) -> Translator:
     monkeypatch.setenv("TERAKOYA_LANG", "ja")
     log.translate_with(translator(), wrap)
     return translator()
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str, str]:
-    with pytest.raises(SystemExit) as done:
-        main(arguments)
-    captured = capsys.readouterr()
-    return done.value.code, captured.out, captured.err
 
 
 def test_the_catalogue_fits_the_code() -> None:

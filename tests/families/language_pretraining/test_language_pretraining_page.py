@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import toy
 import transformers
+from command_line import exit_code
 from documented_commands import ROOT
 from followed_pages import blocks_of
 from language_pretraining_checkpoints import save_pair
 
-from terakoya.commands.main import main
 from terakoya_language_pretraining.entries import SHIPPED
 
 PAGE = "docs/coming-from/language-pretraining.md"
@@ -24,12 +24,6 @@ SMALL = [
     "architecture.intermediate_size=32", 'batch_size={"-1": 2}', "max_steps=2", "schedule.warmup_steps=1",
 ]  # fmt: skip
 """What `train` sets in addition."""
-
-
-def call(*words: str) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(list(words))
-    assert not caught.value.code, words
 
 
 @pytest.mark.nightly
@@ -53,7 +47,8 @@ def test_its_commands_do_what_it_says(
                 vocabulary = Path("work/tokenizer/vocab.txt").read_text(encoding="utf-8")
                 save_pair(Path(words[2]), vocab_size=vocabulary.count("\n"))
             small = [word for each in SMALL for word in ("--set", each)] if words[0] == "train" else []
-            call(*("1500" if word == "32768" else word for word in words), *small)
+            given = [*("1500" if word == "32768" else word for word in words), *small]
+            assert exit_code(*given) == 0, given
             printed += capsys.readouterr().out
     assert "optimizer.bias_correction" in printed and "1450000" in printed
     assert transformers.AutoModelForPreTraining.from_pretrained("work/model").config.num_hidden_layers == 1

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import call
 from huggingface_hub import constants
 from huggingface_hub.repocard import metadata_load, metadata_save
 from labelled_examples import WORDS
 from transformers import AutoModel, AutoTokenizer
 
 from terakoya import evaluate
-from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.inference.scores import read_evaluation
 from terakoya.toolkit.formats.model_files import SCORES
@@ -162,10 +162,8 @@ def test_mteb_measures_the_means_of_the_last_hidden_states(
     write_data(tmp_path / "hub", *REVIEWS, {"de": dict.fromkeys(sets, ()), "ja": sets})
     folder, out = Path(shutil.copytree(model, tmp_path / "model")), tmp_path / "scores.json"
     tasks = "jmteb:JSTS,jmteb:AmazonReviewsClassification,jmteb:JSICK"
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", str(folder), "--tasks", tasks, "--device", "cpu", "--out", str(out)])
-    assert ended.value.code == 0
-    printed, told = capsys.readouterr()
+    code, printed, told = call(capsys, "evaluate", folder, "--tasks", tasks, "--device", "cpu", "--out", out)
+    assert code == 0
     assert "skipped: jmteb:JSICK: the data are not in the cache of the Hugging Face Hub" in told
     assert "mteb.get_tasks(tasks=['JSICK'], languages=['jpn'])" in told
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import toy
 from canary import Canary
+from command_line import refusal
 from safetensors.torch import load_file
 from start_folders import save_bert, settings
 from tokenizers import Tokenizer, pre_tokenizers
@@ -17,7 +18,6 @@ from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import terakoya
-from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training import setup
@@ -44,15 +44,6 @@ MISTAKES = [
     ("evaluate r --data c.jsonl", "c.jsonl: expected a finished token store, got a corpus", "terakoya prepare c.jsonl"),
     ("evaluate r", "its run has no validation store; name a store: --data STORE"),
 ]
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What `terakoya ARGUMENTS` says when it ends with 2."""
-    with pytest.raises(SystemExit) as exit_:
-        main([str(each) for each in arguments])
-    said = "".join(capsys.readouterr())
-    assert exit_.value.code == 2 and "Traceback" not in said, said
-    return said
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import call
 from labelled_examples import WORDS, classified, write
 from transformers import AutoModel, AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya import evaluate
-from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.evaluation.options import Precision
 from terakoya.inference.scores import read_evaluation
@@ -98,11 +98,9 @@ def test_a_suite_is_measured_and_its_scores_are_kept_for_the_card(
 ) -> None:
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     out = tmp_path / "scores.json"
-    with pytest.raises(SystemExit) as ended:
-        chosen = ["--epochs", "3", "--optimizer", "muon", "--schedule", "cosine", "--out", str(out)]
-        main(["evaluate", str(folder), "--tasks", str(suite), "--data", str(data), *chosen])
-    assert ended.value.code == 0
-    printed, told = capsys.readouterr()
+    chosen = ["--epochs", 3, "--optimizer", "muon", "--schedule", "cosine", "--out", out]
+    code, printed, told = call(capsys, "evaluate", folder, "--tasks", suite, "--data", data, *chosen)
+    assert code == 0
     assert "Toy absent: expected absent/train.tsv and absent/dev.tsv" in told and "example.com/toys" in told
     content = json.loads(out.read_text())
     labels, likeness = content["finetuned"]["toy_labels"], content["finetuned"]["toy_likeness"]
@@ -145,9 +143,8 @@ def test_a_limit_leaves_no_scores_behind_and_is_told_with_each_score(
 ) -> None:
     out, folder = tmp_path / "scores.json", Path(shutil.copytree(model, tmp_path / "model"))
     words = ["--tasks", suite, "--data", data, "--limit", 8, "--length", 12, "--seeds", 1, "--epochs", 1, "--out", out]
-    with pytest.raises(SystemExit) as ended:
-        main(["evaluate", str(folder), *map(str, words)])
-    assert not ended.value.code and f"--evaluation {out}" in capsys.readouterr().err
+    code, _, told = call(capsys, "evaluate", folder, *words)
+    assert code == 0 and f"--evaluation {out}" in told
     found = json.loads(out.read_text())["finetuned"]
     assert found["toy_labels"]["settings"]["max_length"] == 12
     assert found["toy_labels"]["published"] == [] and found["toy_labels"]["examples"]["train"] == 8

@@ -12,9 +12,9 @@ from typing import Any
 import damaged_records
 import pytest
 import toy
+from command_line import call, exit_code, refusal
 
 from terakoya import log
-from terakoya.commands.main import main
 from terakoya.errors import UserError
 from terakoya.launch.here import train
 from terakoya.runs.metrics import Point
@@ -183,20 +183,16 @@ def test_ticks_are_round_numbers(low: float, high: float, marks: list[float]) ->
 
 def test_the_command_writes_the_file(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "reports" / "report.html"
-    with pytest.raises(SystemExit) as left:
-        main(["report", *map(str, runs), "--out", str(out)])
+    code, printed, _ = call(capsys, "report", *runs, "--out", out)
     size = round(out.stat().st_size / 1000)
-    assert not left.value.code and capsys.readouterr().out == f"wrote {out}: 2 runs, {size} kB\n"
+    assert code == 0 and printed == f"wrote {out}: 2 runs, {size} kB\n"
     assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
-    with pytest.raises(SystemExit) as left:
-        main(["report", str(tmp_path), "--out", str(out)])
-    assert left.value.code == 2 and "expected the folder of a run" in capsys.readouterr().err
+    assert "expected the folder of a run" in refusal(capsys, "report", tmp_path, "--out", out)
 
 
 def test_a_report_of_one_run_goes_into_its_folder(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["report", str(runs[0])])
-    assert not left.value.code and f"wrote {runs[0] / 'report.html'}: run, " in capsys.readouterr().out
+    code, printed, _ = call(capsys, "report", runs[0])
+    assert code == 0 and f"wrote {runs[0] / 'report.html'}: run, " in printed
     assert (runs[0] / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -395,6 +391,5 @@ def test_a_mirrored_run_has_its_page_at_its_address(
     train(toy.parameters(store, max_steps=2), address, work_folder=tmp_path / "work")
     page = (tmp_path / "bucket/run/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "2 / 2" in page
-    with pytest.raises(SystemExit) as left:
-        main(["report", address, "--out", str(tmp_path / "a.html")])
-    assert not left.value.code and "step-00000002" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert exit_code("report", address, "--out", tmp_path / "a.html") == 0
+    assert "step-00000002" in (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
+from command_line import call, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -23,7 +24,6 @@ from selection import at_night
 from transformers import AutoTokenizer
 
 import terakoya
-from terakoya.commands.main import main
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab
@@ -401,9 +401,9 @@ def test_folders_of_other_programs(folders: Any, tmp_path: Path, caplog: pytest.
 def test_a_model_is_imported(folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folders("bpe") / "tokenizer.model"
     given = ["tokenizer", "import", str(file), "--type", "sentencepiece", "--out"]
-    with pytest.raises(SystemExit) as leave:
-        main([*given, str(tmp_path / "in"), "--special-tokens", "bert", "--pretokenization_delimiter", "||||"])
-    assert leave.value.code == 0 and "pieces 1,500" in capsys.readouterr().out
+    options = ["--special-tokens", "bert", "--pretokenization_delimiter", "||||"]
+    code, out, _ = call(capsys, *given, tmp_path / "in", *options)
+    assert code == 0 and "pieces 1,500" in out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "in", local_files_only=True)
     assert tokenizer("木").input_ids == AutoTokenizer.from_pretrained(folders("bpe"))("木").input_ids
     assert own(tmp_path / "in").encoder(tmp_path / "in").encode(["木と寺"]).word_starts is not None
@@ -411,10 +411,9 @@ def test_a_model_is_imported(folders: Any, tmp_path: Path, capsys: pytest.Captur
         (["--mask-piece", "<none>"], "mask_piece: expected a piece of this model, got <none>"),
         (["--type", "mecab_wordpiece"], "expected a vocab.txt with one piece a line"),
     ):
-        call = [*given, str(tmp_path / "no"), *options]
-        with pytest.raises(SystemExit) as leave:
-            main(call if "--type" not in options else [*call[:3], *options, *call[5:7]])
-        assert leave.value.code == 2 and message in capsys.readouterr().err
+        words = [*given, tmp_path / "no", *options]
+        said = refusal(capsys, *(words if "--type" not in options else [*words[:3], *options, *words[5:7]]))
+        assert message in said
     with pytest.raises(UserError, match="has no piece for cls, sep, mask, pad"):
         SentencePiece(special_tokens="bert").import_file(folders("unigram") / "tokenizer.model", tmp_path / "x")
     with pytest.raises(UserError, match="expected a SentencePiece model"):
