@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from texts import write_texts
 
-from terakoya.corpus.corpus import Corpus
 from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import TokenStore
 from terakoya.tokenization.train import train_tokenizer
@@ -22,9 +21,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("whole")
-    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS * 30]
-    (base / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    corpus = Corpus([base / "corpus.jsonl"])
+    corpus = write_texts(base / "corpus.jsonl", TEXTS * 30)
     train_tokenizer(corpus, base / "bpe", settings={"type": "byte_bpe", "vocab_size": 300})
     train_tokenizer(corpus, base / "spm", settings={"type": "sentencepiece", "vocab_size": 45})
     return base

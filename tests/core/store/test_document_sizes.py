@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import chain
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 import toy
 from small_preparation import prepare_corpus
 from small_store import damage
+from texts import write_texts
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.components import LossTerm
 from terakoya.components.rows import Layout
-from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
@@ -42,11 +41,8 @@ def texts(seed: int, count: int) -> list[str]:
 
 def prepare(folder: Path, documents: list[str], tokenizer: Path, **options: object) -> TokenStore:
     folder.mkdir()
-    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in documents]
-    (folder / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    prepare_corpus(
-        Corpus([folder / "text.jsonl"]), WordTokenizer(), tokenizer, folder / "store", max_rejects=1.0, **options
-    )
+    corpus = write_texts(folder / "text.jsonl", documents)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer, folder / "store", max_rejects=1.0, **options)
     return TokenStore.open(folder / "store")
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import orjson
 import pytest
 from chat_tokenizer import CHATML, MESSAGES, TEXTS, make_chat_tokenizer
+from texts import write_texts
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from terakoya.components import EncodedDocuments
-from terakoya.corpus.corpus import Corpus
 from terakoya.toolkit.tokenizers.line_encoder import vocabulary_of
 from terakoya_conversations.chat_template import ChatTemplate, find_template
 from terakoya_conversations.encoder import UNLIKE_PROMPT, ConversationEncoder
@@ -167,12 +167,11 @@ def test_a_token_that_crosses_the_end_of_an_answer_is_part_of_it() -> None:
 
 def test_slow_tokenizers(tmp_path: Path) -> None:
     """SentencePiece's BPE with a line end as a piece, and MeCab's words, without line ends."""
-    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS * 4))
     kind = SentencePiece(
         model_type="bpe", vocab_size=400, byte_fallback=True, user_defined_symbols=["\n"],
         normalization_rule_name="identity", hard_vocab_limit=False, character_coverage=1.0,
     )  # fmt: skip
-    kind.train(Corpus([tmp_path / "corpus.jsonl"]), tmp_path / "sentencepiece")
+    kind.train(write_texts(tmp_path / "corpus.jsonl", TEXTS * 4), tmp_path / "sentencepiece")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({*"".join(TEXTS)} - {"\n", " "})]
     (tmp_path / "mecab").mkdir()
     pieces = [*words, *(f"##{word}" for word in words[5:])]

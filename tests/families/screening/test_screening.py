@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from texts import write_texts
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Document
@@ -33,12 +34,6 @@ TEXTS = [
 ]
 
 
-def corpus_of(folder: Path, texts: list[str]) -> Corpus:
-    file = folder / "a.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return Corpus([file])
-
-
 def clean(corpus: Corpus, steps: list[dict[str, Any]], folder: Path, *, processes: int = 1) -> list[str]:
     cleaned = add_cleaning(corpus, parse_steps(steps, source="clean"), folder)
     make_plan(cleaned, processes=processes)
@@ -53,7 +48,7 @@ def test_personal_data_is_counted_by_kind_and_shown_nowhere(
     caplog.set_level(logging.INFO, "terakoya")
     steps = [{"type": "length", "min_characters": 20}, {"type": "personal_data", "action": action}]
     with listing_to(tmp_path / "rejects.jsonl", with_text=True):
-        kept = clean(corpus_of(tmp_path, TEXTS), steps, tmp_path / "plan")
+        kept = clean(write_texts(tmp_path / "a.jsonl", TEXTS), steps, tmp_path / "plan")
     files = [tmp_path / "rejects.jsonl", *(tmp_path / "plan").glob("*.json*")]
     told = caplog.text + "".join(file.read_text(encoding="utf-8") for file in files)
     assert '"text":"短い[PHONE]"' in told
@@ -69,7 +64,7 @@ def test_personal_data_is_counted_by_kind_and_shown_nowhere(
     assert not [secret for secret in SECRETS if secret in told]
     counts = json.loads((tmp_path / "plan" / "plan.json").read_bytes())["counts"]
     assert counts["personal_data found phone"] == 1  # that of the document which was dropped before does not count
-    assert clean(corpus_of(tmp_path, TEXTS), steps, tmp_path / "again", processes=2) == kept
+    assert clean(write_texts(tmp_path / "a.jsonl", TEXTS), steps, tmp_path / "again", processes=2) == kept
     again = json.loads((tmp_path / "again" / "plan.json").read_bytes())
     assert again["counts"] == counts
 
@@ -130,7 +125,7 @@ def test_words_drop_from_a_number_and_a_share(tmp_path: Path) -> None:
 
 
 def test_another_list_is_another_plan(tmp_path: Path) -> None:
-    corpus, words = corpus_of(tmp_path, ["甲の話", "乙の話"]), tmp_path / "list.txt"
+    corpus, words = write_texts(tmp_path / "a.jsonl", ["甲の話", "乙の話"]), tmp_path / "list.txt"
     steps = [{"type": "words", "file": str(words)}]
     for word, kept in (("甲", "乙の話"), ("乙", "甲の話")):
         words.write_text(word, encoding="utf-8")

@@ -13,6 +13,7 @@ import torch
 import toy
 from packed_rows import corrupted_documents
 from small_preparation import prepare_corpus
+from texts import write_texts
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase, T5ForConditionalGeneration
 
 from terakoya.commands.guidance.next_command import after_model, preset_for
@@ -44,9 +45,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     root = tmp_path_factory.mktemp("t5")
     draw = random.Random(5)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(5, 40))) for _ in range(60)]
-    (root / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    tokenizer = t5_tokenizer.make_folder(root / "tokenizer", WORDS)
-    prepare_corpus(Corpus([root / "corpus.jsonl"]), HuggingFace(), tokenizer, root / "store", unit="document")
+    corpus, tokenizer = write_texts(root / "corpus.jsonl", texts), t5_tokenizer.make_folder(root / "tokenizer", WORDS)
+    prepare_corpus(corpus, HuggingFace(), tokenizer, root / "store", unit="document")
     return TokenStore.open(root / "store")
 
 

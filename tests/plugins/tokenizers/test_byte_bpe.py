@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import ids_of_lines, write_texts
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, GPT2Tokenizer
 
-from terakoya.corpus.corpus import Corpus
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
 from terakoya.toolkit.tokenizers.byte_level_bpe import document_splitter, train_byte_level_bpe
@@ -29,13 +29,8 @@ HARD = [*TEXTS, "", " ", "　\t\r", "𠮷野👨‍👩‍👧\0\u2028か\u3099"
 EOS = "<|endoftext|>"
 
 
-def corpus_of(file: Path, texts: list[str]) -> Corpus:
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return Corpus([file])
-
-
 def train(folder: Path, **fields: Any) -> Path:
-    ByteBpe(**{"vocab_size": 330, **fields}).train(corpus_of(folder.with_suffix(".jsonl"), TEXTS), folder)
+    ByteBpe(**{"vocab_size": 330, **fields}).train(write_texts(folder.with_suffix(".jsonl"), TEXTS), folder)
     return folder
 
 
@@ -83,17 +78,12 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return train(tmp_path_factory.mktemp("byte_bpe") / "small", add_prefix_space=request.param)
 
 
-def rows(tokenizer: Any, texts: list[str], **options: Any) -> list[int]:
-    lines = [line for text in texts for line in text.split("\n")]
-    return [id for line in lines for id in tokenizer(line, add_special_tokens=False, **options)["input_ids"]]
-
-
 def test_the_folder_loads_and_gives_the_encoders_ids(trained: Path) -> None:
     tokenizer = recognise_tokenizer(trained)
     assert isinstance(tokenizer, ByteBpe)
     loaded = AutoTokenizer.from_pretrained(trained, local_files_only=True)
     encoded = tokenizer.encoder(trained).encode(HARD)
-    assert encoded.ids.tolist() == rows(loaded, HARD)
+    assert encoded.ids.tolist() == ids_of_lines(loaded, HARD)
     assert encoded.word_starts is None and dict(encoded.literals) == {EOS: 1}
     for text in TEXTS:
         line = text.split("\n")[0]
@@ -104,20 +94,22 @@ def test_the_folder_loads_and_gives_the_encoders_ids(trained: Path) -> None:
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_ids_of_any_text(trained: Path, text: str) -> None:
     encoder, loaded = ByteBpe().encoder(trained), ByteBpe().load(trained)
-    assert encoder.encode([text]).ids.tolist() == rows(loaded, [text])
+    assert encoder.encode([text]).ids.tolist() == ids_of_lines(loaded, [text])
 
 
 def test_gpt2s_own_files_give_the_same_ids(tmp_path: Path) -> None:
     folder = train(tmp_path / "t")
     gpt2 = GPT2Tokenizer(vocab=str(folder / "vocab.json"), merges=str(folder / "merges.txt"))
-    assert ByteBpe().encoder(folder).encode(TEXTS).ids.tolist() == rows(gpt2, TEXTS)
+    assert ByteBpe().encoder(folder).encode(TEXTS).ids.tolist() == ids_of_lines(gpt2, TEXTS)
 
 
 @pytest.mark.parametrize("mode", ["parse", "split", "reject"])
 def test_literal_special_tokens(mode: Any, trained: Path) -> None:
     encoded = ByteBpe(special_tokens_in_text=mode).encoder(trained).encode([f"笛{EOS}音"])
     assert (0 in encoded.ids) == (mode != "split")
-    assert encoded.ids.tolist() == rows(ByteBpe().load(trained), [f"笛{EOS}音"], split_special_tokens=mode == "split")
+    assert encoded.ids.tolist() == ids_of_lines(
+        ByteBpe().load(trained), [f"笛{EOS}音"], split_special_tokens=mode == "split"
+    )
 
 
 def test_named_special_tokens_come_first(tmp_path: Path) -> None:
@@ -131,7 +123,7 @@ def test_named_special_tokens_come_first(tmp_path: Path) -> None:
 
 
 def test_same_files_for_any_number_of_processes(tmp_path: Path) -> None:
-    corpus = corpus_of(tmp_path / "corpus.jsonl", [f"{text}第{number}回" for number in range(400) for text in TEXTS])
+    corpus = write_texts(tmp_path / "corpus.jsonl", [f"{text}第{number}回" for number in range(400) for text in TEXTS])
     for processes in (1, 2):
         ByteBpe(vocab_size=310).train(corpus, tmp_path / str(processes), processes=processes)
     names = sorted(file.name for file in (tmp_path / "1").iterdir())

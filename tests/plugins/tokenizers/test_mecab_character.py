@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import ids_of_lines, write_texts
 from transformers import AutoTokenizer
 
 from terakoya.corpus.corpus import Corpus
@@ -40,21 +39,13 @@ HARD = [
 
 
 def train(folder: Path, **fields: Any) -> Path:
-    corpus = folder.with_suffix(".jsonl")
-    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
-    corpus.write_text("\n".join(lines), encoding="utf-8")
-    MecabCharacter(**fields).train(Corpus([corpus]), folder)
+    MecabCharacter(**fields).train(write_texts(folder.with_suffix(".jsonl"), TEXTS), folder)
     return folder
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["marks", "plain"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("character") / "t", continuation_marks=request.param)
-
-
-def reference(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[int]:
-    lines = [line for text in texts for line in text.split("\n")]
-    return [id for line in lines for id in tokenizer(line, add_special_tokens=False, **options)["input_ids"]]
 
 
 def test_ids_equal_those_of_the_loaded_folder(trained: Path) -> None:
@@ -64,8 +55,8 @@ def test_ids_equal_those_of_the_loaded_folder(trained: Path) -> None:
     assert type(loaded).__name__ == "BertJapaneseTokenizer"
     encoder = tokenizer.encoder(trained)
     for text in HARD:
-        assert encoder.encode([text]).ids.tolist() == reference(loaded, [text]), text
-    assert encoder.encode(HARD).ids.tolist() == reference(loaded, HARD)
+        assert encoder.encode([text]).ids.tolist() == ids_of_lines(loaded, [text]), text
+    assert encoder.encode(HARD).ids.tolist() == ids_of_lines(loaded, HARD)
 
 
 ANY_TEXT = st.text(st.one_of(st.sampled_from("音風町 　#[MASK]\u3099が…Σİ"), st.characters(exclude_categories=["Cs"])))
@@ -75,7 +66,7 @@ ANY_TEXT = st.text(st.one_of(st.sampled_from("音風町 　#[MASK]\u3099が…Σ
 @given(text=ANY_TEXT)
 def test_ids_of_any_text(trained: Path, text: str) -> None:
     encoder, loaded = MecabCharacter().encoder(trained), MecabCharacter().load(trained)
-    assert encoder.encode([text]).ids.tolist() == reference(loaded, [text])
+    assert encoder.encode([text]).ids.tolist() == ids_of_lines(loaded, [text])
 
 
 def test_lower_case(tmp_path: Path) -> None:
@@ -83,7 +74,7 @@ def test_lower_case(tmp_path: Path) -> None:
         folder = train(tmp_path / str(marks), continuation_marks=marks, do_lower_case=True, dictionary="ipadic")
         tokenizer = MecabCharacter.from_folder(folder)
         assert tokenizer is not None and tokenizer.do_lower_case and tokenizer.dictionary == "ipadic"
-        assert tokenizer.encoder(folder).encode(HARD).ids.tolist() == reference(tokenizer.load(folder), HARD)
+        assert tokenizer.encoder(folder).encode(HARD).ids.tolist() == ids_of_lines(tokenizer.load(folder), HARD)
 
 
 def test_pieces_are_characters_and_words_are_from_mecab(trained: Path) -> None:
@@ -120,7 +111,7 @@ def test_alphabet_is_limited(tmp_path: Path) -> None:
 def test_literal_special_tokens(mode: Any, trained: Path) -> None:
     encoded = MecabCharacter(special_tokens_in_text=mode).encoder(trained).encode(["町は[MASK]です"])
     split = {"split_special_tokens": mode == "split"}
-    assert encoded.ids.tolist() == reference(MecabCharacter().load(trained), ["町は[MASK]です"], **split)
+    assert encoded.ids.tolist() == ids_of_lines(MecabCharacter().load(trained), ["町は[MASK]です"], **split)
     assert (4 in encoded.ids) == (mode != "split") and dict(encoded.literals) == {"[MASK]": 1}
 
 

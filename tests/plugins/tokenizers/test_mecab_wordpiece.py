@@ -20,6 +20,7 @@ import unidic_lite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_data import real_data
+from texts import write_texts
 from transformers import AutoTokenizer
 
 import terakoya
@@ -93,14 +94,9 @@ def check(encoded: EncodedDocuments, lines: list[list[int]]) -> None:
     assert encoded.word_starts is not None and len(encoded.word_starts) == len(encoded.ids)
 
 
-def write_jsonl(file: Path, texts: Sequence[str]) -> Corpus:
-    file.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
-    return Corpus([file])
-
-
 def train(folder: Path, **fields: Any) -> Path:
     """A small tokenizer in a new folder."""
-    corpus = write_jsonl(folder.with_suffix(".jsonl"), TEXTS)
+    corpus = write_texts(folder.with_suffix(".jsonl"), TEXTS)
     MecabWordPiece(**{"vocab_size": 300, **fields}).train(corpus, folder)
     return folder
 
@@ -157,7 +153,7 @@ def test_dakuten_are_kept(trained: Path) -> None:
 
 def test_training_reports_and_leaves_no_other_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[tuple[int, int]] = []
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", TEXTS)
+    corpus = write_texts(tmp_path / "corpus.jsonl", TEXTS)
     with caplog.at_level(logging.WARNING, "terakoya"):
         facts = MecabWordPiece(vocab_size=5000).train(
             corpus, tmp_path / "out", progress=lambda done, total: calls.append((done, total))
@@ -470,7 +466,7 @@ def test_text_after_a_nul_is_found(trained: Path, kind: type[Tokenizer], parse: 
 def test_text_after_a_nul_is_counted_and_is_no_text_of_the_store(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    corpus = write_jsonl(tmp_path / "a.jsonl", NULS)
+    corpus = write_texts(tmp_path / "a.jsonl", NULS)
     told = "lines are cut at a NUL character, where MeCab stops: 12 characters are left out"
     facts = terakoya.prepare(corpus.sources, tokenizer=trained, out=tmp_path / "store", processes=1, max_rejects=1)
     assert f"5 {told}" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import ids_of_lines, write_texts
 from transformers import AutoTokenizer
 
 from terakoya.corpus.corpus import Corpus
@@ -61,15 +61,9 @@ CASES = [
 
 
 def train(folder: Path, **fields: Any) -> Path:
-    corpus = folder.with_suffix(".jsonl")
-    corpus.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")
-    MecabWordPiece(vocab_size=200, min_frequency=4, **fields).train(Corpus([corpus]), folder)
+    corpus = write_texts(folder.with_suffix(".jsonl"), TEXTS)
+    MecabWordPiece(vocab_size=200, min_frequency=4, **fields).train(corpus, folder)
     return folder
-
-
-def reference(tokenizer: Any, texts: list[str], **options: Any) -> list[int]:
-    lines = [line for text in texts for line in text.split("\n")]
-    return [id for line in lines for id in tokenizer(line, add_special_tokens=False, **options)["input_ids"]]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -86,9 +80,9 @@ def test_ids_equal_those_of_the_loaded_folder(case: tuple[Path, dict[str, Any]])
     encoder = tokenizer.encoder(folder)
     assert isinstance(encoder, WordEncoder)
     for text in HARD:
-        assert encoder.encode([text]).ids.tolist() == reference(loaded, [text]), text
+        assert encoder.encode([text]).ids.tolist() == ids_of_lines(loaded, [text]), text
     encoded = encoder.encode(HARD)
-    assert encoded.ids.tolist() == reference(loaded, HARD)
+    assert encoded.ids.tolist() == ids_of_lines(loaded, HARD)
     pieces = loaded.convert_ids_to_tokens(encoder.encode(TEXTS).ids.tolist())
     starts = encoder.encode(TEXTS).word_starts
     assert starts is not None and starts.tolist() == [not piece.startswith("##") for piece in pieces]
@@ -101,7 +95,7 @@ def test_literal_special_tokens(mode: Any, case: tuple[Path, dict[str, Any]]) ->
     text = "床は[MASK]です。 [MASK] です"
     encoded = MecabWordPiece(special_tokens_in_text=mode).encoder(folder).encode([text])
     loaded = MecabWordPiece().load(folder)
-    assert encoded.ids.tolist() == reference(loaded, [text], split_special_tokens=mode == "split")
+    assert encoded.ids.tolist() == ids_of_lines(loaded, [text], split_special_tokens=mode == "split")
     assert dict(encoded.literals) == {"[MASK]": 2}
 
 
@@ -110,7 +104,7 @@ def test_literal_special_tokens(mode: Any, case: tuple[Path, dict[str, Any]]) ->
 def test_ids_of_any_text(case: tuple[Path, dict[str, Any]], text: str) -> None:
     folder, _ = case
     encoder, loaded = MecabWordPiece().encoder(folder), MecabWordPiece().load(folder)
-    assert encoder.encode([text]).ids.tolist() == reference(loaded, [text])
+    assert encoder.encode([text]).ids.tolist() == ids_of_lines(loaded, [text])
 
 
 @SUDACHI

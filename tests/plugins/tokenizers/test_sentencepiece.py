@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from real_data import real_data
 from selection import at_night
+from texts import write_texts
 from transformers import AutoTokenizer
 
 import terakoya
@@ -77,9 +78,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def make(folder: Path, lines: Sequence[str] = LINES, **fields: Any) -> Path:
     """A small tokenizer in a new folder."""
-    file = folder.with_suffix(".jsonl")
-    file.write_text("".join(json.dumps({"text": line}, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    SentencePiece(**{"num_threads": 1, "vocab_size": 1500, **fields}).train(Corpus([file]), folder)
+    corpus = write_texts(folder.with_suffix(".jsonl"), lines)
+    SentencePiece(**{"num_threads": 1, "vocab_size": 1500, **fields}).train(corpus, folder)
     return folder
 
 
