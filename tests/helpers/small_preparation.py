@@ -36,3 +36,8 @@ def new_job(out: str, *, shard: str | None = None, processes: int = 1, force: bo
         force=force,
     )
     return PrepareJob.create(options, corpus, WordTokenizer())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The content of each file in `folder`, by its path there."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}

@@ -17,6 +17,18 @@ from terakoya.components.vocabulary import Vocabulary
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "</s>": 5}
 FIRST_ORDINARY = 6
+PLUGIN = """
+from terakoya import hookimpl
+from word_tokenizer import WordTokenizer
+
+class FileTokenizer(WordTokenizer):
+    pass
+
+@hookimpl
+def register_tokenizers():
+    return {"words": FileTokenizer}
+"""
+"""A file that registers the tokenizer."""
 
 
 def piece_id(piece: str, size: int) -> int:

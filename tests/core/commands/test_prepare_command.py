@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from word_tokenizer import PLUGIN, make_folder
 
 from terakoya.errors import UserError
 from terakoya.plugins.verb_options import options_of
@@ -19,17 +20,6 @@ from terakoya.store.token_store import TokenStore, count_store
 from terakoya.store.verify import verify
 
 DOUBLE = Path(__file__).parents[2] / "helpers"
-PLUGIN = """
-from terakoya import hookimpl
-from word_tokenizer import WordTokenizer
-
-class FileTokenizer(WordTokenizer):
-    pass
-
-@hookimpl
-def register_tokenizers():
-    return {"words": FileTokenizer}
-"""
 
 
 def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -47,9 +37,7 @@ def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "plugin_words.py").write_text(PLUGIN)
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "size.txt").write_text("1000")
-    (tmp_path / "tokenizer" / "model.safetensors").write_text("weights")
+    make_folder(tmp_path / "tokenizer")
     rows = [json.dumps({"body": f"word{n} [MASK] and more\nsecond line"}) for n in range(99)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{"]))
     return tmp_path

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from selection import at_night
-from small_preparation import prepare_corpus
+from small_preparation import contents, prepare_corpus
 from small_store import damage
 from word_tokenizer import WordEncoder, WordTokenizer, line_ids, make_folder
 
@@ -44,10 +44,6 @@ def random_texts(seed: int, count: int) -> list[str]:
         else "\n".join(" ".join(rng.choices(words, k=rng.randrange(1, 9))) for _ in range(rng.randrange(1, 6)))
         for number in range(count)
     ]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from fake_slurm import FakeSlurm
 from selection import at_night
-from small_preparation import new_job, prepare_corpus
+from small_preparation import contents, new_job, prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.atomic_files import dump_hashed_json
@@ -36,10 +36,6 @@ from terakoya_clusters.preparation.datatrove import SubmittedJobs, prepare_with_
 from terakoya_clusters.preparation.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
 def rows(seed: int, count: int) -> list[str]:

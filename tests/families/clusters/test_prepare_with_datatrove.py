@@ -10,31 +10,17 @@ from pathlib import Path
 
 import pytest
 from fake_slurm import FakeSlurm
+from small_preparation import contents
+from word_tokenizer import PLUGIN, make_folder
 
 DOUBLE = Path(__file__).parents[2] / "helpers"
-PLUGIN = """
-from terakoya import hookimpl
-from word_tokenizer import WordTokenizer
-
-class FileTokenizer(WordTokenizer):
-    pass
-
-@hookimpl
-def register_tokenizers():
-    return {"words": FileTokenizer}
-"""
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: a corpus of four blocks whose name needs quoting, a tokenizer that a plugin reads."""
     (tmp_path / "plugin_words.py").write_text(PLUGIN)
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "size.txt").write_text("1000")
+    make_folder(tmp_path / "tokenizer")
     text = "手習い そろばん " * 400
     rows = [json.dumps({"body": f"number{n % 300} {text}"}, ensure_ascii=False) for n in range(320)]
     (tmp_path / "all text.jsonl").write_text("\n".join([*rows, "{"]))
