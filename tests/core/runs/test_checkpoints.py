@@ -54,18 +54,13 @@ def test_no_flipped_bit_of_a_manifest_is_believed(flips: int, tmp_path: Path) ->
             lambda each: each | {"files": {"state/model-00000.safetensors": {"sise": 100}}},
             "not a checkpoint's manifest",
         ),
-        (lambda each: each | {"parameters": 3}, "not a checkpoint's manifest"),
     ],
 )
-@pytest.mark.parametrize("number", [2, 3])
-def test_the_values_of_a_manifest_must_agree(
-    number: int, change: Callable[[Any], Any], problem: str | None, tmp_path: Path
-) -> None:
+def test_the_values_of_a_manifest_must_agree(change: Callable[[Any], Any], problem: str | None, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 4)
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]
-    changed = change(manifest | {"format": number})
-    (folder / "manifest.json").write_text(json.dumps(checkpoints.with_hash(changed) if number == 3 else changed))
+    (folder / "manifest.json").write_text(json.dumps(checkpoints.with_hash(change(manifest))))
     problems = checkpoints.find_problems(folder)
     assert len(problems) == (problem is not None) and all((problem or "") in line for line in problems)
 
