@@ -171,6 +171,10 @@ class RunPlan:
         largest = max(self.phases, key=lambda each: each.rank_batch.micro_batch_size * each.sequence_length)
         return largest.span.first_step
 
+    def rows_per_step(self, step: int) -> int:
+        """Returns the rows of a whole step where step `step` is."""
+        return self.phase_at(step).span.rows_per_step
+
     def rows(self, step: int) -> tuple[int, int]:
         """Returns the rows [start, stop) of the order that step `step` takes, on all ranks together."""
         span = self.phase_at(step).span

@@ -49,15 +49,12 @@ class StepLog:
         self.metered_from = self._first_row = self._tokens = 0
 
     def log_start(self, facts: Mapping[str, Any]) -> None:
-        """Writes what a start says of the run, of the `facts` of its manifests and others."""
-        run, plan = self.run, self.batches.plan
-        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions", "phases")
-        known = {name: facts[name] for name in names if name in facts}
-        known |= {"max_steps": run.length.steps, "max_tokens": run.length.tokens, "length_unit": run.length.unit}
-        known |= self.throughput.facts()
+        """Writes the `facts` of a start, with its length, its devices and its rows."""
+        run, length = self.run, self.run.length
         hosts = list(dict.fromkeys(run.context.topology.hosts().values()))
-        rows = plan.phase_at(run.step).span.rows_per_step
-        self.run_log.write("start", step=run.step, hosts=hosts, **known, global_rows=rows)
+        lengths = {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
+        rates, rows = self.throughput.facts(), self.batches.plan.rows_per_step(run.step)
+        self.run_log.write("start", step=run.step, hosts=hosts, **facts, **lengths, **rates, global_rows=rows)
 
     def begin(self) -> None:
         """Measures rates from now on: the first step begins, or rows were skipped."""

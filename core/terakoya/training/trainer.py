@@ -30,6 +30,9 @@ from terakoya.training.stopping import Stopping
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate_all
 
+START_FACTS = ("parameter_count", "trained_parameter_count", "stores", "world", "versions", "phases")
+"""Those of a manifest that the record `start` has, too."""
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -119,7 +122,7 @@ class Trainer:
                 return self.train(own_stop)
         run, parameters = self.run, self.parameters
         stop_reason: str | None = None
-        self.step_log.log_start(self.facts)
+        self.step_log.log_start({name: self.facts[name] for name in START_FACTS if name in self.facts})
         self.events.call("run_started", run)
         self.events.meet()
         if run.step == 0 and not run.validation_losses:
