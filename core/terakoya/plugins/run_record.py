@@ -83,8 +83,9 @@ def check_plugins(
         name, version = recorded["distribution"], recorded["version"]
         origin, advice = f"{name} {version}", "" if name == GROUP else f"; install it: pip install {name}=={version}"
         if not name:
+            file = recorded.get("requested")  # records of older versions do not have it
             origin = "--plugin"
-            advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(recorded['requested']))} ..."
+            advice = f"; load it: terakoya --plugin {shlex.quote(shown_source(file)) if file else 'FILE'} ..."
         which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
         plugin = current.get(recorded["name"])
         if plugin is None:
