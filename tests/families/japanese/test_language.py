@@ -255,8 +255,8 @@ launch slurm: time: sbatch の形式の時間 (24:00:00、3-00:00:00 など) が
 m: has no a, b; they are randomly initialised
 m: a, b がありません。ランダムに初期化します
 
-r/step-2: 9 rows in 3 steps, where the batch table gives 8
-r/step-2: 9 行、3 ステップです (バッチの表では 8 行)
+r/step-2: 2 rows in 3 steps
+r/step-2: 2 行、3 ステップです
 
 gpu-2: its clock is 40 s behind that of gpu-1: start a time service on both, such as chrony
 gpu-2: 時計が gpu-1 より 40 秒遅れています。両方で chrony などの時刻合わせを動かしてください
