@@ -67,7 +67,7 @@ class TuningSettings(BaseModel):
 
     def make_optimizer(self, learning_rate: float) -> Optimizer:
         """Returns the optimizer with a peak learning rate. Raises UserError for wrong settings."""
-        name, settings = self._named("optimizer", self.optimizer, "learning_rate")
+        name, settings = self._split_name("optimizer", self.optimizer, "learning_rate")
         given = {"learning_rate": learning_rate, "weight_decay": self.weight_decay, **settings}
         fields = registry().component("optimizers", name).model_fields
         taken = {key: value for key, value in given.items() if key in settings or key in fields}
@@ -79,7 +79,7 @@ class TuningSettings(BaseModel):
         does not depend on steps alone."""
         if self.schedule is None:
             return None
-        name, settings = self._named("schedule", self.schedule, "warmup_tokens", "lr_decay_tokens")
+        name, settings = self._split_name("schedule", self.schedule, "warmup_tokens", "lr_decay_tokens")
         fields = registry().component("schedules", name).model_fields
         if "warmup_ratio" in fields and "warmup_steps" not in settings:
             settings = {"warmup_ratio": self.warmup_ratio, **settings}
@@ -91,7 +91,7 @@ class TuningSettings(BaseModel):
         return made
 
     @staticmethod
-    def _named(key: str, value: Mapping[str, Any], *others: str) -> tuple[str, dict[str, Any]]:
+    def _split_name(key: str, value: Mapping[str, Any], *others: str) -> tuple[str, dict[str, Any]]:
         """Returns the name and the settings of a component, which are none of the `others`."""
         settings = dict(value)
         name = settings.pop("type", None)
