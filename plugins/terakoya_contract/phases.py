@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.model.changed_settings import change_settings
 from terakoya_contract.architecture import ArchitectureCase
 from terakoya_contract.results import CheckFailed, CheckSkipped
 from terakoya_contract.toy import VOCABULARY
 
-FACTOR = 4.0
-"""How many times larger a base of rotary positions is in the other phase."""
+FACTOR = 4
+"""How many times larger a base of rotary positions or a window is in the other phase."""
 
 
 def check_phase_settings(case: ArchitectureCase) -> None:
@@ -28,14 +28,14 @@ def check_phase_settings(case: ArchitectureCase) -> None:
     row = case.row(case.length())
     with torch.no_grad():
         before = case.architecture.hidden(model, row)
-        set_rotary_base(model, lambda: other.build(VOCABULARY, case.head))
+        change_settings(model, lambda: other.build(VOCABULARY, case.head))
         got, expected = case.architecture.hidden(model, row), other.hidden(reference, row)
     if not torch.equal(got, expected):
         difference = (got - expected).abs().max().item()
         raise CheckFailed(
             f"with other values of {', '.join(names)} a model in the middle of a run differs from a new one by "
-            f"{difference:.1g}: only the base of rotary positions can change there; leave out of phase_settings what "
-            "else the model depends on"
+            f"{difference:.1g}: only the base of rotary positions and the window of local attention can change there; "
+            "leave out of phase_settings what else the model depends on"
         )
     if torch.equal(got, before):
         raise CheckFailed(f"phase_settings names {', '.join(names)}, but the hidden states do not depend on them")

@@ -16,7 +16,7 @@ class Component(BaseModel):
     phase_settings: ClassVar[frozenset[str]] = frozenset()
     """Settings of an architecture or an objective that a phase of a run may change: nothing that is built before the
     first step depends on them. Of an objective, they are read by `collate` alone; of an architecture, they decide the
-    base of rotary positions alone."""
+    base of rotary positions or the window of local attention alone."""
     test_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings with which `terakoya plugins check` and the project's tests try this component in seconds: small sizes,
     and a value for each field without a default. Sizes with the usual names may be left out."""

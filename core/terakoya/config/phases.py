@@ -47,7 +47,7 @@ class Phase(Settings):
     data: PhaseData | None = None
     """The stores and the length of a row."""
     architecture: Annotated[dict[str, Any], Field(default_factory=dict, examples=[{"global_rope_theta": 160_000.0}])]
-    """Settings of the architecture that are no sizes: the base of rotary positions."""
+    """Settings of the architecture that are no sizes: the base of rotary positions, the window of local attention."""
     objective: Annotated[dict[str, Any], Field(default_factory=dict, examples=[{"mlm_probability": 0.15}])]
     """Settings of the objective that only masking depends on. A rate that changes does so from the beginning of the
     phase to its end."""

@@ -17,7 +17,7 @@ from terakoya.training.batches import BatchMaker, StepBatches
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter
 from terakoya.training.micro_steps import MicroSteps
-from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.model.changed_settings import change_settings
 from terakoya.training.plugin_events import PluginEvents
 from terakoya.training.rollback import DecidedRollback, SkippedSteps, remove_checkpoints_since
 from terakoya.training.run import Run
@@ -238,7 +238,7 @@ class Trainer:
         self.step_log.throughput = self.throughputs[phase.number - 1]
         if self.architecture != phase.parameters.architecture:
             self.architecture = phase.parameters.architecture
-            set_rotary_base(run.module, lambda: run.objective.build(self.architecture, run.vocabulary))
+            change_settings(run.module, lambda: run.objective.build(self.architecture, run.vocabulary))
 
     def one_step(self, batches: StepBatches | None = None, *, record: bool = False) -> StepReport:
         """Takes the next step alone, for a dry run; with `record` its values are in the report in any case. Its

@@ -20,7 +20,7 @@ from terakoya.errors import UserError
 from terakoya.rows.stores import Stores
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
-from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.model.changed_settings import change_settings
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya_forks.fork import fork
@@ -161,7 +161,7 @@ def test_the_stages_of_a_pipeline_get_the_positions_of_the_phase(store: Path) ->
         (model,) = top_level_models(stage)
         parameters.architecture.keep_stage_blocks(model, range(index, index + 1))
         stages.add_module(f"stage{index}", stage)
-    set_rotary_base(stages, lambda: build_module(parameters.of_phases[1], vocabulary))
+    change_settings(stages, lambda: build_module(parameters.of_phases[1], vocabulary))
     for model in top_level_models(stages):
         frequencies = model.get_buffer("model.rotary_emb.inv_freq")
         assert torch.equal(frequencies, 1.0 / 160_000.0 ** (torch.arange(0, 8, 2) / 8))

@@ -28,7 +28,7 @@ from terakoya.runs import status
 from terakoya.training.batches import BatchMaker
 from terakoya.training.model.build import build_module
 from terakoya.training.model.module_parts import top_level_models
-from terakoya.training.model.rotary import set_rotary_base
+from terakoya.training.model.changed_settings import change_settings
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya_forks.fork import fork
@@ -44,7 +44,7 @@ def phased(store: Path, other: Path, *, nodes: int = 1, **changes: Any) -> dict[
     short, long = ({"-1": rows} if nodes == 1 else split(rows, nodes) for rows in (16, 6))
     mixture = [{"store": str(store), "weight": 1.0}, {"store": str(other), "weight": 2.0}]
     long_rows = {"data": {"sequence_length": 64, "train": mixture}, "batch_size": long, "micro_batch_size": 2}
-    extended = {"architecture": {"global_rope_theta": 160_000.0}, **long_rows}
+    extended = {"architecture": {"global_rope_theta": 160_000.0, "local_attention": 16}, **long_rows}
     return toy.parameters(
         store, other, architecture=MODEL, batch_size=short, checkpoint={"save_steps": 1, "keep": 20},
         phases=[
@@ -197,7 +197,7 @@ def test_a_schedule_in_tokens_counts_those_of_its_phase_also_after_a_resume(stor
 
 
 @pytest.mark.slow
-def test_exports_have_the_positions_of_their_phase(straight: Path, tmp_path: Path) -> None:
+def test_exports_have_the_positions_and_the_window_of_their_phase(straight: Path, tmp_path: Path) -> None:
     """Both the model in a checkpoint and one that is built of its state."""
     for step, theta in ((5, 10_000.0), (6, 160_000.0)):
         folder = straight / f"checkpoints/step-{step:08d}"
@@ -205,6 +205,7 @@ def test_exports_have_the_positions_of_their_phase(straight: Path, tmp_path: Pat
         for model in (folder / "model", tmp_path / str(step)):
             config = json.loads((model / "config.json").read_text())
             assert config["rope_parameters"]["full_attention"]["rope_theta"] == theta
+            assert config["local_attention"] == (8 if step == 5 else 16)
             loaded = ModernBertForMaskedLM.from_pretrained(model)
             powers = torch.arange(0, 8, 2) / 8
             assert torch.equal(loaded.model.rotary_emb.full_attention_inv_freq, 1.0 / theta**powers)
@@ -215,7 +216,7 @@ def test_the_model_that_trains_has_the_positions_of_the_phase(store: Path, valid
     parameters = Parameters.from_dict(phased(store, validation_store), source="test")
     vocabulary = open_stores(parameters).vocabulary
     module = build_module(parameters, vocabulary)
-    set_rotary_base(module, lambda: build_module(parameters.of_phases[1], vocabulary))
+    change_settings(module, lambda: build_module(parameters.of_phases[1], vocabulary))
     (model,) = top_level_models(module)
     with torch.no_grad():
         for weight in model.parameters():
