@@ -40,7 +40,7 @@ from terakoya_parallel.tensor_part import TensorPart
 from terakoya_parallel.whole_tensors import Holding, WholeTensors
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "muon": {"type": "muon", "learning_rate": 0.01, "eps": 1.0},
+    "muon": {"type": "muon", "learning_rate": 0.01, "eps": 1.0, "neuron_beta": 0.9, "embedding_factor": 2.0},
     "stable_adamw": {"type": "stable_adamw", "learning_rate": 0.01, "betas": [0.9, 0.95]},
     "adafactor": {"type": "adafactor", "learning_rate": 0.3},
 }

@@ -73,6 +73,53 @@ def test_follows_both_published_updates(adjust: str) -> None:
     assert {group["lr"] for group in optimizer.param_groups} == {0.01}, "as the training loop set it"
 
 
+def test_normuon_divides_by_each_neurons_root_mean_square_and_decay_is_cautious() -> None:
+    """Three steps beside the formulas of both papers in float64, (outputs, inputs) and transposed as GPT-2 has them;
+    torch's iterations of Newton and Schulz in float32 are what differs."""
+    draw = np.random.default_rng(0)
+    for side in (False, True):
+        weight = nn.Parameter(torch.tensor(draw.normal(size=(6, 4)), dtype=torch.float32))
+        layer = Conv1D(4, 6) if side else nn.Linear(4, 6, bias=False)
+        layer.weight = weight
+        settings = Muon(
+            learning_rate=0.1, weight_decay=0.5, neuron_beta=0.8, cautious_weight_decay=True, adjust_lr_fn="original"
+        )
+        optimizer = settings.build(nn.ModuleList([layer]), fused=False)
+        values, momentum = weight.detach().double().numpy().copy(), np.zeros((6, 4))
+        second: np.ndarray | float = 0.0
+        for _ in range(3):
+            gradient = draw.normal(size=(6, 4))
+            weight.grad = torch.tensor(gradient, dtype=torch.float32)
+            optimizer.step()
+            momentum = 0.95 * momentum + 0.05 * gradient
+            update = orthogonal(0.05 * gradient + 0.95 * momentum)
+            second = 0.8 * second + 0.2 * (update**2).mean(0 if side else 1, keepdims=True)
+            normalized = update / np.sqrt(second)
+            normalized *= np.linalg.norm(update) / np.linalg.norm(normalized)
+            decayed = np.where(normalized * values > 0, values * (1 - 0.1 * 0.5), values)
+            outputs, inputs = (4, 6) if side else (6, 4)
+            values = decayed - 0.1 * max(1, outputs / inputs) ** 0.5 * normalized
+        assert np.abs(weight.detach().numpy() - values).max() < 0.02
+
+
+def test_embeddings_and_norms_have_rates_of_their_own() -> None:
+    """Adam's first step is as large as its learning rate, whatever the gradient."""
+    module = Small()
+    optimizer = Muon(
+        learning_rate=0.1, adamw_learning_rate=0.05, embedding_factor=10.0, norm_factor=0.2, weight_decay=0.0
+    ).build(module, fused=False)
+    before = {name: value.detach().clone() for name, value in module.named_parameters()}
+    for each in module.parameters():
+        each.grad = torch.ones_like(each)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.2  # twice the peak, as a schedule would set it
+    optimizer.step()
+    moved = {name: (before[name] - value.detach()).mean().item() for name, value in module.named_parameters()}
+    assert {name: pytest.approx(moved[name], rel=1e-4) for name in ("embedding.weight", "head.weight", "blocks.0.bias")} == {
+        "embedding.weight": 1.0, "head.weight": 0.02, "blocks.0.bias": 0.02,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
 def test_updates_of_gpt2s_matrices_are_those_of_linear_ones_transposed(adjust: str) -> None:
     """GPT-2's weights are (inputs, outputs). Two layers that compute the same stay so, and follow float64's update."""

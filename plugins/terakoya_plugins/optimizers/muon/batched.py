@@ -16,6 +16,10 @@ from terakoya.toolkit.parameter_groups import of_one_shape
 
 MOST_AT_ONCE = 1 << 26
 """Elements of the matrices that are stacked: a stack is copied several times."""
+NEURON_BETA, CAUTIOUS = "neuron_beta", "cautious_weight_decay"
+"""The keys of a group for `Muon`'s settings of these names."""
+NEURON_SQUARES = "neuron_squares"
+"""The state (outputs, 1), or (1, inputs) transposed, of NorMuon."""
 TRANSPOSED = "transposed"
 """The key of a group whose matrices are (inputs, outputs), where those of `nn.Linear` are (outputs, inputs)."""
 
@@ -61,13 +65,40 @@ def _step_stack(
     torch._foreach_copy_(buffers, list(momentum.unbind()))
     update = gradients.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
     direction = orthogonalize(update, group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"])
+    if group.get(NEURON_BETA) is not None:
+        direction = _normalize_neurons(direction, matrices, group, state, taken)
     outputs, inputs = reversed(matrices[0].shape) if group.get(TRANSPOSED) else matrices[0].shape
     size = math.sqrt(max(1, outputs / inputs))
     if group["adjust_lr_fn"] == "match_rms_adamw":
         size = 0.2 * math.sqrt(max(outputs, inputs))
-    weights = torch.stack(list(matrices)).mul_(1 - group["lr"] * group["weight_decay"] * taken)
-    weights.sub_(direction * (group["lr"] * size * taken))
+    weights = torch.stack(list(matrices))
+    decay: Tensor | float = group["lr"] * group["weight_decay"] * taken
+    if group.get(CAUTIOUS):
+        decay = decay * (direction * weights > 0)
+    weights.mul_(1 - decay).sub_(direction * (group["lr"] * size * taken))
     torch._foreach_copy_(list(matrices), list(weights.unbind()))
+
+
+def _normalize_neurons(
+    direction: Tensor,
+    matrices: Sequence[Tensor],
+    group: Mapping[str, Any],
+    state: Mapping[Tensor, dict[str, Any]],
+    taken: Tensor | float,
+) -> Tensor:
+    """Returns `direction` (n, a, b) divided by the root of each neuron's mean square over the steps, as large as before
+    (NorMuon: Li et al., 2025, arXiv:2510.05491)."""
+    inputs = -2 if group.get(TRANSPOSED) else -1
+    squares = direction.square().mean(dim=inputs, keepdim=True)
+    for each, square in zip(matrices, squares, strict=True):
+        if NEURON_SQUARES not in state[each]:
+            state[each][NEURON_SQUARES] = torch.zeros_like(square)
+    buffers = [state[each][NEURON_SQUARES] for each in matrices]
+    second = torch.stack(buffers).lerp_(squares, (1 - group[NEURON_BETA]) * taken)
+    torch._foreach_copy_(buffers, list(second.unbind()))
+    normalized = direction / second.sqrt().add_(group["eps"])
+    norms = [each.norm(dim=(1, 2), keepdim=True) for each in (direction, normalized)]
+    return normalized * (norms[0] / norms[1].clamp_(min=group["eps"]))
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:

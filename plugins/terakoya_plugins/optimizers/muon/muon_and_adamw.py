@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from terakoya.toolkit.parameter_groups import dimensions
 from terakoya_plugins.optimizers.muon.batched import BatchedMuon
 
+RATIO = "ratio"
 WIDTH_POWERS = {"original": 0.0, "match_rms_adamw": 0.5}
 """By which power of the width learning rates of matrices go down with the key `mup`, by `adjust_lr_fn`: the largest
 singular value of an update must stay as it is (Yang et al., 2023, arXiv:2310.17813), and is the learning rate times a
@@ -20,15 +21,14 @@ number that does not depend on the width, or times 0.2 of its root."""
 class MuonAndAdamW(torch.optim.Optimizer):
     """Steps a Muon and an AdamW. Both use this optimizer's groups, Muon's first, and its state.
 
-    `ratio` is the learning rate of AdamW's groups divided by Muon's; all groups store Muon's. Where AdamW is fused,
+    `RATIO` of AdamW's groups is their learning rate divided by Muon's; all groups store Muon's. Where AdamW is fused,
     both read `found_inf` on the device: 1 where a step must change nothing.
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None, *, ratio: float) -> None:
+    def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None) -> None:
         self.parts: list[torch.optim.Optimizer] = [each for each in (muon, adamw) if each is not None]
-        self.ratio = ratio
         groups = [group for part in self.parts for group in part.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {"lr": groups[0]["lr"]})
         self.param_groups = groups
@@ -47,7 +47,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             rates = [group["lr"] for group in part.param_groups]
             if is_adamw:
                 for group, rate in zip(part.param_groups, rates, strict=True):
-                    group["lr"] = rate * self.ratio
+                    group["lr"] = rate * group[RATIO]
             if self.found_inf is not None:
                 part.found_inf = self.found_inf  # type: ignore[attr-defined]
             part.step()

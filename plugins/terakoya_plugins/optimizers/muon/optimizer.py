@@ -33,7 +33,11 @@ class Muon(Optimizer):
     learning_rate: PositiveFloat = 1e-3
     """The peak learning rate of the matrices in the blocks, which is multiplied by the schedule's factor."""
     adamw_learning_rate: PositiveFloat | None = None
-    """The peak learning rate of everything else; null is `learning_rate`."""
+    """The peak learning rate of everything else, before the two factors; null is `learning_rate`."""
+    embedding_factor: PositiveFloat = 1.0
+    """The learning rate of embeddings, and of heads that share their weights, as a factor of everything else's."""
+    norm_factor: PositiveFloat = 1.0
+    """The learning rate of norms, biases and heads, as a factor of everything else's."""
     weight_decay: NonNegativeFloat = 0.1
     """The weight decay of matrices; biases and norms have none."""
     momentum: Beta = 0.95
@@ -45,6 +49,10 @@ class Muon(Optimizer):
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
     """How the size of updates depends on a matrix's shape: as in the "original", or so that they have the size of
     AdamW's ("match_rms_adamw")."""
+    neuron_beta: Beta | None = None
+    """The decay rate of each neuron's mean square in NorMuon; null is Muon without it."""
+    cautious_weight_decay: bool = False
+    """Whether a weight in the blocks decays only where its update makes it smaller, too."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's decay rates of the first and of the second moment."""
     eps: PositiveFloat = 1e-8
@@ -54,8 +62,8 @@ class Muon(Optimizer):
         import torch
         from transformers.pytorch_utils import Conv1D
 
-        from terakoya_plugins.optimizers.muon.batched import TRANSPOSED, BatchedMuon
-        from terakoya_plugins.optimizers.muon.muon_and_adamw import WIDTH_POWERS, MuonAndAdamW, hidden_matrices
+        from terakoya_plugins.optimizers.muon.batched import CAUTIOUS, NEURON_BETA, TRANSPOSED, BatchedMuon
+        from terakoya_plugins.optimizers.muon.muon_and_adamw import RATIO, WIDTH_POWERS, MuonAndAdamW, hidden_matrices
 
         hidden = {id(parameter) for parameter in hidden_matrices(module)}
         matrices = [parameter for parameter in trainable_parameters(module) if id(parameter) in hidden]
@@ -73,12 +81,21 @@ class Muon(Optimizer):
             )  # fmt: skip
             for group in muon.param_groups:
                 group["width_power"] = WIDTH_POWERS[self.adjust_lr_fn]
+                group[NEURON_BETA], group[CAUTIOUS] = self.neuron_beta, self.cautious_weight_decay
         if rest:
-            adamw = torch.optim.AdamW(
-                [{**group, "elementwise": True} for group in decay_groups(rest, self.weight_decay)],
-                lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=fused,
-            )  # fmt: skip
-        return MuonAndAdamW(muon, adamw, ratio=(self.adamw_learning_rate or self.learning_rate) / self.learning_rate)
+            embeddings = {id(each.weight) for each in module.modules() if isinstance(each, torch.nn.Embedding)}
+            ratio = (self.adamw_learning_rate or self.learning_rate) / self.learning_rate
+            parts = [([each for each in rest if id(each) not in embeddings], self.norm_factor)]
+            parts += [([each for each in rest if id(each) in embeddings], self.embedding_factor)]
+            if self.norm_factor == self.embedding_factor:
+                parts = [(rest, self.norm_factor)]
+            groups = [
+                {**group, "elementwise": True, RATIO: ratio * factor}
+                for part, factor in parts
+                for group in decay_groups(part, self.weight_decay)
+            ]
+            adamw = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=fused)
+        return MuonAndAdamW(muon, adamw)
 
 
 @hookimpl
