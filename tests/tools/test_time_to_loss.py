@@ -177,7 +177,7 @@ def test_every_variant_of_the_sweep_is_another_and_sees_as_many_tokens(
     monkeypatch.syspath_prepend(str(BENCH))
     import sweep_recipe
 
-    sizes = argparse.Namespace(store=store, family=family, steps=32, batch_size=4, sequence_length=64)
+    sizes = argparse.Namespace(store=store, family=family, steps=32, batch_size=4, sequence_length=64, width=64, layers=2)
     variants = sweep_recipe.variants(family, 32, 4, 64)
     seen = set()
     for name, variant in variants.items():
@@ -202,11 +202,17 @@ def test_the_sweep_prints_what_a_variant_reached(
     monkeypatch.syspath_prepend(str(BENCH))
     import sweep_recipe
 
-    command = ["--store", str(store), "--work", str(tmp_path), "--family", "gpt", "--steps", "4", "--batch-size", "4"]
-    assert sweep_recipe.main([*command, "--sequence-length", "16", "--only", "half the length first"]) == 0
+    command = ["--store", str(store), "--work", str(tmp_path), "--steps", "4", "--batch-size", "4", "--width", "32"]
+    command += ["--layers", "1", "--sequence-length", "16"]
+    assert sweep_recipe.main([*command, "--seeds", "2", "--jobs", "2", "--only", "half the length first"]) == 0
+    number = r"[+-]\d\.\d{3}"
+    recipe, change = capsys.readouterr().out.splitlines()[2:]
+    assert re.fullmatch(r"\| the recipe \| \d\.\d{3} \| \| \| \d+\.\d% \|", recipe)
     assert re.fullmatch(
-        r"half the length first +loss \d\.\d{3}  accuracy \d+\.\d%  \d+ CPU s\n", capsys.readouterr().out
+        rf"\| half the length first \| {number} \| {number} to {number} \| \d\.\d{{3}} \| \d+\.\d% \|", change
     )
+    compared = json.loads((tmp_path / "half_the_length_first" / "seed-2" / "compared.json").read_text())
+    assert compared["of"]["parameters"]["phases"][0]["data"]["sequence_length"] == 8
     with pytest.raises(SystemExit):
-        sweep_recipe.main([*command, "--only", "window 128"])
-    assert "expected one of recipe, muon 5e-3" in capsys.readouterr().err
+        sweep_recipe.main([*command, "--family", "gpt", "--only", "window 128"])
+    assert "expected some of adamw 1e-3" in capsys.readouterr().err
