@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
-WORDS = [("太郎", "名詞-固有名詞-人名-名"), ("は", "助詞-係助詞"), ("京都", "名詞-固有名詞-地名-一般"), ("へ", "助詞-格助詞")]
+WORDS = [
+    ("太郎", "名詞-固有名詞-人名-名"),
+    ("は", "助詞-係助詞"),
+    ("京都", "名詞-固有名詞-地名-一般"),
+    ("へ", "助詞-格助詞"),
+]
 
 
 def test_each_tokenizer_gets_the_same_examples_and_a_score(

@@ -177,7 +177,9 @@ def test_every_variant_of_the_sweep_is_another_and_sees_as_many_tokens(
     monkeypatch.syspath_prepend(str(BENCH))
     import sweep_recipe
 
-    sizes = argparse.Namespace(store=store, family=family, steps=32, batch_size=4, sequence_length=64, width=64, layers=2)
+    sizes = argparse.Namespace(
+        store=store, family=family, steps=32, batch_size=4, sequence_length=64, width=64, layers=2
+    )
     variants = sweep_recipe.variants(family, 32, 4, 64)
     seen = set()
     for name, variant in variants.items():

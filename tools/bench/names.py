@@ -1,6 +1,6 @@
 """What word borders are worth for names: the same encoder over several tokenizers, fine-tuned to find names.
 
-    python tools/bench/names.py CORPUS --gsd UD_JAPANESE_GSD --work FOLDER [--ner ner.json] [--tokenizer NAME=FOLDER ...]
+    python tools/bench/names.py CORPUS --gsd UD_JAPANESE_GSD --work FOLDER [--ner ner.json] [--tokenizer NAME=FOLDER]
 
 Trains the recipe of `bert_ja` at a small size over three tokenizers with as many pieces (MeCab's words and WordPiece,
 SentencePiece, SentencePiece within MeCab's words) and any others that are given, each for the same CPU seconds. A name

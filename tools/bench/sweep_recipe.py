@@ -53,32 +53,27 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "weight decay 0.3": {"weight_decay": 0.3},
     "momentum 0.9": {"momentum": 0.9},
     "betas 0.8, 0.95": {"betas": [0.8, 0.95]},
+    "quick": {"norm_factor": 0.25, "momentum": 0.9, "betas": [0.8, 0.95]},
 }
 """What differs in Muon's settings, by name."""
+QUICK = {"architecture": {"initializer_range": 0.1}, "optimizer": OPTIMIZERS["quick"]}
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "bert": {
         "bert": BERT,
         "window 128": {"architecture": {"local_attention": 128}},
         "window 32": {"architecture": {"local_attention": 32}},
         "window 8": {"architecture": {"local_attention": 8}},
+        "quick, initial 0.1": QUICK,
+        "quick, initial 0.1, window 8 first": {
+            **QUICK,
+            "phases": [{"share": 0.5, "architecture": {"local_attention": 8}}, {}],
+        },
         "15 % masked": {"objective": {"mlm_probability": 0.15}},
         "40 to 15 % masked": {"objective": {"mlm_probability": {"start": 0.4, "end": 0.15}}},
     },
-    "gpt": {"gpt2": GPT2},
+    "gpt": {"gpt2": GPT2, "initial 0.1": {"architecture": {"initializer_range": 0.1}}},
 }
 """What differs in model and masks, by family and name."""
-
-
-WINDOWS: dict[str, dict[str, dict[str, Any]]] = {
-    "bert": {
-        "window 8 first": {"phases": [{"share": 0.5, "architecture": {"local_attention": 8}}, {}]},
-        "window 8, then 128": {
-            "architecture": {"local_attention": 128}, "phases": [{"share": 0.5, "architecture": {"local_attention": 8}}, {}],
-        },
-    },
-    "gpt": {},
-}
-"""Which windows follow each other in the halves of a run, by family and name."""
 
 
 def variants(family: str, steps: int, rows: int, length: int) -> dict[str, dict[str, Any]]:
@@ -90,9 +85,7 @@ def variants(family: str, steps: int, rows: int, length: int) -> dict[str, dict[
         "adamw 3e-3": {"optimizer": {"type": "adamw", "learning_rate": 3e-3}},
         "cosine": {"schedule": {"type": "cosine", "warmup_steps": warm_up}},
         **{
-            f"decay in the last {name}": {
-                "schedule": {"type": "warmup_stable_decay", "warmup_steps": warm_up, **decay}
-            }
+            f"decay in the last {name}": {"schedule": {"type": "warmup_stable_decay", "warmup_steps": warm_up, **decay}}
             for name, decay in {
                 "fifth": {"decay_ratio": 0.2},
                 "half": {"decay_ratio": 0.5, "decay_type": "linear"},
@@ -120,7 +113,6 @@ def variants(family: str, steps: int, rows: int, length: int) -> dict[str, dict[
                 {"steps": steps - quarter},
             ],
         },
-        **WINDOWS[family],
         **{name: {"optimizer": settings} for name, settings in OPTIMIZERS.items()},
         **MODELS[family],
     }
@@ -194,7 +186,9 @@ def main(argv: list[str] | None = None) -> int:
             loss = scores.pop("loss")
             interval = " to ".join(f"{bound:+.3f}" for bound in loss["interval"] or ())
             accuracy = next(iter(scores.values()))["value_b"]
-            print(f"| {recipes[name]} | {loss['difference']:+.3f} | {interval} | {loss['p'] or 1:.3f} | {accuracy:.1%} |")
+            print(
+                f"| {recipes[name]} | {loss['difference']:+.3f} | {interval} | {loss['p'] or 1:.3f} | {accuracy:.1%} |"
+            )
     return 0
 
 

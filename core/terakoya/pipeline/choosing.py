@@ -54,7 +54,7 @@ FAMILIES: Mapping[str, Recipe] = {
         "paper's 0.14 after 1,522. --like electra is the paper's.",
     ),
     "decoder": Recipe(
-        ("tiny_llama", "gpt_ja", "llama_1b", "llama_8b"),
+        ("gpt_ja_small", "gpt_ja", "llama_1b", "llama_8b"),
         causal=True,
         reason="Of the recipes compared it learns soonest: after 0.6 M tokens 19.4 % of next tokens are right, with "
         "GPT-2 and AdamW 11.5 %. --like gpt2 is GPT-2's.",

@@ -84,6 +84,7 @@ class Demo:
                     "intermediate_size": 256,
                     "max_position_embeddings": 128,
                     "local_attention": 16,
+                    "initializer_range": 0.1,
                 },
                 "objective": {
                     "type": "masked_lm",
@@ -91,7 +92,14 @@ class Demo:
                     "whole_word_mask": True,
                     "mlm_probability": {"start": 0.3, "end": 0.15},
                 },
-                "optimizer": {"type": "muon", "learning_rate": 1e-2, "weight_decay": 0.1},
+                "optimizer": {
+                    "type": "muon",
+                    "learning_rate": 1e-2,
+                    "norm_factor": 0.25,
+                    "weight_decay": 0.1,
+                    "momentum": 0.9,
+                    "betas": [0.8, 0.95],
+                },
                 "schedule": {"type": "linear", "warmup_steps": max(1, max_steps // 15)},
                 "batch_size": {"-1": 16},
                 "max_steps": max_steps,

@@ -27,8 +27,8 @@ from terakoya.rows.stores import Stores
 from terakoya.runs import status
 from terakoya.training.batches import BatchMaker
 from terakoya.training.model.build import build_module
-from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.model.changed_settings import change_settings
+from terakoya.training.model.module_parts import top_level_models
 from terakoya.training.run_plan import make_plan
 from terakoya.training.setup import train_in_this_process
 from terakoya_forks.fork import fork

@@ -46,7 +46,9 @@ class TransformersArchitecture(Architecture):
     def __pydantic_init_subclass__(cls, **further: Any) -> None:
         super().__pydantic_init_subclass__(**further)
         if "phase_settings" not in vars(cls):
-            cls.phase_settings = frozenset(name for name in cls.model_fields if name.endswith(("rope_theta", "local_attention")))
+            cls.phase_settings = frozenset(
+                name for name in cls.model_fields if name.endswith(("rope_theta", "local_attention"))
+            )
         if "model_classes" in vars(cls):
             cls.heads = frozenset(cast("Mapping[Head, str]", cls.model_classes))
 
