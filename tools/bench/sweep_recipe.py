@@ -64,10 +64,6 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "window 32": {"architecture": {"local_attention": 32}},
         "window 8": {"architecture": {"local_attention": 8}},
         "quick, initial 0.1": QUICK,
-        "quick, initial 0.1, window 8 first": {
-            **QUICK,
-            "phases": [{"share": 0.5, "architecture": {"local_attention": 8}}, {}],
-        },
         "15 % masked": {"objective": {"mlm_probability": 0.15}},
         "40 to 15 % masked": {"objective": {"mlm_probability": {"start": 0.4, "end": 0.15}}},
     },
@@ -79,7 +75,8 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
 def variants(family: str, steps: int, rows: int, length: int) -> dict[str, dict[str, Any]]:
     """Returns what differs from the recipe, by name, in `steps` steps of `rows` rows of `length`. All variants see as
     many tokens."""
-    warm_up, quarter = max(1, steps // 15), steps // 4
+    warm_up, quarter, half = max(1, steps // 15), steps // 4, steps // 2
+    narrow_first = [{"steps": half, "architecture": {"local_attention": 8}}, {"steps": steps - half}]
     return {
         "adamw 1e-3": {"optimizer": {"type": "adamw", "learning_rate": 1e-3}},
         "adamw 3e-3": {"optimizer": {"type": "adamw", "learning_rate": 3e-3}},
@@ -115,6 +112,7 @@ def variants(family: str, steps: int, rows: int, length: int) -> dict[str, dict[
         },
         **{name: {"optimizer": settings} for name, settings in OPTIMIZERS.items()},
         **MODELS[family],
+        **({"quick, initial 0.1, window 8 first": {**QUICK, "phases": narrow_first}} if family == "bert" else {}),
     }
 
 

@@ -69,5 +69,5 @@ def test_a_store_gets_a_name_that_is_free(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "store").mkdir()
     next_command.after_tokenizer(tmp_path / "extended", ["c.txt"])
     assert f"--out {tmp_path}/store-2\n" in capsys.readouterr().err
-    next_command.after_tokenizer(tmp_path / "extended", ["c.txt"], {"field": "text", "clean": Path("clean.json")})
+    next_command.after_tokenizer(tmp_path / "extended", ["c.txt"], ["--clean", "clean.json"])
     assert capsys.readouterr().err.endswith("--clean clean.json\n"), "the store is cleaned as the tokenizer's text"

@@ -59,7 +59,7 @@ def test_a_phase_changes_its_keys_and_the_others_are_those_of_the_run() -> None:
         (
             [{"steps": 8}, {"architecture": {"hidden_size": 32}}],
             {},
-            "phases.1.architecture.hidden_size: cannot .* those that can: global_rope_theta, local_rope_theta",
+            "phases.1.architecture.hidden_size: cannot .*: global_rope_theta, local_attention, local_rope_theta",
         ),
         (
             [{"steps": 8}, {"data": {"sequence_length": 65}}],

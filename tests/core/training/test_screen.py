@@ -147,6 +147,6 @@ def test_a_progress_outside_a_terminal_is_a_line_now_and_then(
             update(done * 10**9, 8 * 10**9)
     log.error_console.cache_clear()
     assert capsys.readouterr().err.splitlines() == [
-        "prepare: 2.00 GB / 8.00 GB (25%) done after 11 s, about 33 s left",
-        "prepare: 4.00 GB / 8.00 GB (50%) done after 22 s, about 22 s left",
-    ]
+        "prepare: 2.00 GB / 8.00 GB (25%) done after 11 s, about 60 s left",
+        "prepare: 4.00 GB / 8.00 GB (50%) done after 22 s, about 27 s left",
+    ], "at the rate since the first report: 1 GB in 10 s, 3 GB in 20.5 s"

@@ -49,7 +49,8 @@ def test_tasks_without_the_harness_are_refused_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr("terakoya_quality.evaluation.harness.importlib.util.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text("{}")  # no model: loading it would be another error
-    with pytest.raises(UserError, match="lm-eval is not installed"):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(UserError, match=r'^--tasks: .*pip install "terakoya\[evaluate\]"$'):
         evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["lambada"])
     with pytest.raises(UserError, match='--tasks jglu: no such suite or task; did you mean "jglue"'):
         evaluate(tmp_path, stores=[tmp_path / "store"], tasks=["jglu"])
