@@ -226,6 +226,8 @@ def test_the_model_that_trains_has_the_positions_of_the_phase(store: Path, valid
     ids = torch.randint(5, vocabulary.size, (2, 64))
     got, expected = (each.eval()(input_ids=ids).logits for each in (model, reference))
     assert torch.equal(got, expected)
+    ours, theirs = ([layer.attn.sliding_window for layer in each.model.layers] for each in (model, reference))
+    assert ours == theirs and 9 in ours, "which packed rows read: half of the window, and the position itself"
     before = ModernBertForMaskedLM(parameters.architecture.config(vocabulary))
     before.load_state_dict(model.state_dict())
     assert not torch.allclose(before.eval()(input_ids=ids).logits, expected, atol=1e-5)
