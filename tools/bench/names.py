@@ -67,7 +67,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     work = arguments.work
     write_examples(arguments.gsd, arguments.ner, work / "data")
-    tasks = "gsd,wikipedia" if arguments.ner else "gsd"
     suite = json.loads(json.dumps(SUITE))
     if not arguments.ner:
         del suite["tasks"]["wikipedia"]
@@ -99,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
                 )  # fmt: skip
             found.setdefault(name, []).append(json.loads(scores.read_text(encoding="utf-8")))
     (work / "names.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print_table(found, tasks.split(","))
+    print_table(found, list(suite["tasks"]))
     return 0
 
 

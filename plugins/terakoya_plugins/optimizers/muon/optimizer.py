@@ -3,6 +3,7 @@ rest."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -85,13 +86,12 @@ class Muon(Optimizer):
         if rest:
             embeddings = {id(each.weight) for each in module.modules() if isinstance(each, torch.nn.Embedding)}
             ratio = (self.adamw_learning_rate or self.learning_rate) / self.learning_rate
-            parts = [([each for each in rest if id(each) not in embeddings], self.norm_factor)]
-            parts += [([each for each in rest if id(each) in embeddings], self.embedding_factor)]
-            if self.norm_factor == self.embedding_factor:
-                parts = [(rest, self.norm_factor)]
+            by_factor: dict[float, list[torch.nn.Parameter]] = defaultdict(list)
+            for each in rest:
+                by_factor[self.embedding_factor if id(each) in embeddings else self.norm_factor].append(each)
             groups = [
                 {**group, "elementwise": True, RATIO: ratio * factor}
-                for part, factor in parts
+                for factor, part in by_factor.items()
                 for group in decay_groups(part, self.weight_decay)
             ]
             adamw = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=fused)
