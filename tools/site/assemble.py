@@ -23,6 +23,7 @@ ELSEWHERE: Mapping[str, str] = {
     "plugins/terakoya_clusters/launchers/sagemaker/SAGEMAKER.md": "how-to/sagemaker.md",
     "parameters/FROM_OTHER_TRAINERS.md": "coming-from/gpt-trainers.md",
     "tools/bench/README.md": "explanation/bench.md",
+    "tools/leaderboard/README.md": "explanation/leaderboard.md",
     "tools/real_input/README.md": "explanation/real-input.md",
     "tools/simulation/README.md": "explanation/simulation.md",
     "tools/gpu/README.md": "explanation/gpu.md",

@@ -1,0 +1,129 @@
+"""The leaderboard at toy size: its text and tests out of repositories, a row out of a command, the page."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from labelled_examples import WORDS
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+NOVEL = """題名
+作者
+
+-------------------------------------------------------
+【テキスト中に現れる記号について】
+《》：ルビ
+-------------------------------------------------------
+
+　麁※［＃「けものへん＋廣」、第4水準2-80-55］《そこう》な男が五階｜立《だて》の家に住む。
+［＃ここから２字下げ］これは%sという話である。
+
+底本：「全集」
+"""
+ARTICLE = "<art><tit><j>%s</j></tit><par><sen><j>町の</j><e>x</e></sen><sen><j>話。</j></sen></par></art>"
+COMMAND = "import os, labelled_examples as e; from pathlib import Path; e.make_model(Path(os.environ['OUT']))"
+
+
+@pytest.fixture
+def leaderboard(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS / "leaderboard"))
+    import leaderboard
+
+    return leaderboard
+
+
+def commit(folder: Path, files: dict[str, bytes]) -> str:
+    """Makes a repository of `files` and returns its commit."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def test_the_text_is_made_of_its_repositories(
+    leaderboard: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = leaderboard.texts
+    asked = "この文は試験の中にもあるので本文からは除かれる"
+    novels = {
+        "cards/1/files/new.txt": NOVEL % ("長い文章" * 60),
+        "cards/1/files/again.txt": NOVEL % ("長い文章" * 60),
+        "cards/2/files/old.txt": NOVEL % ("ゐる" * 200),
+        "cards/3/files/tested.txt": NOVEL % ("短い文章" * 60 + f"。{asked}。"),
+        "README.md": "no text",
+    }
+    rows = [{"sentence1": asked, "sentence2": "b", "label": 1.0}] * 20
+    jglue = {f"datasets/{task}-v1.3/{name}-v1.3.json": lines(rows)
+             for task in ("jsts", "jnli", "jcommonsenseqa") for name in ("train", "valid", "test")}  # fmt: skip
+    sentence = "# text = 京都へ\n1\t京都\t_\t_\t名詞-固有名詞-地名-一般\t_\n2\tへ\t_\t_\t助詞-格助詞\t_\n\n"
+    for name, files in {
+        "AOZORA": {name: text.replace("\n", "\r\n").encode("cp932") for name, text in novels.items()},
+        "KYOTO": {"wiki_corpus_2.01/A/1.xml": (ARTICLE % ("町" * 200)).encode(), "wiki_corpus_2.01/A/2.xml": b"<art>"},
+        "JGLUE": jglue,
+        "GSD": {f"ja_gsd-ud-{name}.conllu": sentence.encode() * 10 for name in ("dev", "test")},
+    }.items():
+        there = getattr(texts, name).name
+        monkeypatch.setattr(texts, name, texts.Repository(there, commit(tmp_path / "sources" / there, files)))
+    command = ["text", str(tmp_path / "sources"), "--work", str(tmp_path / "work")]
+    assert leaderboard.main(command) == 1  # not the text of the rows
+    monkeypatch.setattr(texts, "TEXT_SHA256", capsys.readouterr().out.split()[-1])
+    assert leaderboard.main(command) == 0
+    made = (tmp_path / "work/text.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sorted(json.loads(line)["text"] for line in made) == sorted(
+        [f"麁獷な男が五階立の家に住む。\nこれは{'長い文章' * 60}という話である。", f"{'町' * 200}\n町の話。"]
+    )
+    data = tmp_path / "work/data"
+    counts = {path.relative_to(data).as_posix(): len(path.read_bytes().splitlines()) for path in data.rglob("*.jsonl")}
+    assert len(counts) == 12 and counts["jnli/train.jsonl"] + counts["jnli/eval.jsonl"] == 20
+    example = json.loads((data / "names/test.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert example == {"text": "京都へ", "spans": [{"start": 0, "end": 2, "label": "LOC"}]}
+
+
+def test_a_command_makes_a_row_unless_it_takes_too_long(
+    leaderboard: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forks: None
+) -> None:
+    for task in leaderboard.TASKS:
+        for seed, name in enumerate(("train", "eval", "test")):
+            draw = random.Random(f"{task} {seed}")
+            words = [draw.choices(WORDS, k=3) for _ in range(12)]
+            rows: list[dict[str, Any]] = {
+                "jsts": [{"sentence1": " ".join(each), "sentence2": each[0], "label": float(len(set(each)))}
+                         for each in words],
+                "jnli": [{"sentence1": " ".join(each), "sentence2": each[0], "label": "ab"[number % 2]}
+                         for number, each in enumerate(words)],
+                "jcommonsenseqa": [{"question": each[0], "choice0": each[1], "choice1": each[2], "label": number % 2}
+                                   for number, each in enumerate(words)],
+                "names": [{"text": " ".join(each), "spans": [{"start": 0, "end": len(each[0]), "label": "PER"}]}
+                          for each in words],
+            }[task]  # fmt: skip
+            (tmp_path / "data" / task).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "data" / task / f"{name}.jsonl").write_bytes(lines(rows))
+    (tmp_path / "text.jsonl").touch()
+    monkeypatch.setattr(leaderboard, "ROWS", tmp_path)
+    monkeypatch.setattr(leaderboard, "SEEDS", 2)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1] / "helpers"))
+    command = ["enter", "A toy", "--work", str(tmp_path), "--", leaderboard.sys.executable, "-c", COMMAND]
+    monkeypatch.setitem(leaderboard.BUDGETS, "cpu", -1)
+    assert leaderboard.main(command) == 1
+    monkeypatch.setitem(leaderboard.BUDGETS, "cpu", 600)
+    assert leaderboard.main(command) == 0
+    row = json.loads((tmp_path / "a-toy.json").read_text(encoding="utf-8"))
+    assert [set(model["scores"]) for model in row["models"]] == [set(leaderboard.TASKS)] * 2
+    assert leaderboard.table().splitlines()[-1].startswith("| A toy | 0.0 M | ")
+
+
+def test_the_page_has_the_rows(leaderboard: ModuleType) -> None:
+    assert leaderboard.table() in leaderboard.PAGE.read_text(encoding="utf-8")

@@ -1,0 +1,153 @@
+"""A fixed text, a fixed budget, fixed tests: what is the best encoder that anybody makes of it?
+
+    python tools/leaderboard/leaderboard.py text REPOSITORIES --work WORK
+    python tools/leaderboard/leaderboard.py enter "Mine" --work WORK -- COMMAND ...
+    python tools/leaderboard/leaderboard.py page
+
+`text` writes WORK/text.jsonl and the tests from clones of four repositories (texts.py names them and their commits).
+
+`enter` runs COMMAND once for each of three seeds, in a folder of its own that is empty at first, with these variables
+in its environment: TEXT, the file; SEED; OUT, the folder where it leaves a model that Transformers loads, with its
+tokenizer; SECONDS, the budget. These are CPU seconds of COMMAND and all that it starts, from the text to the model, so
+they include the tokenizer; with `--gpu` they are seconds of the clock on a machine with one GPU. Then each model is
+fine-tuned on the tests, and the row goes to rows/. What is done is kept in WORK: the same command goes on.
+
+`page` writes the rows into README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import texts
+import torch
+import transformers
+
+from terakoya.toolkit.fast_products import describe_processor
+from terakoya_compare.statistics import student_quantile
+
+HERE = Path(__file__).resolve().parent
+ROWS, PAGE, SUITE = HERE / "rows", HERE / "README.md", HERE / "suite.yaml"
+BUDGETS = {"cpu": 7200, "gpu": 1800}
+"""Seconds: of processor time, or of the clock with one GPU."""
+SEEDS = 3
+TASKS = {"jsts": "pearson", "jnli": "accuracy", "jcommonsenseqa": "accuracy", "names": "f1"}
+"""Test -> the score that counts."""
+TABLE = re.compile(r"(?<=<!-- rows -->\n)(.*\n)*?(?=<!-- end of rows -->)")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Does what was asked for. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    transformers.logging.set_verbosity_error()
+    actions = parser.add_subparsers(dest="action", required=True)
+    each = actions.add_parser("text")
+    each.add_argument("repositories", type=Path, help="the folder with the clones, as owner/name")
+    each.add_argument("--work", type=Path, required=True)
+    each = actions.add_parser("enter")
+    each.add_argument("name", help="the row's name")
+    each.add_argument("--work", type=Path, required=True)
+    each.add_argument("--gpu", action="store_true", help=f"{BUDGETS['gpu']:,} s of the clock on one GPU")
+    each.add_argument("--jobs", type=int, default=1, help="how many seeds at once")
+    each.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what makes the model")
+    actions.add_parser("page")
+    arguments = parser.parse_args(argv)
+    if arguments.action == "text":
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        found = texts.make(arguments.repositories, arguments.work)
+        print(f"{arguments.work / 'text.jsonl'}: {found}")
+        return int(found != texts.TEXT_SHA256)
+    if arguments.action == "enter":
+        budget = "gpu" if arguments.gpu else "cpu"
+        return enter(arguments.name, arguments.work, budget, arguments.command, jobs=arguments.jobs)
+    PAGE.write_text(TABLE.sub(table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: int = 1) -> int:
+    """Makes and scores the models of a row and writes it. Returns the exit status: 1 if a model took too long."""
+    mark = re.sub(r"\W+", "-", name.lower()).strip("-")
+
+    def model(seed: int) -> dict[str, Any]:
+        folder = work / mark / str(seed)
+        kept = folder / "facts.json"
+        if not kept.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            seconds = make(command, folder, work / "text.jsonl", seed, budget)
+            print(f"{name}, seed {seed}: {seconds:,.0f} of {BUDGETS[budget]:,} s", flush=True)
+            parameters = transformers.AutoModel.from_pretrained(folder / "model").num_parameters()
+            kept.write_text(json.dumps({"seconds": round(seconds), "parameters": parameters}), encoding="utf-8")
+        facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        if facts["seconds"] <= BUDGETS[budget]:
+            facts["scores"] = score(folder / "model", work / "data", folder / "scores.json")
+        return facts
+
+    with ThreadPoolExecutor(jobs) as pool:
+        models = list(pool.map(model, range(1, SEEDS + 1)))
+    if not all("scores" in each for each in models):
+        return 1
+    device = torch.device("cuda" if budget == "gpu" else "cpu")
+    row = {"name": name, "budget": budget, "processor": describe_processor(device), "models": models}
+    (ROWS / f"{mark}.json").write_text(json.dumps(row, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def make(command: Sequence[str], folder: Path, corpus: Path, seed: int, budget: str) -> float:
+    """Runs `command` in `folder` and returns the seconds that it took. Raises CalledProcessError where it fails."""
+    given = {"TEXT": str(corpus.resolve()), "SEED": str(seed), "SECONDS": str(BUDGETS[budget])}
+    given["OUT"] = str(folder.resolve() / "model")
+    began = time.monotonic()
+    process = subprocess.Popen(command, cwd=folder, env={**os.environ, **given})
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if status:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return time.monotonic() - began if budget == "gpu" else usage.ru_utime + usage.ru_stime
+
+
+def score(model: Path, data: Path, out: Path) -> dict[str, float]:
+    """Returns test -> score of a model, fine-tuned on each."""
+    if not out.exists():
+        words = ["evaluate", str(model), "--tasks", str(SUITE), "--data", str(data), "--out", str(out)]
+        subprocess.run([sys.executable, "-m", "terakoya", *words], check=True, stdout=subprocess.DEVNULL)
+    found = json.loads(out.read_text(encoding="utf-8"))["finetuned"]
+    return {task: round(found[task]["scores"]["test"][kind]["mean"], 4) for task, kind in TASKS.items()}
+
+
+def table() -> str:
+    """Returns the table of the rows, the best mean first; `±` is half of a 95 % interval over the seeds."""
+    rows = []
+    for path in ROWS.glob("*.json"):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        scores = [each["scores"] for each in row["models"]]
+        means = [statistics.mean(each[task] for task in TASKS) for each in scores]
+        cells = [_mean_of(means), *(_mean_of([each[task] for each in scores]) for task in TASKS)]
+        size = f"{row['models'][0]['parameters'] / 1e6:.1f} M"
+        budget = "2 CPU hours" if row["budget"] == "cpu" else "30 min of a GPU"
+        rows.append((statistics.mean(means), [row["name"], size, *cells, f"{budget}: {row['processor']}"]))
+    titles = ["", "Parameters", "Mean", "JSTS", "JNLI", "JCommonsenseQA", "Names", "Budget"]
+    lines = [titles, ["---", *["---:"] * (len(titles) - 2), "---"]]
+    lines += [cells for _, cells in sorted(rows, reverse=True)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _mean_of(values: Sequence[float]) -> str:
+    half = student_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.3f} ± {half:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
