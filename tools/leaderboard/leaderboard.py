@@ -26,7 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from typing import Any
 import texts
 import torch
 import transformers
+import yaml
 
 from terakoya.toolkit.fast_products import describe_processor
 from terakoya_compare.statistics import student_quantile
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     each.add_argument("name", help="the row's name")
     each.add_argument("--work", type=Path, required=True)
     each.add_argument("--gpu", action="store_true", help=f"{BUDGETS['gpu']:,} s of the clock on one GPU")
-    each.add_argument("--jobs", type=int, default=1, help="how many seeds at once")
+    each.add_argument("--jobs", type=int, default=1, help="how many seeds at once, after the first")
     each.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what makes the model")
     actions.add_parser("page")
     arguments = parser.parse_args(argv)
@@ -77,8 +78,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: int = 1) -> int:
-    """Makes and scores the models of a row and writes it. Returns the exit status: 1 if a model took too long."""
+    """Makes and scores the models of a row and writes it. The first model chooses the learning rate of each test for
+    the others. Returns the exit status: 1 if a model took too long."""
     mark = re.sub(r"\W+", "-", name.lower()).strip("-")
+    first: dict[str, Any] = {}
 
     def model(seed: int) -> dict[str, Any]:
         folder = work / mark / str(seed)
@@ -92,11 +95,15 @@ def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: i
             kept.write_text(json.dumps({"seconds": round(seconds), "parameters": parameters}), encoding="utf-8")
         facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         if facts["seconds"] <= BUDGETS[budget]:
-            facts["scores"] = score(folder / "model", work / "data", folder / "scores.json")
+            found = score(folder, work / "data", first)
+            first.update({task: found[task]["settings"]["learning_rate"] for task in found})
+            facts["scores"] = {
+                task: round(found[task]["scores"]["test"][kind]["mean"], 4) for task, kind in TASKS.items()
+            }
         return facts
 
     with ThreadPoolExecutor(jobs) as pool:
-        models = list(pool.map(model, range(1, SEEDS + 1)))
+        models = [model(1), *pool.map(model, range(2, SEEDS + 1))]
     if not all("scores" in each for each in models):
         return 1
     device = torch.device("cuda" if budget == "gpu" else "cpu")
@@ -118,13 +125,18 @@ def make(command: Sequence[str], folder: Path, corpus: Path, seed: int, budget: 
     return time.monotonic() - began if budget == "gpu" else usage.ru_utime + usage.ru_stime
 
 
-def score(model: Path, data: Path, out: Path) -> dict[str, float]:
-    """Returns test -> score of a model, fine-tuned on each."""
+def score(folder: Path, data: Path, rates: Mapping[str, float]) -> dict[str, Any]:
+    """Fine-tunes the model in `folder` on the tests, with the `rates` that are known. Returns test -> what was seen."""
+    out, suite = folder / "scores.json", folder / "suite.yaml"
     if not out.exists():
-        words = ["evaluate", str(model), "--tasks", str(SUITE), "--data", str(data), "--out", str(out)]
+        tests = yaml.safe_load(SUITE.read_text(encoding="utf-8"))
+        for task, rate in rates.items():
+            tests["tasks"][task].setdefault("settings", {})["learning_rates"] = [rate]
+        suite.write_text(yaml.safe_dump(tests), encoding="utf-8")
+        words = ["evaluate", str(folder / "model"), "--tasks", str(suite), "--data", str(data), "--out", str(out)]
         subprocess.run([sys.executable, "-m", "terakoya", *words], check=True, stdout=subprocess.DEVNULL)
-    found = json.loads(out.read_text(encoding="utf-8"))["finetuned"]
-    return {task: round(found[task]["scores"]["test"][kind]["mean"], 4) for task, kind in TASKS.items()}
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["finetuned"]
+    return found
 
 
 def table() -> str:
