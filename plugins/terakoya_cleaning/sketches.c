@@ -17,7 +17,7 @@ void fill_slots(const uint32_t *text, int64_t count, int64_t width, uint64_t fac
     for (int64_t place = 0; place < count; place++) {
         uint64_t gram = 0;
         for (int64_t offset = 0; offset < width; offset++) gram = (gram + text[place + offset]) * factor;
-        grams[place] = gram;
+        grams[place] = mix(gram);
     }
     for (uint64_t round = 0; empty; round++) {
         for (int64_t place = 0; place < count; place++) {

@@ -16,7 +16,7 @@ import numpy as np
 
 from terakoya_tokenizer.kernels import address, load_library
 
-VERSION = 1
+VERSION = 2
 """Raise this number when the sketch of a text changes."""
 
 _FACTOR = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: Fibonacci hashing (Knuth, TAOCP volume 3, 6.4)
@@ -52,6 +52,7 @@ def fill_slots(code_points: np.ndarray, width: int, size: int) -> np.ndarray:
     grams = np.zeros(len(code_points) - width + 1, np.uint64)
     for offset in range(width):
         grams = (grams + code_points[offset : offset + len(grams)]) * np.uint64(_FACTOR)
+    grams = mix(grams)  # else that of a neighbouring code point would be that of the next round
     step = max(1, _HASHES_AT_ONCE // len(grams))
     first = 0
     while slots.max() == ~np.uint64(0):

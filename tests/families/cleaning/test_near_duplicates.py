@@ -46,6 +46,15 @@ def test_equal_values_estimate_the_exact_similarity(size: int, bits: int) -> Non
     assert np.std(errors) < 1.2 * deviation
 
 
+@pytest.mark.parametrize(("one", "other"), [
+    ("strtol", "strtok"), ("ABC1", "ABC3"), ("商品番号1", "商品番号2"), ("今日は良い天気です1", "今日は良い天気です4"),
+])  # fmt: skip
+def test_neighbouring_last_characters_are_different_characters(one: str, other: str) -> None:
+    values = [sketch(text, 16).view("<u2") for text in (one, other)]
+    similarity = jaccard(one, other) if len(one) > 4 else 0.0
+    assert np.mean(values[0] == values[1]) == pytest.approx(similarity, abs=4 * (0.25 / SIZE) ** 0.5)
+
+
 def test_sketches_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [
         "",
