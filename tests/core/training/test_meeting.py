@@ -80,7 +80,9 @@ ENGINE = next(each.sha256() or "" for each in registry().plugins if each.name ==
                      marks=pytest.mark.nightly),
         pytest.param(["parallel.engine=deepspeed", "parallel.zero_stage=1"],
          ['  parallel.engine: "ddp" on rank 0 (a01), "deepspeed" on rank 1 (a02)',
-          "  parallel.zero_stage: null on rank 0 (a01), 1 on rank 1 (a02)"], marks=pytest.mark.nightly),
+          "  parallel.zero_stage: null on rank 0 (a01), 1 on rank 1 (a02)",
+          f'  SHA-256 of plugin terakoya_parallel: nothing on rank 0 (a01), "{ENGINE}" on rank 1 (a02)'],
+                     marks=pytest.mark.nightly),
     ],
     ids=["numbers", "lengths", "fsdp", "deepspeed"],
 )  # fmt: skip
