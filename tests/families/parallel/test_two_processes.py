@@ -68,7 +68,7 @@ CASES: dict[str, Case] = {
     "pp bubble, few": Case("llama", BUBBLE, {**DEEP, "micro_batch_size": 7}),
     "pp few": Case("llama", PP, {**DEEP, "micro_batch_size": 7}),
 }
-ALWAYS = ("fsdp odd", "fsdp electra", "tp llama", "pp gpt2", "sp llama", "cp qwen3", "pp bubble, interleaved")
+ALWAYS = ("fsdp odd", "fsdp electra", "tp llama", "pp gpt2", "sp llama", "cp qwen3")
 RESUMED = ("fsdp odd", "tp llama", "pp gpt2")
 FEATURES: dict[str, Case] = {
     "fsdp frozen": Case("odd", FSDP, {"frozen_layers": 1}, started=True),
