@@ -291,11 +291,11 @@ def test_near_duplicates_are_counted_beside_datatrove(
 
     monkeypatch.setattr(minhash, "load_word_tokenizer", None)  # the bench sets another one
     bench = load_tool("bench/near_duplicates")
-    missed = bench.compare(tmp_path, 1000, 1)
+    missed = bench.compare(tmp_path, 2000, 1)
     assert not set(missed) - {"missed: 2 x datatrove"}  # only a quiet machine says how fast they are
     ours, datatrove, times = capsys.readouterr().out.splitlines()
     assert "0.5: 0.00 % of" in ours and all("0.9: 100.00 % of" in line for line in (ours, datatrove))
-    assert re.fullmatch(r"1,000 documents: .* s, datatrove .* s of CPU time: .* x", times)
+    assert re.fullmatch(r"2,000 documents: .* s, datatrove .* s of CPU time: .* x", times)
     monkeypatch.setattr(bench, "PART", 50)
     (tmp_path / "sketches").mkdir()
     bench.write_sketches(tmp_path / "sketches", 200)

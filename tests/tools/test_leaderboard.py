@@ -56,7 +56,7 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
 def test_the_text_is_made_of_its_repositories(
     leaderboard: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = leaderboard.texts
+    fixed_text = leaderboard.fixed_text
     asked = "この文は試験の中にもあるので本文からは除かれる"
     novels = {
         "cards/1/files/new.txt": NOVEL % ("長い文章" * 60),
@@ -75,11 +75,11 @@ def test_the_text_is_made_of_its_repositories(
         "JGLUE": jglue,
         "GSD": {f"ja_gsd-ud-{name}.conllu": sentence.encode() * 10 for name in ("dev", "test")},
     }.items():
-        there = getattr(texts, name).name
-        monkeypatch.setattr(texts, name, texts.Repository(there, commit(tmp_path / "sources" / there, files)))
+        there = getattr(fixed_text, name).name
+        monkeypatch.setattr(fixed_text, name, fixed_text.Repository(there, commit(tmp_path / "sources" / there, files)))
     command = ["text", str(tmp_path / "sources"), "--work", str(tmp_path / "work")]
     assert leaderboard.main(command) == 1  # not the text of the rows
-    monkeypatch.setattr(texts, "TEXT_SHA256", capsys.readouterr().out.split()[-1])
+    monkeypatch.setattr(fixed_text, "TEXT_SHA256", capsys.readouterr().out.split()[-1])
     assert leaderboard.main(command) == 0
     made = (tmp_path / "work/text.jsonl").read_text(encoding="utf-8").splitlines()
     assert sorted(json.loads(line)["text"] for line in made) == sorted(

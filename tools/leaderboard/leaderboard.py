@@ -4,7 +4,7 @@
     python tools/leaderboard/leaderboard.py enter "Mine" --work WORK -- COMMAND ...
     python tools/leaderboard/leaderboard.py page
 
-`text` writes WORK/text.jsonl and the tests from clones of four repositories (texts.py names them and their commits).
+`text` writes WORK/text.jsonl and the tests from clones of four repositories (fixed_text.py names them and their commits).
 
 `enter` runs COMMAND once for each of three seeds, in a folder of its own that is empty at first, with these variables
 in its environment: TEXT, the file; SEED; OUT, the folder where it leaves a model that Transformers loads, with its
@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import texts
+import fixed_text
 import torch
 import transformers
 import yaml
@@ -67,9 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.action == "text":
         arguments.work.mkdir(parents=True, exist_ok=True)
-        found = texts.make(arguments.repositories, arguments.work)
+        found = fixed_text.make(arguments.repositories, arguments.work)
         print(f"{arguments.work / 'text.jsonl'}: {found}")
-        return int(found != texts.TEXT_SHA256)
+        return int(found != fixed_text.TEXT_SHA256)
     if arguments.action == "enter":
         budget = "gpu" if arguments.gpu else "cpu"
         return enter(arguments.name, arguments.work, budget, arguments.command, jobs=arguments.jobs)
@@ -91,7 +91,9 @@ def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: i
             folder.mkdir(parents=True)
             seconds = make(command, folder, work / "text.jsonl", seed, budget)
             print(f"{name}, seed {seed}: {seconds:,.0f} of {BUDGETS[budget]:,} s", flush=True)
-            parameters = transformers.AutoModel.from_pretrained(folder / "model").num_parameters()
+            parameters = transformers.AutoModel.from_pretrained(
+                folder / "model", local_files_only=True, trust_remote_code=False
+            ).num_parameters()
             kept.write_text(json.dumps({"seconds": round(seconds), "parameters": parameters}), encoding="utf-8")
         facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         if facts["seconds"] <= BUDGETS[budget]:
