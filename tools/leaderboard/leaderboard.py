@@ -4,7 +4,7 @@
     python tools/leaderboard/leaderboard.py enter "Mine" --work WORK -- COMMAND ...
     python tools/leaderboard/leaderboard.py page
 
-`text` writes WORK/text.jsonl and the tests from clones of four repositories (fixed_text.py names them and their commits).
+`text` writes WORK/text.jsonl and the tests from clones of four repositories, whose commits fixed_text.py names.
 
 `enter` runs COMMAND once for each of three seeds, in a folder of its own that is empty at first, with these variables
 in its environment: TEXT, the file; SEED; OUT, the folder where it leaves a model that Transformers loads, with its
