@@ -38,7 +38,7 @@ FEW_ROWS = 1
 """Rows of the first steps on a CPU, which show how long all others will take. A GPU takes as long for a few."""
 TIMED = LEAST_STEPS + 2
 """How many steps' time it takes to time the fewest steps: one before them, and two evaluations after them."""
-LONG_ENOUGH = 3.0
+LONG_ENOUGH = 6.0
 """Seconds of steps of the whole model after which more of them say nothing new."""
 ROWS_IN_STORE = 64
 
