@@ -112,7 +112,7 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
             (tmp_path / "data" / task).mkdir(parents=True, exist_ok=True)
             (tmp_path / "data" / task / f"{name}.jsonl").write_bytes(lines(rows))
     (tmp_path / "text.jsonl").touch()
-    monkeypatch.setattr(leaderboard, "ROWS", tmp_path)
+    monkeypatch.setattr(leaderboard, "ROWS", tmp_path / "rows")
     monkeypatch.setattr(leaderboard, "SEEDS", 2)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1] / "helpers"))
     command = ["enter", "A toy", "--work", str(tmp_path), "--", leaderboard.sys.executable, "-c", COMMAND]
@@ -120,7 +120,7 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     assert leaderboard.main(command) == 1
     monkeypatch.setitem(leaderboard.BUDGETS, "cpu", 600)
     assert leaderboard.main(command) == 0
-    row = json.loads((tmp_path / "a-toy.json").read_text(encoding="utf-8"))
+    row = json.loads((tmp_path / "rows/a-toy.json").read_text(encoding="utf-8"))
     assert [set(model["scores"]) for model in row["models"]] == [set(leaderboard.TASKS)] * 2
     assert leaderboard.table().splitlines()[-1].startswith("| A toy | 0.0 M | ")
 

@@ -110,6 +110,7 @@ def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: i
         return 1
     device = torch.device("cuda" if budget == "gpu" else "cpu")
     row = {"name": name, "budget": budget, "processor": describe_processor(device), "models": models}
+    ROWS.mkdir(exist_ok=True)
     (ROWS / f"{mark}.json").write_text(json.dumps(row, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return 0
 
