@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from labelled_examples import WORDS
 
+from terakoya.config.parameters import Parameters
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 NOVEL = """題名
 作者
@@ -123,6 +125,25 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     row = json.loads((tmp_path / "rows/a-toy.json").read_text(encoding="utf-8"))
     assert [set(model["scores"]) for model in row["models"]] == [set(leaderboard.TASKS)] * 2
     assert leaderboard.table().splitlines()[-1].startswith("| A toy | 0.0 M | ")
+
+
+@pytest.mark.parametrize(("trainer", "made"), [("ours", "run"), ("train", "model")])
+def test_the_first_rows_are_one_architecture_within_the_budget(
+    trainer: str, made: str, leaderboard: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import first_rows
+
+    commands: list[list[str]] = []
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"TEXT": "text.jsonl", "OUT": "model", "SEED": "3", "SECONDS": "1e6"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(first_rows.subprocess, "run", lambda command, **_: commands.append(command))
+    first_rows.main(trainer)
+    parameters = Parameters.from_dict(json.loads(Path("parameters.json").read_text()), source="parameters.json")
+    assert parameters.architecture.hidden_size == 256 and parameters.seed == 3 and parameters.evaluation is None
+    (showcase,) = (command for command in commands if "showcase.py" in command[1])
+    assert showcase[2] == trainer and showcase[-1] == made and 0.87e6 < float(showcase[5]) < 0.88e6
+    assert [command[3] for command in commands if command[1] == "-m"][2:] == ["export"] * (trainer == "ours")
 
 
 def test_the_page_has_the_rows(leaderboard: ModuleType) -> None:

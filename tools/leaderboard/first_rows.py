@@ -14,19 +14,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+from terakoya.json_settings.key_paths import apply_overrides
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS: dict[str, Any] = {
-    "architecture.hidden_size": 256,
-    "architecture.num_hidden_layers": 4,
-    "architecture.intermediate_size": 672,
-    "architecture.initializer_range": 0.07,
-    "optimizer.learning_rate": 2.5e-3,
-    "batch_size": {"-1": 32},
-    "data.validation": [],
-    "evaluation": None,
-}
+SETTINGS = (
+    "architecture.hidden_size=256",
+    "architecture.num_hidden_layers=4",
+    "architecture.intermediate_size=672",
+    "architecture.initializer_range=0.07",
+    "optimizer.learning_rate=2.5e-3",
+    'batch_size={"-1": 32}',
+    "data.validation=[]",
+    "evaluation=null",
+)
 """What differs from `tiny_modernbert`."""
 MARGIN = 0.88
 """The share of the seconds left that training may take: its speed is that of a few steps."""
@@ -40,12 +41,7 @@ def main(trainer: str) -> None:
     )
     terakoya("prepare", corpus, "--tokenizer", "work/tokenizer", "--out", "work/store")
     raw = json.loads((ROOT / "parameters/tiny_modernbert.json").read_text(encoding="utf-8"))
-    for key, value in {**SETTINGS, "seed": int(seed)}.items():
-        *parents, last = key.split(".")
-        place = raw
-        for parent in parents:
-            place = place[parent]
-        place[last] = value
+    raw = apply_overrides(raw, [*SETTINGS, f"seed={seed}"])
     Path("parameters.json").write_text(json.dumps(raw), encoding="utf-8")
     left = MARGIN * (float(seconds) - sum(os.times()[:4]))  # of this process and those that it started
     made = "run" if trainer == "ours" else out

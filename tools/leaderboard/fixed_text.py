@@ -164,11 +164,7 @@ def _names(repositories: Path, data: Path, name: str) -> list[str]:
     """Returns the runs of proper nouns in a set of UD Japanese GSD as examples."""
     copy = data / "names" / f"{name}.conllu"
     _write(copy, _lines(repositories, GSD, rf"ja_gsd-ud-{name}\.conllu"))
-    found = []
-    for each in entities.read(copy):
-        spans = [{"start": start, "end": end, "label": kind} for start, end, kind in each.spans]
-        found.append(json.dumps({"text": each.text, "spans": spans}, ensure_ascii=False))
-    return found
+    return list(entities.examples(copy))
 
 
 def _divide(folder: Path, lines: Sequence[str]) -> None:

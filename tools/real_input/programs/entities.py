@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import os
 import re
 import sys
@@ -55,6 +56,13 @@ def read(file: Path) -> Iterator[Sentence]:
             found = re.search(r"^# text = (.*)$", block, re.MULTILINE)
             if found and rows:
                 yield Sentence(found[1], find_spans(found[1], [(row[1], row[4]) for row in rows if row[0].isdigit()]))
+
+
+def examples(file: Path) -> Iterator[str]:
+    """Yields the sentences of a CoNLL-U file as `terakoya finetune --task ner` reads them, a line of JSON each."""
+    for each in read(file):
+        spans = [{"start": start, "end": end, "label": kind} for start, end, kind in each.spans]
+        yield json.dumps({"text": each.text, "spans": spans}, ensure_ascii=False)
 
 
 def find_spans(text: str, words: Sequence[tuple[str, str]]) -> list[Span]:
