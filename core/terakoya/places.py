@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -200,3 +200,18 @@ def open_views(runs: Sequence[Path]) -> Iterator[list[Path]]:
     """Yields a folder of this machine for each of `runs`: see `Place.viewing`."""
     with ExitStack() as stack:
         yield [stack.enter_context(place_of(run).viewing()) for run in runs]
+
+
+def as_fields(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `given`, from a program, as the fields of the dataclass `options` hold it, whose module annotates them as
+    text: a path for a string, and a sequence for one path or string where it may be several."""
+    kinds = {each.name: re.match(r"(?:Annotated\[)?(Sequence\[)?(Path|str)\b", str(each.type)) for each in fields(options)}
+    made = dict(given)
+    for name, value in given.items():
+        kind = kinds.get(name)
+        if kind is not None and isinstance(value, str | Path):
+            one = Path(value) if kind[2] == "Path" else value
+            made[name] = [one] if kind[1] else one
+        elif kind is not None and kind[1]:
+            made[name] = [Path(each) if kind[2] == "Path" else each for each in value]
+    return made

@@ -82,8 +82,9 @@ def load_steps(clean: StepsOrFile, source: str = "clean") -> tuple[NamedStep, ..
 
     Raises UserError for a missing file and for invalid steps, each by its number.
     """
-    if not isinstance(clean, Path):
+    if not isinstance(clean, Path | str):
         return parse_steps(list(clean), source=source)
+    clean = Path(clean)
     value = read_value(clean)
     if isinstance(value, Mapping) and "clean" in value and not value.keys() - {"clean", *NOTES}:
         return parse_steps(value["clean"], source=f"{clean.name}: clean")

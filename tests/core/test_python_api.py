@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ import pytest
 import terakoya
 from terakoya import plugins
 from terakoya.errors import UserError
+from terakoya.evaluation.options import EvaluateOptions
+from terakoya.places import as_fields
 from terakoya.plugins.events import EVENTS
 from terakoya.plugins.families import FAMILIES
+from terakoya.preparation.options import PrepareOptions
+from terakoya_quality.evaluation.options import TaskOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
@@ -29,6 +34,8 @@ def test_the_example_of_the_page_runs(
     )
     Path("corpus.txt").write_text(text * 30, encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+    code = code.replace('Path("work")', '"work/"').replace("work / ", "work + ").replace('["corpus.txt"]', '"corpus.txt"')
+    assert "Path(" not in code, "strings, which most programs have for paths"
     names: dict[str, Any] = {}
     exec(compile(code, "python.md", "exec"), names)
     assert names["result"].step == 4 and sorted(names["losses"]) == [1, 2, 4]
@@ -43,6 +50,34 @@ def test_the_page_names_every_event_and_every_function() -> None:
     functions = {name for name, module in terakoya._FUNCTIONS.items() if module != "terakoya.hookspecs"}
     functions |= {name for family in FAMILIES.values() for name in family.functions}
     assert set(re.findall(r"terakoya\.(\w+)\(", PAGE)) == functions
+
+
+TRAINING: dict[str, Any] = {"settings": {"type": "mecab_wordpiece"}, "clean": "nowhere.json", "clean_folder": "decisions"}
+TUNING: dict[str, Any] = {"train": "nowhere.csv", "eval": "b.csv", "test": "c.csv", "task": "classification"}
+CALLS: dict[str, Callable[[], object]] = {
+    "prepare": lambda: terakoya.prepare("corpus.txt", tokenizer="nowhere", out="store"),
+    "evaluate": lambda: terakoya.evaluate("nowhere", stores="store"),
+    "finetune": lambda: terakoya.finetune("nowhere", "out", **TUNING),
+    "import_checkpoint": lambda: terakoya.import_checkpoint("nowhere", "out", format="deepspeed", tokenizer="nowhere"),
+    "find_replaced": lambda: terakoya.find_replaced("nowhere", "本を読む"),
+    "train_tokenizer": lambda: terakoya.train_tokenizer("corpus.txt", "out", **TRAINING),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_string_is_a_path_everywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("今日はよい天気です。\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^nowhere(\.\w+)?: "):
+        CALLS[name]()
+
+
+def test_options_hold_what_their_fields_say() -> None:
+    given = as_fields(EvaluateOptions, {"stores": "a", "corpus": "b", "device": "cpu", "batch_tokens": 2})
+    assert given == {"stores": [Path("a")], "corpus": ["b"], "device": "cpu", "batch_tokens": 2}
+    assert as_fields(PrepareOptions, {"out": "a", "clean_folder": None}) == {"out": Path("a"), "clean_folder": None}
+    assert as_fields(TaskOptions, {"tasks": "jglue", "stores": ()}) == {"tasks": ["jglue"], "stores": []}
+    assert as_fields(EvaluateOptions, {"stores": ("a", Path("b"))}) == {"stores": [Path("a"), Path("b")]}
 
 
 def test_wrong_events_are_named() -> None:

@@ -63,8 +63,8 @@ class ExportResult:
 
 
 def export(
-    source: Path,
-    out: Path,
+    source: Path | str,
+    out: Path | str,
     *,
     format: str = "huggingface",
     only: str | None = None,
@@ -87,6 +87,7 @@ def export(
     """
     from terakoya.toolkit.formats import folder_digests
 
+    source, out = Path(source), Path(out)
     check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
     exporter.check()

@@ -42,11 +42,11 @@ class ImportResult:
 
 
 def import_checkpoint(
-    source: Path,
-    out: Path,
+    source: Path | str,
+    out: Path | str,
     *,
     format: str,
-    tokenizer: Path | None = None,
+    tokenizer: Path | str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> ImportResult:
     """Writes the checkpoint at `source` as the new folder `out`: a Transformers folder, or one for each of its models.
@@ -60,10 +60,10 @@ def import_checkpoint(
     Raises:
         UserError: as the importer raises, a tokenizer with more pieces than the model, or `out` already exists.
     """
-    settings = dict(settings or {})
+    source, out, settings = Path(source), Path(out), dict(settings or {})
     check_new_folder(out)
     importer: Importer = create_component("importers", format, settings, where=f"importer {format}")
-    loaded = _load_tokenizer(tokenizer) if tokenizer else None
+    loaded = _load_tokenizer(Path(tokenizer)) if tokenizer else None
     if loaded is not None and "vocab_size" in type(importer).model_fields and "vocab_size" not in settings:
         settings["vocab_size"] = _tokenizer_size(loaded)
         importer = create_component("importers", format, settings, where=f"importer {format}")
@@ -72,7 +72,7 @@ def import_checkpoint(
         found = {name: _inspect(draft / name, format, loaded) for name in list_models(draft)}
         for name in found:
             if tokenizer and loaded is not None:
-                copy_tokenizer(tokenizer, draft / name)
+                copy_tokenizer(Path(tokenizer), draft / name)
                 _set_special_tokens(draft / name, loaded)
     classes, counts, rows = zip(*found.values(), strict=True)
     size = _tokenizer_size(loaded) if loaded is not None else None

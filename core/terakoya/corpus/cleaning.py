@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from terakoya.corpus.documents import Block, Document, Reject
 
-StepsOrFile = Path | Sequence[Mapping[str, Any]]
+StepsOrFile = Path | str | Sequence[Mapping[str, Any]]
 """Cleaning steps as JSON values, or a JSON or YAML file with a list of them."""
 
 

@@ -52,7 +52,7 @@ def _split_ending(name: str) -> tuple[str, str]:
     return name, dot + ending
 
 
-def find_files(sources: Sequence[Source | str]) -> tuple[Source, ...]:
+def find_files(sources: Sequence[Source | str] | Path | str) -> tuple[Source, ...]:
     """Returns the corpus files of `sources`, in their order.
 
     A folder means the corpus files in it, a pattern the files that it matches, both sorted by path, and each file once.
@@ -61,7 +61,7 @@ def find_files(sources: Sequence[Source | str]) -> tuple[Source, ...]:
     as `Place.find_files`.
     """
     files: list[Source] = []
-    for source in sources:
+    for source in [sources] if isinstance(sources, Path | str) else sources:
         if not isinstance(source, Path | str):
             files.append(source)
         elif not is_local(source) and not Path(source).exists():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from terakoya.errors import UserError
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.evaluation.result import Evaluation
+from terakoya.places import as_fields
 from terakoya.plugins.families import function_of_family
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Program(Generic[Options]):
     measure: Callable[[Options, torch.device], Evaluation]
 
 
-def evaluate(source: Path, **options: Any) -> Evaluation:
+def evaluate(source: Path | str, **options: Any) -> Evaluation:
     """Evaluates the model in `source`: a Transformers folder, a checkpoint, a run (its newest whole checkpoint), or
     RUN@STEP. `options` are the other fields of `EvaluateOptions`, or with `tasks` those of the family quality's
     `TaskOptions`.
@@ -42,7 +43,7 @@ def evaluate(source: Path, **options: Any) -> Evaluation:
     if "tasks" in options or "tuning" in options:
         found: Evaluation = function_of_family("evaluate_tasks")(source, **options)
         return found
-    return evaluate_model(EvaluateOptions(source=source, **options))
+    return evaluate_model(EvaluateOptions(source=Path(source), **as_fields(EvaluateOptions, options)))
 
 
 def evaluate_model(options: EvaluateOptions) -> Evaluation:

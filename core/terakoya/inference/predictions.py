@@ -47,7 +47,7 @@ class TokenPrediction:
 
 
 def fill_mask(
-    folder: Path, text: str, *, top: int = 5, device: str | None = None, trust_remote_code: bool = False
+    folder: Path | str, text: str, *, top: int = 5, device: str | None = None, trust_remote_code: bool = False
 ) -> list[list[MaskPrediction]]:
     """Returns the `top` most probable words for each [MASK] in `text`, best first.
 
@@ -62,7 +62,7 @@ def fill_mask(
     import torch
     from transformers import AutoModelForMaskedLM
 
-    folder, _ = find_model(folder, text)
+    folder, _ = find_model(Path(folder), text)
     model, tokenizer, inputs = _load_with_inputs(AutoModelForMaskedLM, folder, text, device, trust=trust_remote_code)
     masks = [place for place, id in enumerate(inputs["input_ids"][0]) if id == tokenizer.mask_token_id]
     if not masks:
@@ -109,7 +109,7 @@ def with_sentinels(ids: Sequence[int], tokenizer: Any) -> list[int]:
 
 
 def find_replaced(
-    folder: Path, text: str, *, device: str | None = None, trust_remote_code: bool = False
+    folder: Path | str, text: str, *, device: str | None = None, trust_remote_code: bool = False
 ) -> list[TokenPrediction]:
     """Returns every token of `text` with the probability that it was replaced, by the discriminator in `folder`.
 
@@ -121,7 +121,7 @@ def find_replaced(
     import torch
     from transformers import AutoModelForPreTraining, AutoModelForTokenClassification
 
-    folder, is_discriminator = find_model(folder, text)
+    folder, is_discriminator = find_model(Path(folder), text)
     if not is_discriminator:
         raise UserError(
             f"{folder}: expected a discriminator: {DISCRIMINATOR_CLASS}, or a token classifier with the label "

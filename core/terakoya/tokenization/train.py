@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def train_tokenizer(
-    corpus: Corpus | Sequence[Source | str],
-    out: Path,
+    corpus: Corpus | Sequence[Source | str] | Path | str,
+    out: Path | str,
     *,
     settings: Mapping[str, Any],
     processes: int | None = None,
     clean: StepsOrFile | None = None,
-    clean_folder: Path | None = None,
+    clean_folder: Path | str | None = None,
     progress: Callable[[int, int], None] | None = None,
     **reading: Unpack[Reading],
 ) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ def train_tokenizer(
         check_beginnings(corpus)
     elif reading:
         raise UserError(f"{', '.join(reading)}: a Corpus has its own; leave them out")
-    corpus = clean_corpus(corpus, clean, clean_folder, out=out, processes=processes)
+    corpus = clean_corpus(corpus, clean, None if clean_folder is None else Path(clean_folder), out=out, processes=processes)
     check_has_documents(corpus)
     with new_folder(out) as folder:
         facts = tokenizer.train(corpus, folder, processes=processes, progress=progress)

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from terakoya.errors import UserError
 from terakoya.evaluation.evaluate import Program, evaluate_model, run_program
 from terakoya.evaluation.result import Evaluation
+from terakoya.places import as_fields
 from terakoya_quality.evaluation.options import TaskOptions
 
 if TYPE_CHECKING:
     import torch
 
 
-def evaluate_tasks(source: Path, **options: Any) -> Evaluation:
+def evaluate_tasks(source: Path | str, **options: Any) -> Evaluation:
     """Evaluates as `terakoya.evaluate` with `tasks`; `options` are the other fields of `TaskOptions`."""
-    return measure(TaskOptions(source=source, **options))
+    return measure(TaskOptions(source=Path(source), **as_fields(TaskOptions, options)))
 
 
 def measure(options: TaskOptions) -> Evaluation:

@@ -10,6 +10,7 @@ import torch
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.errors import UserError, nearest
 from terakoya.inference.loading import find_device
+from terakoya.places import as_fields
 from terakoya_quality.finetuning.kinds import KINDS
 from terakoya_quality.finetuning.model import ModelUse, finished_model, load_with_head, write_model
 from terakoya_quality.finetuning.options import FinetuneOptions
@@ -18,7 +19,7 @@ from terakoya_quality.finetuning.scores import write_scores
 from terakoya_quality.finetuning.search import Callbacks, SearchResult, search
 
 
-def finetune(source: Path, out: Path, **options: Any) -> SearchResult:
+def finetune(source: Path | str, out: Path | str, **options: Any) -> SearchResult:
     """Fine-tunes the model in `source`, a Transformers folder, a checkpoint or a run, and writes the folder `out`.
 
     `out` has the model of the best seed with its head, the tokenizer, and the scores in `terakoya_scores.json`,
@@ -28,7 +29,8 @@ def finetune(source: Path, out: Path, **options: Any) -> SearchResult:
     Raises:
         UserError: the files, the task and the model do not fit together.
     """
-    return finetune_model(FinetuneOptions(source=source, out=out, **options))
+    given = as_fields(FinetuneOptions, options)
+    return finetune_model(FinetuneOptions(source=Path(source), out=Path(out), **given))
 
 
 def finetune_model(options: FinetuneOptions) -> SearchResult:

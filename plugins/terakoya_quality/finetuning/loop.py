@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers import PreTrainedModel
 
 from terakoya.components import Progress
 from terakoya.errors import UserError
@@ -116,7 +116,10 @@ def train(
 def _schedule(optimizer: Optimizer, settings: TuningSettings, total: int) -> LambdaLR:
     """Returns the schedule of `optimizer`, which has its peak rate, over `total` steps."""
     if (chosen := settings.make_schedule()) is None:
-        return get_linear_schedule_with_warmup(optimizer, math.ceil(total * settings.warmup_ratio), total)
+        warmup = math.ceil(total * settings.warmup_ratio)  # Transformers' own imports peft and, if there, bitsandbytes
+        return LambdaLR(
+            optimizer, lambda step: step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
+        )
     start = Progress(step=0, max_steps=total, learning_rate=optimizer.param_groups[0]["lr"])
     chosen.check(start)
     return LambdaLR(optimizer, lambda step: chosen.factor(replace(start, step=step)))
