@@ -66,8 +66,18 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         fork_server.use(*config.workerinput["fork_server"])
+        _collect_from_own_part(config, config.workerinput["workerid"], config.workerinput["workercount"])
     elif config.getoption("dist", "no") == "no":  # else a pool of the code under test could start one without `warm`
         fork_server.use(*fork_server.share())
+
+
+def _collect_from_own_part(config: pytest.Config, worker: str, count: int) -> None:
+    """Lets each worker begin with other files: in a fresh clone one rewrites the asserts of a file, the others read what
+    it wrote. `pytest_collection_modifyitems` brings all into one order."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
+        first = len(files) * int(worker.removeprefix("gw")) // count
+        config.args[:] = files[first:] + files[:first]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in later]
     known = json.loads(DURATIONS.read_bytes())
     new = {"seconds": math.inf, "slow": []}
-    items.sort(key=lambda item: -known.get(_name(item.path), new)["seconds"])
+    items.sort(key=lambda item: (-known.get(_name(item.path), new)["seconds"], item.path))
     for item in items:
         forks = "warm_python" in getattr(item, "fixturenames", ())
         if forks or _function(item.name) in known.get(_name(item.path), new)["slow"]:

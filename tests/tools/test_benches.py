@@ -226,7 +226,7 @@ def test_predicted_hours_stand_beside_real_seconds(tmp_path: Path, forks: None) 
 def test_muon_is_no_burden_without_bf16() -> None:
     """On the processor with fewest instructions that people have, its products in bf16 would make a step several times
     as long."""
-    printed = run("muon", "--avx2", *options(steps=8, rounds=1))
+    printed = run("muon", "--avx2", *options(steps=8, rounds=1), codes=(0, 1))
     found = re.search(r"a step with Muon takes ([\d.]+) x", printed)
     assert found, printed
     assert float(found[1]) < 2

@@ -43,9 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
         recipe = {**pipeline.parameters, "schedule": {"type": "constant"}, "checkpoint": {"save_steps": 10**6}}
         recipe["data"] = {**recipe["data"], "train": [{"store": str(pipeline.store), "weight": 1.0}]}
         del recipe["evaluation"]
+        muon = recipe["optimizer"]
+        adamw = {"type": "adamw", "learning_rate": muon["learning_rate"], "weight_decay": muon["weight_decay"]}
         contestants = {
-            name: partial(train, raw={**recipe, "optimizer": {**recipe["optimizer"], "type": name}}, steps=given.steps)
-            for name in ("muon", "adamw")
+            name: partial(train, raw={**recipe, "optimizer": optimizer}, steps=given.steps)
+            for name, optimizer in (("muon", muon), ("adamw", adamw))
         }
         turns = race(contestants, given.rounds)
     ratio = median(turns["adamw"], "cpu") / median(turns["muon"], "cpu")

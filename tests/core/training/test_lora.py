@@ -46,7 +46,6 @@ from terakoya.training.model.build import build_module
 from terakoya.training.setup import StartOptions, train_in_this_process
 from terakoya_contract import toy as small
 
-peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # from PeftModel
@@ -127,6 +126,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", at_night(KINDS, always=("llama",)))
 def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path) -> None:
     """Merged without peft, as an adapter for peft, and as it was trained: the same logits. The base is unchanged."""
+    from peft import PeftModel  # here: it takes two seconds, in every process that collects this test
+
     auto, chosen = KINDS[kind]
     raw = make(kind, store, tmp_path / "base", lora=chosen)
     before = hashlib.sha256((tmp_path / "base/model.safetensors").read_bytes()).hexdigest()
@@ -148,7 +149,7 @@ def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path
             assert same == expected or "layernorm" in name, name
     for folder in (last / "adapter", done.out / "adapter"):
         again = auto.from_pretrained(tmp_path / "base", local_files_only=True)
-        both = peft.PeftModel.from_pretrained(again, folder)
+        both = PeftModel.from_pretrained(again, folder)
         assert (logits(both) - trained).abs().max() < 1e-6
     first = run({**raw, "max_steps": 1}, tmp_path / "one")
     assert (logits(auto.from_pretrained(first / "model")) - trained).abs().max() > 1e-3
@@ -157,6 +158,8 @@ def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", at_night(("tied", "disentangled"), always=("disentangled",)))
 def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
     save_electra(tmp_path / "base")
     raw = {**electra(store, str(tmp_path / "base"), sharing=sharing), "lora": ADAPTERS}
     raw["optimizer"] = {"type": "adamw", "learning_rate": 0.05}
@@ -168,7 +171,7 @@ def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path:
         base = kind.from_pretrained(tmp_path / "base" / name, local_files_only=True)
         assert (logits(merged) - logits(base)).abs().max() > 1e-4
         for folder in (done.out / name / "adapter", last / "adapter" / name):
-            both = peft.PeftModel.from_pretrained(copy.deepcopy(base), folder)
+            both = PeftModel.from_pretrained(copy.deepcopy(base), folder)
             assert (logits(both) - logits(merged)).abs().max() < 1e-5
         assert (logits(getattr(exported, name)) - logits(merged)).abs().max() < 1e-5
     assert {name.split(".")[0] for name in names(last, "model")} == {"generator", "discriminator"}
@@ -234,6 +237,8 @@ def documents(batch: Mapping[str, Tensor], name: str) -> list[tuple[Tensor, Tens
 @pytest.mark.parametrize("kind", at_night(("gpt2", "bert"), always=("gpt2",)))
 def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Path) -> None:
     """The same batch in peft's own model over plain Transformers, document by document."""
+    from peft import LoraConfig, get_peft_model
+
     raw = make(kind, store, tmp_path / "base", lora={"target_modules": "all-linear"})
     ours = trainer(raw, tmp_path / "run")
     generator = torch.Generator().manual_seed(3)
@@ -247,8 +252,8 @@ def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Pat
     ours.engine.micro_step(batch, lambda sums: sums[loss], last=True)
 
     auto = KINDS[kind][0]
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", fan_in_fan_out=kind == "gpt2")
-    model = peft.get_peft_model(auto.from_pretrained(tmp_path / "base", local_files_only=True), config).train()
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", fan_in_fan_out=kind == "gpt2")
+    model = get_peft_model(auto.from_pretrained(tmp_path / "base", local_files_only=True), config).train()
     theirs = {name.removeprefix("base_model."): value for name, value in model.named_parameters()}
     with torch.no_grad():
         for name, value in values.items():

@@ -73,7 +73,7 @@ def refusal(*words: str) -> str:
     return str(done.exception)
 
 
-def test_a_model_gets_the_words_of_the_field_and_keeps_what_it_knew(here: Path) -> None:
+def test_a_model_gets_the_words_of_the_field_and_keeps_what_it_knew(here: Path, forks: None) -> None:
     said, parameters = init("field.jsonl", "--replay", "general.jsonl", "--replay-share", "0.25")
     pipeline = read_pipeline(Path("pipeline.json"))
     assert {name: each.weight for name, each in pipeline.corpora.items()} == {"field": 75, "replay": 25}

@@ -4,6 +4,7 @@ rounds here."""
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from terakoya.errors import UserError
 from terakoya.estimation.estimate import estimate
 from terakoya.training.setup import train_in_this_process
 
-pytest.importorskip("peft")
-bitsandbytes = pytest.importorskip("bitsandbytes")
+pytestmark = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 
 LLAMA = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -128,6 +128,8 @@ def test_estimate_counts_packed_bytes(store: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_those_of_bitsandbytes(dtype: torch.dtype) -> None:
+    import bitsandbytes  # here: it takes two seconds, in every process that collects this test
+
     from terakoya_memory.packed_weights import PackedLinear
 
     torch.manual_seed(0)

@@ -157,9 +157,10 @@ def test_a_step_on_shards_has_the_bits_of_one_on_whole_tensors(tmp_path: Path) -
 FSDP = {"engine": "fsdp"}
 
 
-def case(name: str, parallel: dict[str, Any], nodes: Sequence[int] = TWO) -> Case:
-    """A run with two rows on each of two nodes, in one micro-step."""
-    own = {"batch_size": {"0": 2, "1": 2}, "optimizer": OPTIMIZERS[name], "max_grad_norm": 0.0, "evaluation": None}
+def case(name: str, parallel: dict[str, Any], nodes: Sequence[int] = TWO, **changes: object) -> Case:
+    """A run with two rows on each of two nodes, in one micro-step, with `changes` of the optimizer."""
+    optimizer = {**OPTIMIZERS[name], **changes}
+    own = {"batch_size": {"0": 2, "1": 2}, "optimizer": optimizer, "max_grad_norm": 0.0, "evaluation": None}
     return Case("bert", parallel, {}, own, nodes)
 
 
@@ -188,9 +189,11 @@ def test_a_step_that_is_not_finite_changes_nothing(runs: Runs) -> None:
 @needs_deepspeed
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_zero_takes_the_steps_of_stage_0(runs: Runs, name: str) -> None:
-    plain = runs.of(case(name, {"engine": "deepspeed", "zero_stage": 0}))
+    """Without NorMuon, which scales a row by what bf16 made of it: the other rounding of stage 3 would show."""
+    changes = {"neuron_beta": None} if name == "muon" else {}
+    plain = runs.of(case(name, {"engine": "deepspeed", "zero_stage": 0}, **changes))
     for stage in (1, 2, 3):
-        sharded = case(name, {"engine": "deepspeed", "zero_stage": stage})
+        sharded = case(name, {"engine": "deepspeed", "zero_stage": stage}, **changes)
         assert_close(learnt(plain), learnt(runs.of(sharded)), 1e-6)
         assert_resumed_alike(runs, sharded)
 
