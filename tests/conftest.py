@@ -72,8 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _collect_from_own_part(config: pytest.Config, worker: str, count: int) -> None:
-    """Lets each worker begin with other files: in a fresh clone one rewrites the asserts of a file, the others read what
-    it wrote. `pytest_collection_modifyitems` brings all into one order."""
+    """Lets each worker begin with other files: in a fresh clone one rewrites the asserts of a file, and the others read
+    what it wrote. `pytest_collection_modifyitems` brings all into one order."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
         first = len(files) * int(worker.removeprefix("gw")) // count

@@ -205,7 +205,8 @@ def open_views(runs: Sequence[Path]) -> Iterator[list[Path]]:
 def as_fields(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `given`, from a program, as the fields of the dataclass `options` hold it, whose module annotates them as
     text: a path for a string, and a sequence for one path or string where it may be several."""
-    kinds = {each.name: re.match(r"(?:Annotated\[)?(Sequence\[)?(Path|str)\b", str(each.type)) for each in fields(options)}
+    kind_of = re.compile(r"(?:Annotated\[)?(Sequence\[)?(Path|str)\b").match
+    kinds = {each.name: kind_of(str(each.type)) for each in fields(options)}
     made = dict(given)
     for name, value in given.items():
         kind = kinds.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import terakoya
 from terakoya import plugins
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.evaluation.options import EvaluateOptions
 from terakoya.places import as_fields
@@ -34,8 +36,9 @@ def test_the_example_of_the_page_runs(
     )
     Path("corpus.txt").write_text(text * 30, encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
-    code = code.replace('Path("work")', '"work/"').replace("work / ", "work + ").replace('["corpus.txt"]', '"corpus.txt"')
-    assert "Path(" not in code, "strings, which most programs have for paths"
+    for path, string in (('Path("work")', '"work/"'), ("work / ", "work + "), ('["corpus.txt"]', '"corpus.txt"')):
+        assert path in code
+        code = code.replace(path, string)  # which most programs have
     names: dict[str, Any] = {}
     exec(compile(code, "python.md", "exec"), names)
     assert names["result"].step == 4 and sorted(names["losses"]) == [1, 2, 4]
@@ -52,7 +55,7 @@ def test_the_page_names_every_event_and_every_function() -> None:
     assert set(re.findall(r"terakoya\.(\w+)\(", PAGE)) == functions
 
 
-TRAINING: dict[str, Any] = {"settings": {"type": "mecab_wordpiece"}, "clean": "nowhere.json", "clean_folder": "decisions"}
+TRAINING: dict[str, Any] = {"settings": {"type": "mecab_wordpiece"}, "clean": "nowhere.json", "clean_folder": "made"}
 TUNING: dict[str, Any] = {"train": "nowhere.csv", "eval": "b.csv", "test": "c.csv", "task": "classification"}
 CALLS: dict[str, Callable[[], object]] = {
     "prepare": lambda: terakoya.prepare("corpus.txt", tokenizer="nowhere", out="store"),
@@ -78,6 +81,15 @@ def test_options_hold_what_their_fields_say() -> None:
     assert as_fields(PrepareOptions, {"out": "a", "clean_folder": None}) == {"out": Path("a"), "clean_folder": None}
     assert as_fields(TaskOptions, {"tasks": "jglue", "stores": ()}) == {"tasks": ["jglue"], "stores": []}
     assert as_fields(EvaluateOptions, {"stores": ("a", Path("b"))}) == {"stores": [Path("a"), Path("b")]}
+
+
+def test_parameters_are_given_in_four_ways() -> None:
+    raw = json.loads((ROOT / "parameters" / "tiny_bert.json").read_text(encoding="utf-8"))
+    content = Parameters.from_dict(raw, source="parameters")
+    for given in ("tiny_bert", ROOT / "parameters" / "tiny_bert.json", raw, content):
+        assert Parameters.of(given).dump() == content.dump()
+        assert Parameters.of(given, "max_steps=7").max_steps == Parameters.of(given, ["max_steps=7"]).max_steps == 7
+    assert terakoya.estimate(raw, vocab_size=100, overrides="max_steps=7").steps == 7
 
 
 def test_wrong_events_are_named() -> None:

@@ -193,6 +193,18 @@ class Parameters(ParameterFields):
         return next(name for name in LENGTH_KEYS if getattr(self, name) is not None)
 
     @classmethod
+    def of(cls, given: Path | str | Mapping[str, Any] | Parameters, overrides: Sequence[str] | str = ()) -> Parameters:
+        """The parameters that a program gives: a file, a preset's name, the content of a file, or parameters, with
+        `overrides` on top. Raises UserError as `load`."""
+        overrides = [overrides] if isinstance(overrides, str) else overrides
+        if isinstance(given, Path | str):
+            return cls.load(Path(given), overrides)
+        if isinstance(given, Parameters) and not overrides:
+            return given
+        raw = given.dump() if isinstance(given, Parameters) else given
+        return cls.from_dict(raw, source="parameters", overrides=overrides)
+
+    @classmethod
     def load(
         cls,
         path: Path,

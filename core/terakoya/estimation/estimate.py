@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -127,9 +127,11 @@ class EstimateOptions:
     measure_speed: Measure | None = None
 
 
-def estimate(parameters: Path | str | Parameters, *, overrides: tuple[str, ...] = (), **options: Any) -> Estimate:
-    """Estimates the run of `parameters`, with `overrides` (`a.b=value`) over a file's values. `options` are the fields
-    of `EstimateOptions`.
+def estimate(
+    parameters: Path | str | Mapping[str, Any] | Parameters, *, overrides: Sequence[str] | str = (), **options: Any
+) -> Estimate:
+    """Estimates the run of `parameters`, with `overrides` (`a.b=value`) over their values, both as for `train`.
+    `options` are the fields of `EstimateOptions`.
 
     Memory is measured on tensors without data, in one step of the run's own module, engine and micro-batch; see
     `fake_step`. Models of more than four layers are measured with two and with four layers and extrapolated linearly.
@@ -137,7 +139,7 @@ def estimate(parameters: Path | str | Parameters, *, overrides: tuple[str, ...] 
     Raises:
         UserError: anything the user can fix: parameters, a missing store, an unknown device.
     """
-    loaded = Parameters.load(Path(parameters), overrides) if isinstance(parameters, Path | str) else parameters
+    loaded = Parameters.of(parameters, overrides)
     given = EstimateOptions(**options)
     processes = given.processes
     target = devices.find_device(given.device) if given.device else devices.local_device()

@@ -33,8 +33,8 @@ def train(
     out: Path | str,
     *,
     events: Mapping[str, Callable[..., Any]] | None = None,
-    overrides: Sequence[str] = (),
-    allow_change: Sequence[str] = (),
+    overrides: Sequence[str] | str = (),
+    allow_change: Sequence[str] | str = (),
     start_over: bool = False,
     work_folder: Path | str | None = None,
 ) -> TrainResult:
@@ -65,12 +65,6 @@ def train(
         from terakoya.training.setup import StartOptions, train_in_this_process
 
     with listening(events or {}):
-        if isinstance(parameters, Path | str):
-            parameters = Parameters.load(Path(parameters), overrides)
-        elif overrides or not isinstance(parameters, Parameters):
-            raw = parameters.dump() if isinstance(parameters, Parameters) else parameters
-            parameters = Parameters.from_dict(raw, source="parameters", overrides=overrides)
-        options = StartOptions(
-            allow_change=frozenset(allow_change), start_over=start_over, advice=explain_model_errors, place=place
-        )
-        return train_in_this_process(parameters, folder, options)
+        allowed = frozenset([allow_change] if isinstance(allow_change, str) else allow_change)
+        options = StartOptions(allow_change=allowed, start_over=start_over, advice=explain_model_errors, place=place)
+        return train_in_this_process(Parameters.of(parameters, overrides), folder, options)

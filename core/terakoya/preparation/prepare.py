@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
-from terakoya.places import check_local, as_fields
+from terakoya.places import as_fields, check_local
 from terakoya.plugins import registry
 from terakoya.preparation.options import PrepareOptions
 from terakoya.process_pool import warm_up
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
 
 
-def prepare(sources: Sequence[Source | str] | Path | str, *, progress: Progress | None = None, **options: Any) -> StoreFacts:
+def prepare(
+    sources: Sequence[Source | str] | Path | str, *, progress: Progress | None = None, **options: Any
+) -> StoreFacts:
     """Encodes `sources` into a token store and returns its facts. `options` are the other fields of `PrepareOptions`,
     of which `tokenizer` and `out` are required; `progress` is as for `prepare_locally`.
 

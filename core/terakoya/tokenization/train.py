@@ -69,7 +69,8 @@ def train_tokenizer(
         check_beginnings(corpus)
     elif reading:
         raise UserError(f"{', '.join(reading)}: a Corpus has its own; leave them out")
-    corpus = clean_corpus(corpus, clean, None if clean_folder is None else Path(clean_folder), out=out, processes=processes)
+    decisions = None if clean_folder is None else Path(clean_folder)
+    corpus = clean_corpus(corpus, clean, decisions, out=out, processes=processes)
     check_has_documents(corpus)
     with new_folder(out) as folder:
         facts = tokenizer.train(corpus, folder, processes=processes, progress=progress)

@@ -117,9 +117,8 @@ def _schedule(optimizer: Optimizer, settings: TuningSettings, total: int) -> Lam
     """Returns the schedule of `optimizer`, which has its peak rate, over `total` steps."""
     if (chosen := settings.make_schedule()) is None:
         warmup = math.ceil(total * settings.warmup_ratio)  # Transformers' own imports peft and, if there, bitsandbytes
-        return LambdaLR(
-            optimizer, lambda step: step / warmup if step < warmup else max(0.0, (total - step) / max(1, total - warmup))
-        )
+        decay = max(1, total - warmup)
+        return LambdaLR(optimizer, lambda step: step / warmup if step < warmup else max(0.0, (total - step) / decay))
     start = Progress(step=0, max_steps=total, learning_rate=optimizer.param_groups[0]["lr"])
     chosen.check(start)
     return LambdaLR(optimizer, lambda step: chosen.factor(replace(start, step=step)))
