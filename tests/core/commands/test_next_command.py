@@ -85,7 +85,7 @@ def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.Mo
     following, _ = run([*words, "--vocab-size", "60", "--out", "work/tokenizer"])
     assert following[:3] == ["prepare", "a.jsonl", "b.csv"] and following[-2:] == ["--field", "text,body"]
     following, out = run([*following, "--processes", "1"])
-    assert "60 documents" in out and following[:4] == ["train", "tiny_bert", "--out", "work/run"]
+    assert "60 documents" in out and following[:4] == ["train", "tiny_modernbert", "--out", "work/run"]
     sizes = [word for each in SMALL for word in ("--set", f"architecture.{each}")]
     short = ["--set", "max_steps=2", "--set", "schedule.warmup_steps=0", "--set", "batch_size.-1=2", *sizes]
     dry, _ = run([*following, *short, "--dry-run"])
@@ -149,8 +149,8 @@ def facts(
 @pytest.mark.parametrize(
     ("tokens", "mask", "preset"),
     [
-        (1_000_000, 4, "tiny_bert"), (100_000_000, 4, "bert_small"), (2_000_000_000, 4, "bert_base"),
-        (1_000_000, None, "tiny_gpt2"), (2_000_000_000, None, "gpt2_300m"),
+        (1_000_000, 4, "tiny_modernbert"), (100_000_000, 4, "bert_ja_small"), (2_000_000_000, 4, "bert_ja"),
+        (1_000_000, None, "gpt_ja_small"), (2_000_000_000, None, "gpt_ja"),
     ],
 )  # fmt: skip
 def test_the_preset_fits_the_store(tokens: int, mask: int | None, preset: str) -> None:
@@ -168,7 +168,7 @@ def test_the_stores_are_named_where_the_preset_has_others(
     alone = named("work/store")
     assert alone.endswith("""--set 'data.split=[98,2]' --set 'data.validation=[]'""")
     Path("work/store.val").mkdir(parents=True)
-    assert named("work/store") == named("work/store.val") == "next: terakoya train tiny_bert --out work/run"
+    assert named("work/store") == named("work/store.val") == "next: terakoya train tiny_modernbert --out work/run"
     assert """'data.train=["w/a"]'""" in named("w/a.val") and """'data.validation=["w/a.val"]'""" in named("w/a.val")
 
 
@@ -333,7 +333,16 @@ def test_what_follows_fits_the_state_of_a_run(tmp_path: Path, monkeypatch: pytes
 def test_what_follows_fits_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(store, "work/store")
-    train = ["train", "tiny_bert", "--out", "work/run", "--set", "data.split=[98,2]", "--set", "data.validation=[]"]
+    train = [
+        "train",
+        "tiny_modernbert",
+        "--out",
+        "work/run",
+        "--set",
+        "data.split=[98,2]",
+        "--set",
+        "data.validation=[]",
+    ]
     train[3:] = ["work/run", "--set", 'data.train=["work/store"]', *train[4:]]
     for verb in ("info", "count", "verify"):
         assert run(["store", verb, "work/store"])[0] == train, verb

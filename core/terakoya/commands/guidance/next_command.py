@@ -26,7 +26,7 @@ SENTENCES = {
 one that continues text."""
 
 SMALL_STORE, LARGE_STORE = 50_000_000, 1_000_000_000
-"""Tokens below which the tiny preset is named, and from which the one of base size is."""
+"""Tokens below which the smallest preset is named, and from which the largest is."""
 
 SMALL_SPLIT = 50
 """Documents of which 2 % are at most one."""
@@ -126,11 +126,11 @@ def _own_validation(documents: int) -> list[str]:
 
 
 def preset_for(facts: StoreFacts) -> str:
-    """Returns the preset to begin with on a store: a BERT if its tokenizer has [MASK], a T5 if it is one of T5's, with
-    sentinels and without a token that begins a document, else a GPT-2."""
-    sizes = ("tiny_bert", "bert_small", "bert_base")
+    """Returns the preset to begin with on a store, of the recipes that `init` writes: an encoder if its tokenizer has
+    [MASK], a T5 if it is one of T5's, with sentinels and without a token that begins a document, else a decoder."""
+    sizes = ("tiny_modernbert", "bert_ja_small", "bert_ja")
     if facts.vocabulary.mask is None:
-        sizes = ("tiny_gpt2", "gpt2_125m", "gpt2_300m")
+        sizes = ("gpt_ja_small", "gpt_ja", "gpt_ja")
         if facts.vocabulary.sentinels and facts.vocabulary.cls is None and facts.vocabulary.bos is None:
             sizes = ("tiny_t5", "tiny_t5", "t5_base")
     return sizes[(facts.tokens >= SMALL_STORE) + (facts.tokens >= LARGE_STORE)]
