@@ -203,8 +203,8 @@ def open_views(runs: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def as_fields(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `given`, from a program, as the fields of the dataclass `options` hold it, whose module annotates them as
-    text: a path for a string, and a sequence for one path or string where it may be several."""
+    """Returns `given`, values from a program, as the fields of the dataclass `options` hold them: a path for a string,
+    and a sequence for one path or string where there may be several. Annotations of its module are text."""
     kind_of = re.compile(r"(?:Annotated\[)?(Sequence\[)?(Path|str)\b").match
     kinds = {each.name: kind_of(str(each.type)) for each in fields(options)}
     made = dict(given)
@@ -213,6 +213,6 @@ def as_fields(options: type, given: Mapping[str, Any]) -> dict[str, Any]:
         if kind is not None and isinstance(value, str | Path):
             one = Path(value) if kind[2] == "Path" else value
             made[name] = [one] if kind[1] else one
-        elif kind is not None and kind[1]:
+        elif kind is not None and kind[1] and value:
             made[name] = [Path(each) if kind[2] == "Path" else each for each in value]
     return made

@@ -79,7 +79,7 @@ def test_options_hold_what_their_fields_say() -> None:
     given = as_fields(EvaluateOptions, {"stores": "a", "corpus": "b", "device": "cpu", "batch_tokens": 2})
     assert given == {"stores": [Path("a")], "corpus": ["b"], "device": "cpu", "batch_tokens": 2}
     assert as_fields(PrepareOptions, {"out": "a", "clean_folder": None}) == {"out": Path("a"), "clean_folder": None}
-    assert as_fields(TaskOptions, {"tasks": "jglue", "stores": ()}) == {"tasks": ["jglue"], "stores": []}
+    assert as_fields(TaskOptions, {"tasks": "jglue", "stores": None}) == {"tasks": ["jglue"], "stores": None}
     assert as_fields(EvaluateOptions, {"stores": ("a", Path("b"))}) == {"stores": [Path("a"), Path("b")]}
 
 
