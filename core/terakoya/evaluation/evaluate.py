@@ -43,7 +43,7 @@ def evaluate(source: Path | str, **options: Any) -> Evaluation:
     if "tasks" in options or "tuning" in options:
         found: Evaluation = function_of_family("evaluate_tasks")(source, **options)
         return found
-    return evaluate_model(EvaluateOptions(source=Path(source), **as_fields(EvaluateOptions, options)))
+    return evaluate_model(EvaluateOptions(**as_fields(EvaluateOptions, {"source": source, **options})))
 
 
 def evaluate_model(options: EvaluateOptions) -> Evaluation:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def evaluate_tasks(source: Path | str, **options: Any) -> Evaluation:
     """Evaluates as `terakoya.evaluate` with `tasks`; `options` are the other fields of `TaskOptions`."""
-    return measure(TaskOptions(source=Path(source), **as_fields(TaskOptions, options)))
+    return measure(TaskOptions(**as_fields(TaskOptions, {"source": source, **options})))
 
 
 def measure(options: TaskOptions) -> Evaluation:

@@ -29,8 +29,7 @@ def finetune(source: Path | str, out: Path | str, **options: Any) -> SearchResul
     Raises:
         UserError: the files, the task and the model do not fit together.
     """
-    given = as_fields(FinetuneOptions, options)
-    return finetune_model(FinetuneOptions(source=Path(source), out=Path(out), **given))
+    return finetune_model(FinetuneOptions(**as_fields(FinetuneOptions, {"source": source, "out": out, **options})))
 
 
 def finetune_model(options: FinetuneOptions) -> SearchResult:
