@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def register_commands() -> Mapping[str, Command]:
     from terakoya_launch.commands import launch
 
-    example = "terakoya launch slurm bert_base --out work/run --time 24:00:00"
+    example = "terakoya launch slurm bert_ja --out work/run --time 24:00:00"
     return {"launch": Command(launch.command, example, after="train", passes_options=True)}
 
 

@@ -39,7 +39,7 @@ SMALL = [
 """What `run small` adds to a training."""
 
 SMALLER = {
-    '"parameters": "bert_base"': '"parameters": "small.json"',
+    '"parameters": "bert_ja"': '"parameters": "small.json"',
     '"hold_out": 1000': '"hold_out": 20',
     '"vocab_size": 32768': '"vocab_size": 3000',
     "--vocab-size 16000": "--vocab-size 1500",

@@ -47,7 +47,7 @@ def _user(kind: str, name: str) -> tuple[str, ...]:
         "exporters": ("export", "work/run", "--format", name, "--out", "work/model"),
         "importers": ("import", name, "CHECKPOINT", "--out", "work/model"),
         "word_finders": ("prepare", "CORPUS", "--tokenizer", "TOKENIZER", "--words", name, "--out", "work/store"),
-        "launchers": ("launch", name, "bert_base", "--out", "work/run"),
+        "launchers": ("launch", name, "bert_ja", "--out", "work/run"),
     }
     keys = {"trackers": "trackers", "events": "events", "initializers": "start_from.initializer"}
     keys["cleaning_steps"] = "clean"

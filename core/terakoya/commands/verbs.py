@@ -75,8 +75,8 @@ def register_commands() -> Mapping[str, Command | Group]:
         "store split": Command(
             store_merge.split_command, "terakoya store split work/store --parts 98,2 --out work/train --out work/val"
         ),
-        "estimate": Command(estimate.command, "terakoya estimate bert_base --vocab-size 32768 --gpus 8 --device h100"),
-        "train": Command(train.command, "terakoya train bert_base --out work/run --set max_steps=100000"),
+        "estimate": Command(estimate.command, "terakoya estimate bert_ja --vocab-size 32768 --gpus 8 --device h100"),
+        "train": Command(train.command, "terakoya train bert_ja --out work/run --set max_steps=100000"),
         "status": Command(status.command, "terakoya status work/run --watch"),
         "save": Command(save.command, "terakoya save work/run"),
         "verify": Command(verify.command, "terakoya verify work/run"),
@@ -95,7 +95,7 @@ def register_commands() -> Mapping[str, Command | Group]:
         "parameters": Group("Show and create parameter files."),
         "parameters list": Command(list_presets.command, "terakoya parameters list"),
         "parameters show": Command(
-            parameters.show_parameters, "terakoya parameters show bert_base --set max_steps=1000"
+            parameters.show_parameters, "terakoya parameters show bert_ja --set max_steps=1000"
         ),
         "parameters schema": Command(parameters.schema, "terakoya parameters schema > schema.json"),
         "doctor": Command(doctor.command, "terakoya doctor"),

@@ -143,8 +143,8 @@ class Pipeline(BaseModel):
     words: str | dict[str, Any] | None = Field(default=None, examples=["mecab"])
     """The word finder whose words the stores keep, for whole-word masking: its name, or an object with its name as
     `type` beside its settings. Null keeps the words that the tokenizer knows, if it does."""
-    parameters: Path | dict[str, Any] = Field(examples=["bert_base"])
-    """A parameter file, the name of a preset such as `bert_base`, or the content of a file. Its `data.train`
+    parameters: Path | dict[str, Any] = Field(examples=["bert_ja"])
+    """A parameter file, the name of a preset such as `bert_ja`, or the content of a file. Its `data.train`
     and `data.validation` are the pipeline's stores."""
     run: Path = Field(examples=["work/run"])
     """The run folder."""

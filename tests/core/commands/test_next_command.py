@@ -379,7 +379,7 @@ def test_what_follows_fits_a_submitted_job(
     ("words", "following"),
     [
         (["parameters", "show", "tiny_bert"], ["train", "tiny_bert", "--out", "work/run", "--dry-run"]),
-        (["parameters", "show", "optimizer.learning_rate"], ["parameters", "show", "bert_base"]),
+        (["parameters", "show", "optimizer.learning_rate"], ["parameters", "show", "bert_ja"]),
         (["plugins", "show", "adamw"], ["parameters", "show", "optimizer"]),
         (["plugins", "list"], ["plugins", "show", "bert"]),
         (

@@ -31,4 +31,4 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
     for each in presets:
         table.add_row(each.name, each.architecture, each.size, f"{each.sequence_length:,}", translated(each.purpose))
     console().print(table)
-    next_command.show("estimate", "bert_base", "--vocab-size", "32768")
+    next_command.show("estimate", "bert_ja", "--vocab-size", "32768")

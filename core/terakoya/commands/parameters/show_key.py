@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _FILE_ENDINGS = (".json", ".yaml", ".yml", ".py", ".sh", ".toml", ".cfg", ".ini")
 _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "parameters": ("of a parameter file", ("parameters", "show", "bert_base")),
+    "parameters": ("of a parameter file", ("parameters", "show", "bert_ja")),
     "pipeline": ("of a pipeline", ("init",)),
     "cleaning": ("of a cleaning step", ("parameters", "schema", "cleaning")),
     "tokenizer": ("of a tokenizer", ("tokenizer", "train", "-h")),
