@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -122,9 +123,21 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     assert leaderboard.main(command) == 1
     monkeypatch.setitem(leaderboard.BUDGETS, "cpu", 600)
     assert leaderboard.main(command) == 0
-    row = json.loads((tmp_path / "rows/a-toy.json").read_text(encoding="utf-8"))
-    assert [set(model["scores"]) for model in row["models"]] == [set(leaderboard.TASKS)] * 2
+    path = tmp_path / "rows/a-toy.json"
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert [set(row["models"][seed]["scores"]) for seed in "12"] == [set(leaderboard.TASKS)] * 2
+    assert row["models"]["2"]["rates"] == row["models"]["1"]["rates"]
     assert leaderboard.table().splitlines()[-1].startswith("| A toy | 0.0 M | ")
+    del row["models"]["2"]
+    path.write_text(json.dumps(row), encoding="utf-8")
+    assert len(leaderboard.table().splitlines()) == 2  # not whole
+    shutil.rmtree(tmp_path / "a-toy/1")  # as on another machine: the row has what the first model chose
+    assert leaderboard.main(command) == 0 and not (tmp_path / "a-toy/1").exists()
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert row["models"].keys() == {"1", "2"}
+    path.write_text(json.dumps(row | {"processor": "a faster one"}), encoding="utf-8")
+    with pytest.raises(SystemExit, match="a faster one, here .*: not one row"):
+        leaderboard.main(command)
 
 
 @pytest.mark.parametrize(("trainer", "made"), [("ours", "run"), ("train", "model")])

@@ -10,7 +10,8 @@
 in its environment: TEXT, the file; SEED; OUT, the folder where it leaves a model that Transformers loads, with its
 tokenizer; SECONDS, the budget. These are CPU seconds of COMMAND and all that it starts, from the text to the model, so
 they include the tokenizer; with `--gpu` they are seconds of the clock on a machine with one GPU. Then each model is
-fine-tuned on the tests, and the row goes to rows/. What is done is kept in WORK: the same command goes on.
+fine-tuned on the tests and added to the row in rows/. What is done is kept there and in WORK: the same command goes
+on, for models that are not in the row also in another WORK, on another machine with the same processor.
 
 `page` writes the rows into README.md.
 """
@@ -29,6 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import fixed_text
@@ -78,12 +80,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: int = 1) -> int:
-    """Makes and scores the models of a row and writes it. The first model chooses the learning rate of each test for
-    the others. Returns the exit status: 1 if a model took too long."""
+    """Makes and scores the models of a row, unless they are in it, and adds each to it. The first model chooses the
+    learning rate of each test for the others. Returns the exit status: 1 if a model took too long."""
     mark = re.sub(r"\W+", "-", name.lower()).strip("-")
-    first: dict[str, Any] = {}
+    path, writing = ROWS / f"{mark}.json", Lock()
+    device = torch.device("cuda" if budget == "gpu" else "cpu")
+    row: dict[str, Any] = {
+        "name": name, "budget": budget, "processor": describe_processor(device), "models": {},
+    }  # fmt: skip
+    if path.exists():
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        if different := [key for key in ("budget", "processor") if begun[key] != row[key]]:
+            sys.exit(f"{path}: {', '.join(f'{key}: {begun[key]}, here {row[key]}' for key in different)}: not one row")
+        row = begun
 
-    def model(seed: int) -> dict[str, Any]:
+    def model(seed: int) -> bool:
+        if str(seed) in row["models"]:
+            return True
         folder = work / mark / str(seed)
         kept = folder / "facts.json"
         if not kept.exists():
@@ -96,23 +109,19 @@ def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: i
             ).num_parameters()
             kept.write_text(json.dumps({"seconds": round(seconds), "parameters": parameters}), encoding="utf-8")
         facts: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        if facts["seconds"] <= BUDGETS[budget]:
-            found = score(folder, work / "data", first)
-            first.update({task: found[task]["settings"]["learning_rate"] for task in found})
-            facts["scores"] = {
-                task: round(found[task]["scores"]["test"][kind]["mean"], 4) for task, kind in TASKS.items()
-            }
-        return facts
+        if facts["seconds"] > BUDGETS[budget]:
+            return False
+        found = score(folder, work / "data", row["models"].get("1", {}).get("rates", {}))
+        facts["rates"] = {task: found[task]["settings"]["learning_rate"] for task in TASKS}
+        facts["scores"] = {task: round(found[task]["scores"]["test"][kind]["mean"], 4) for task, kind in TASKS.items()}
+        with writing:
+            row["models"][str(seed)] = facts
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(row, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        return True
 
     with ThreadPoolExecutor(jobs) as pool:
-        models = [model(1), *pool.map(model, range(2, SEEDS + 1))]
-    if not all("scores" in each for each in models):
-        return 1
-    device = torch.device("cuda" if budget == "gpu" else "cpu")
-    row = {"name": name, "budget": budget, "processor": describe_processor(device), "models": models}
-    ROWS.mkdir(exist_ok=True)
-    (ROWS / f"{mark}.json").write_text(json.dumps(row, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    return 0
+        return int(not all([model(1), *pool.map(model, range(2, SEEDS + 1))]))
 
 
 def make(command: Sequence[str], folder: Path, corpus: Path, seed: int, budget: str) -> float:
@@ -143,14 +152,17 @@ def score(folder: Path, data: Path, rates: Mapping[str, float]) -> dict[str, Any
 
 
 def table() -> str:
-    """Returns the table of the rows, the best mean first; `±` is half of a 95 % interval over the seeds."""
+    """Returns the table of the rows with all seeds, the best mean first; `±` is half of a 95 % interval over them."""
     rows = []
     for path in ROWS.glob("*.json"):
         row = json.loads(path.read_text(encoding="utf-8"))
-        scores = [each["scores"] for each in row["models"]]
+        models = list(row["models"].values())
+        if len(models) < SEEDS:
+            continue
+        scores = [each["scores"] for each in models]
         means = [statistics.mean(each[task] for task in TASKS) for each in scores]
         cells = [_mean_of(means), *(_mean_of([each[task] for each in scores]) for task in TASKS)]
-        size = f"{row['models'][0]['parameters'] / 1e6:.1f} M"
+        size = f"{models[0]['parameters'] / 1e6:.1f} M"
         budget = "2 CPU hours" if row["budget"] == "cpu" else "30 min of a GPU"
         rows.append((statistics.mean(means), [row["name"], size, *cells, f"{budget}: {row['processor']}"]))
     titles = ["", "Parameters", "Mean", "JSTS", "JNLI", "JCommonsenseQA", "Names", "Budget"]
