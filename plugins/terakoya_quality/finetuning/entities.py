@@ -35,7 +35,8 @@ class NamedEntities(Task[TaggedText]):
 
     name = "ner"
     columns = "tokens and tags (B-X, I-X, O), or text and spans ([{start, end, label}] or [{span, type}])"
-    metrics = ("f1", "precision", "recall")
+    metrics = ("f1", "precision", "recall", "recall_limit")
+    """`recall_limit` is the recall of right tags: no tag finds a name that begins or ends inside a token, or is cut."""
     auto_class = "AutoModelForTokenClassification"
     forms = (("tokens", "tagged words"), ("spans", "spans"))
     parts = (("spans", "span"),)
@@ -114,11 +115,15 @@ class NamedEntities(Task[TaggedText]):
         self, examples: Sequence[TaggedText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:
         predicted = [self.decode_spans(feature, each) for feature, each in zip(features, logits, strict=True)]
-        return metrics.span_scores(predicted, [each.spans for each in examples])
+        gold = [each.spans for each in examples]
+        limit = metrics.span_scores([self._decode(each, each.target) for each in features], gold)["recall"]
+        return {**metrics.span_scores(predicted, gold), "recall_limit": limit}
 
     def decode_spans(self, feature: Feature, logits: np.ndarray) -> list[Entity]:
-        pairs = zip(feature.spans, logits, strict=True)
-        kept = [(span, self.labels[int(each.argmax())]) for span, each in pairs if span is not None]
+        return self._decode(feature, [int(each.argmax()) for each in logits])
+
+    def _decode(self, feature: Feature, ids: Sequence[int]) -> list[Entity]:
+        kept = [(span, self.labels[id]) for span, id in zip(feature.spans, ids, strict=True) if span is not None]
         found = metrics.entities([tag for _, tag in kept])
         return [(kind, kept[first][0][0], kept[last - 1][0][1]) for kind, first, last in found]
 

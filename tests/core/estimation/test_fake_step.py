@@ -63,8 +63,8 @@ def test_hidden_states_are_measured_in_the_precision_of_the_runs_engine() -> Non
 
 def test_adapters_are_measured() -> None:
     sizes = model_sizes(Parameters.load(PRESETS / "tiny_lora.json"), VOCABULARY, context=32.0)
-    width, rank, layers = 256, 8, 4
-    assert sizes.trained == layers * rank * ((3 + 1) * width + 2 * width + 2 * 5 * width)
+    width, inner, rank, layers = 256, 688, 8, 4
+    assert sizes.trained == layers * rank * (4 * 2 * width + 3 * (width + inner))
     assert sizes.saved_bytes < sizes.model_bytes
 
 

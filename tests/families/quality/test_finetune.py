@@ -259,6 +259,7 @@ def test_names_are_learnt(model: Path, tmp_path: Path, in_words: bool) -> None:
     settings = FAST.model_copy(update={"epochs": (3,)})
     result = finetune(model, tmp_path / "out", task="ner", train=train, eval=held_out, **dict(settings))
     assert result.scores["eval"]["f1"].mean > 0.8
+    assert result.scores["eval"]["recall_limit"].mean == 1
     assert list(result.task.labels) == ["O", "B-ape", "I-ape"]
     if in_words:  # each word is a token here
         tagger, tokenizer = loaded("AutoModelForTokenClassification", tmp_path / "out")
@@ -343,7 +344,11 @@ def test_positions_in_japanese_text_are_characters(japanese: Path) -> None:
     tagging = NamedEntities([row])
     (feature,) = tagging.features(tagging.read([row]), encoder)
     perfect = np.eye(3)[np.where(np.array(feature.target) == IGNORED, 0, feature.target)]
-    assert tagging.scores(tagging.read([row]), [feature], [perfect])["f1"] == 1
+    assert tagging.scores(tagging.read([row]), [feature], [perfect]) == dict.fromkeys(NamedEntities.metrics, 1.0)
+    start, end = next(span for span in feature.spans if span is not None and span[1] - span[0] > 1)
+    row = Row("x", {"text": text, "spans": [[start, end - 1, "THING"], [end, end + 1, "THING"]]})
+    (feature,) = tagging.features(tagging.read([row]), encoder)
+    assert tagging.scores(tagging.read([row]), [feature], [perfect])["recall_limit"] == 0.5
 
     words = ["読み終えた本", "を", "図書館"]
     tagging = NamedEntities([Row("x", {"tokens": words, "tags": ["B-BOOK", "O", "B-PLACE"]})])
