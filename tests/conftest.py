@@ -41,7 +41,7 @@ settings.load_profile("day")
 
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds that each test file takes, and which of its tests are slow; `make durations` writes it."""
-SLOW = 0.15
+SLOW = 0.07
 """A test is slow that takes more seconds, with its fixtures, or whose programs are forks: the first one needs many. A
 fixture of the session counts from `COSTLY` on."""
 COSTLY = 2.0
