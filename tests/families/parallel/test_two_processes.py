@@ -121,7 +121,7 @@ GO_ON: dict[str, tuple[Case, Case | None]] = {
     "ema, fsdp from pp": (FEATURES["fsdp ema"], FEATURES["pp ema"]),
 }
 """What goes on from a checkpoint of what."""
-GOING_ON = at_night(GO_ON, always=("fsdp from one", "one from tp", "one from pp", "lora, one from tp"))
+GOING_ON = at_night(GO_ON, always=("fsdp from one", "one from tp", "one from pp"))
 
 
 @pytest.mark.parametrize("name", at_night(CASES, always=ALWAYS))
