@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from terakoya_compare.statistics import student_quantile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "real_input" / "programs"))
 
+SENTENCEPIECE = ["--type", "sentencepiece", "--special-tokens", "bert", "--input-sentence-size", "200000"]
 TOKENIZERS: Mapping[str, Sequence[str]] = {
     "MeCab, WordPiece": ["--type", "mecab_wordpiece"],
-    "SentencePiece": ["--type", "sentencepiece"],
-    "SentencePiece in MeCab's words": ["--type", "sentencepiece", "--pretokenization-delimiter", "||||"],
+    "SentencePiece": SENTENCEPIECE,
+    "SentencePiece in MeCab's words": [*SENTENCEPIECE, "--pretokenization-delimiter", "||||"],
 }
 PROBE_STEPS = 40
 """Steps of the run that measures how much CPU time a step takes."""
@@ -42,7 +44,7 @@ SUITE = {
     "tasks": {
         "gsd": {
             "title": "Proper nouns of UD Japanese GSD", "task": "ner", "scores": ["f1", "precision", "recall"],
-            "files": {"train": "gsd/train.jsonl", "eval": "gsd/test.jsonl"},
+            "files": {"train": "gsd/train.jsonl", "eval": "gsd/test.jsonl"}, "settings": {"epochs": [20]},
         },
         "wikipedia": {
             "title": "Names in Wikipedia", "task": "ner", "scores": ["f1", "precision", "recall"],
@@ -63,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocab-size", type=int, default=8000)
     parser.add_argument("--steps", type=int, default=1500, help="of the first tokenizer; the others get its CPU time")
     parser.add_argument("--seeds", type=int, default=3, choices=range(2, 6))
+    parser.add_argument("--jobs", type=int, default=1, help="how many models at once, each with one thread")
     parser.add_argument("--preset", default="tiny_modernbert")
     arguments = parser.parse_args(argv)
     work = arguments.work
@@ -72,9 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         del suite["tasks"]["wikipedia"]
     (work / "names.yaml").write_text(json.dumps(suite), encoding="utf-8")  # JSON is YAML
     given = dict(each.split("=", 1) for each in arguments.tokenizer)
-    found: dict[str, list[Any]] = {}
+    steps: list[int] = []
     budget = None
-    for number, name in enumerate([*TOKENIZERS, *given]):
+    for number, name in enumerate(names := [*TOKENIZERS, *given]):
         folder = work / str(number)
         tokenizer = Path(given[name]) if name in given else folder / "tokenizer"
         if name in TOKENIZERS and not tokenizer.exists():
@@ -85,18 +88,25 @@ def main(argv: list[str] | None = None) -> int:
             terakoya("prepare", str(arguments.corpus), *words)
         step = seconds_of_step(folder, arguments)
         budget = budget or step * arguments.steps
-        steps = max(1, round(budget / step))
-        print(f"{name}: {steps:,} steps", file=sys.stderr)
-        for seed in range(1, arguments.seeds + 1):
-            run, model, scores = (folder / f"{kind}-{seed}" for kind in ("run", "model", "scores.json"))
-            if not scores.exists():
-                train(folder, run, steps, seed, arguments)
-                terakoya("export", str(run), "--out", str(model))
-                terakoya(
-                    "evaluate", str(model), "--tasks", str(work / "names.yaml"), "--data", str(work / "data"),
-                    "--seeds", "1", "--out", str(scores),
-                )  # fmt: skip
-            found.setdefault(name, []).append(json.loads(scores.read_text(encoding="utf-8")))
+        steps.append(max(1, round(budget / step)))
+        print(f"{name}: {steps[-1]:,} steps", file=sys.stderr)
+
+    def model(number: int, seed: int) -> Any:
+        folder = work / str(number)
+        run, out, scores = (folder / f"{kind}-{seed}" for kind in ("run", "model", "scores.json"))
+        if not scores.exists():
+            train(folder, run, steps[number], seed, arguments)
+            terakoya("export", str(run), "--out", str(out))
+            terakoya(
+                "evaluate", str(out), "--tasks", str(work / "names.yaml"), "--data", str(work / "data"),
+                "--seeds", "1", "--out", str(scores),
+            )  # fmt: skip
+        return json.loads(scores.read_text(encoding="utf-8"))
+
+    pairs = [(number, seed) for seed in range(1, arguments.seeds + 1) for number in range(len(names))]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        made = dict(zip(pairs, pool.map(lambda pair: model(*pair), pairs), strict=True))
+    found = {name: [each for (of, _), each in made.items() if of == number] for number, name in enumerate(names)}
     (work / "names.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     print_table(found, list(suite["tasks"]))
     return 0
@@ -143,23 +153,26 @@ def seconds_of_step(folder: Path, arguments: argparse.Namespace) -> float:
 
 
 def print_table(found: Mapping[str, Sequence[Any]], tasks: Sequence[str]) -> None:
-    """Prints the mean F1 of each tokenizer with half of its 95 % interval, and the mean difference from the first."""
-    print(f"| Tokenizer | {' | '.join(f'F1 of {task}' for task in tasks)} |\n|---|{'---:|' * len(tasks)}")
+    """Prints the mean F1 of each tokenizer with half of its 95 % interval, the mean difference from the first, and the
+    recall that the borders of its tokens allow."""
+    titles = [f"{kind} of {task}" for task in tasks for kind in ("F1", "recall limit")]
+    print(f"| Tokenizer | {' | '.join(titles)} |\n|---|{'---:|' * len(titles)}")
     first: dict[str, float] = {}
     for name, runs in found.items():
         cells = []
         for task in tasks:
-            values = [score(each, task) for each in runs]
+            values = [score(each, task, "f1") for each in runs]
             mean = statistics.mean(values)
             half = student_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
             difference = mean - first.setdefault(task, mean)
             cells.append(f"{mean:.3f} ± {half:.3f}" + (f" ({difference:+.3f})" if name != next(iter(found)) else ""))
+            cells.append(f"{score(runs[-1], task, 'recall_limit'):.3f}")
         print(f"| {name} | {' | '.join(cells)} |")
 
 
-def score(scores: Any, task: str) -> float:
-    """Returns the F1 of `task` in what `terakoya evaluate --out` wrote."""
-    return float(scores["finetuned"][task]["scores"]["eval"]["f1"]["mean"])
+def score(scores: Any, task: str, kind: str) -> float:
+    """Returns a score of `task` in what `terakoya evaluate --out` wrote."""
+    return float(scores["finetuned"][task]["scores"]["eval"][kind]["mean"])
 
 
 def terakoya(*words: str) -> None:
