@@ -136,7 +136,7 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     row = json.loads(path.read_text(encoding="utf-8"))
     assert row["models"].keys() == {"1", "2"}
     path.write_text(json.dumps(row | {"processor": "a faster one"}), encoding="utf-8")
-    with pytest.raises(SystemExit, match="a faster one, here .*: not one row"):
+    with pytest.raises(SystemExit, match=r"a faster one, here .*: not one row"):
         leaderboard.main(command)
 
 

@@ -35,7 +35,8 @@ def test_each_tokenizer_gets_the_same_examples_and_a_score(
             out.write(f"# text = 太郎は京都へ\n{rows}\n\n" * 4)
     command = [str(corpus), "--gsd", str(tmp_path), "--work", str(tmp_path / "work"), "--vocab-size", "60"]
     assert names.main([*command, "--steps", "4", "--seeds", "2"]) == 0
-    assert re.fullmatch(r"\| WordPiece \| \d\.\d{3} ± \d+\.\d{3} \| 1\.000 \|", capsys.readouterr().out.splitlines()[-1])
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"\| WordPiece \| \d\.\d{3} ± \d+\.\d{3} \| 1\.000 \|", line)
     example = json.loads((tmp_path / "work/data/gsd/train.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert example["spans"] == [{"start": 0, "end": 2, "label": "PER"}, {"start": 3, "end": 5, "label": "LOC"}]
     settings = json.loads((tmp_path / "work/0/run-2/parameters.json").read_text(encoding="utf-8"))
