@@ -132,7 +132,7 @@ def answers(
     task: Task[Any], examples: Sequence[Any], features: Sequence[Feature], logits: Sequence[np.ndarray]
 ) -> tuple[np.ndarray | None, Mapping[str, Statistic]]:
     """Returns which examples a model has right, (n,) bool, None where the answer is a number; and its scores of any
-    choice of examples, which for all of them are those of `Task.scores`."""
+    choice of examples, which for all of them are those of `Task.scores` that a model decides."""
     from terakoya_quality.finetuning import metrics
     from terakoya_quality.finetuning.entities import NamedEntities
 

@@ -94,9 +94,7 @@ def register_commands() -> Mapping[str, Command | Group]:
         "plugins show": Command(plugins.show_component, "terakoya plugins show bert"),
         "parameters": Group("Show and create parameter files."),
         "parameters list": Command(list_presets.command, "terakoya parameters list"),
-        "parameters show": Command(
-            parameters.show_parameters, "terakoya parameters show bert_ja --set max_steps=1000"
-        ),
+        "parameters show": Command(parameters.show_parameters, "terakoya parameters show bert_ja --set max_steps=1000"),
         "parameters schema": Command(parameters.schema, "terakoya parameters schema > schema.json"),
         "doctor": Command(doctor.command, "terakoya doctor"),
     }
