@@ -105,8 +105,9 @@ def test_other_models_are_left_to_sentencepiece(options: dict[str, Any]) -> None
 
 
 def test_without_a_c_compiler_sentencepiece_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor, _ = model_of("bpe")
     monkeypatch.setattr(native, "merge_kernels", lambda: None)
-    assert find_native_model(model_of("bpe")[0]) is None
+    assert find_native_model(processor) is None
 
 
 def test_what_cannot_be_encoded_is_left_to_sentencepiece() -> None:
