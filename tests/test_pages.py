@@ -37,6 +37,7 @@ READERS = [
     ["tutorials/gpt", "tutorials/instruction-tuning", "how-to/lora", "how-to/megatron"],
     ["tutorials/new-architecture"],
     ["how-to/tokenizers", "how-to/stores", "how-to/corpora", "how-to/parameters", "how-to/publish", "how-to/quality",
+     "how-to/names",
      "how-to/families", "how-to/watch", "how-to/events", "how-to/branches",
      "how-to/phases", "how-to/object-stores"],
     ["how-to/tokenizers", "how-to/stores", "how-to/processes-and-nodes", "how-to/prepare-on-a-cluster"],
