@@ -37,6 +37,13 @@ def test_each_tokenizer_gets_the_same_examples_and_a_score(
     assert names.main([*command, "--steps", "4", "--seeds", "2"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(r"\| WordPiece \| \d\.\d{3} ± \d+\.\d{3} \| 1\.000 \|", line)
+    runs = [{"finetuned": {"gsd": {"scores": {"eval": {
+        kind: {"mean": value} for kind, value in (("f1", f1), ("recall", 0.4), ("recall_limit", 0.9))
+    }}}}} for f1 in (0.4, 0.5)]  # fmt: skip
+    names.print_table({"A": runs, "B": runs[:1] * 2}, ["gsd"])
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "| A | 0.450 ± 0.635 | 0.900 |", "| B | 0.400 ± 0.000 (-0.050) | 0.900 |"
+    ]  # fmt: skip
     example = json.loads((tmp_path / "work/data/gsd/train.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert example["spans"] == [{"start": 0, "end": 2, "label": "PER"}, {"start": 3, "end": 5, "label": "LOC"}]
     settings = json.loads((tmp_path / "work/0/run-2/parameters.json").read_text(encoding="utf-8"))
