@@ -20,7 +20,7 @@ def test_each_size_gets_the_run_that_init_chooses(
     monkeypatch.syspath_prepend(str(BENCH))
     import sizes
 
-    monkeypatch.setattr(sizes, "measure_here", lambda *_: Speed(10.0, 10.0, 0.3, "measured", "a toy"))
+    monkeypatch.setattr(sizes, "measure_here", lambda *_: Speed(10.0, 10.0, 0.3, "probe", "a toy"))
     store = str(make_store(tmp_path / "store", documents=60, seed=1))
     folders = ["--store", store, "--validation", store, "--work", str(tmp_path / "work")]
     command = [*folders, "--presets", "tiny_modernbert", "--minutes", "1", "2"]
