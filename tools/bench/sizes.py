@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments.work.mkdir(parents=True, exist_ok=True)
     runs = [chosen(preset, minutes, arguments) for minutes in arguments.minutes for preset in arguments.presets]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(lambda run: train(*run), runs))
+        list(pool.map(train, [file for file, _ in runs]))
     print("| preset | minutes | tokens for each parameter | steps | loss | accuracy |\n|---|---:|---:|---:|---:|---:|")
     for file, body in runs:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def chosen(preset: str, minutes: float, arguments: argparse.Namespace) -> tuple[
     return file, body
 
 
-def train(file: Path, _: int) -> None:
+def train(file: Path) -> None:
     """Trains the run beside `file` with one thread, unless it is trained, and keeps its CPU seconds."""
     kept = file.with_suffix(".seconds")
     if not kept.exists():

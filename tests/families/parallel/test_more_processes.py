@@ -138,8 +138,7 @@ LLAMA = {
 }  # fmt: skip
 
 
-@pytest.mark.nightly  # killed runs of one and two processes are tried every time
-@pytest.mark.parametrize("name", list(KILLED))
+@pytest.mark.parametrize("name", at_night(KILLED, always=("fsdp",)))
 def test_killed_and_resumed_on_the_command_line(name: str, store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout, and a checkpoint within an interval of logging; `--set` selects the engine."""
     parallel, nodes, changes, words = KILLED[name]

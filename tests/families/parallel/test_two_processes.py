@@ -102,7 +102,7 @@ FEATURES: dict[str, Case] = {
     "tp stable_adamw": Case("bert", TP, {"optimizer": {"type": "stable_adamw", "learning_rate": 0.01}}),
 }
 """Cases of what else a run may have."""
-SOME = at_night(FEATURES, always=("fsdp frozen", "fsdp ema", "fsdp bf16"))
+SOME = at_night(FEATURES, always=("fsdp frozen", "tp lora", "fsdp ema", "fsdp bf16"))
 GO_ON: dict[str, tuple[Case, Case | None]] = {
     "fsdp from one": (CASES["fsdp odd"], None),
     "tp from one": (CASES["tp llama"], None),
@@ -121,7 +121,7 @@ GO_ON: dict[str, tuple[Case, Case | None]] = {
     "ema, fsdp from pp": (FEATURES["fsdp ema"], FEATURES["pp ema"]),
 }
 """What goes on from a checkpoint of what."""
-GOING_ON = at_night(GO_ON, always=("fsdp from one", "one from tp", "one from pp"))
+GOING_ON = at_night(GO_ON, always=("fsdp from one", "one from tp", "one from pp", "lora, one from tp"))
 
 
 @pytest.mark.parametrize("name", at_night(CASES, always=ALWAYS))
