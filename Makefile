@@ -19,6 +19,7 @@ PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 demo: $(VENV)/.base
 	$(VENV)/bin/terakoya demo
 
+# With CI=true, as continuous integration runs it, also what imitates other machines, and the tests of the tools.
 test: $(VENV)/.dev
 	$(PYTEST) $(PARALLEL)
 
@@ -29,7 +30,7 @@ quick: $(VENV)/.dev
 # After tests have become longer or shorter: tests/durations.json, by which workers take the longest files first and
 # `make quick` leaves slow tests out.
 durations: $(VENV)/.dev
-	$(PYTEST) $(PARALLEL) --write-durations
+	CI=true $(PYTEST) $(PARALLEL) --write-durations
 
 # make one T=tests/core/rows/test_packing.py
 one: $(VENV)/.dev
@@ -61,7 +62,7 @@ cluster: $(VENV)/.dev
 # tables take three nights; make nightly NIGHTS=1 tries everything.
 NIGHTS ?= 3
 nightly: $(VENV)/.dev
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "nightly or hypothesis" --hypothesis-profile night \
+	CI=true $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "nightly or hypothesis" --hypothesis-profile night \
 	  --nights $(NIGHTS) --timeout=7200
 
 # The comparisons whose figures the README gives; each also runs alone, --help says what it takes.

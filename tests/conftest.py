@@ -41,12 +41,23 @@ settings.load_profile("day")
 
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds that each test file takes, and which of its tests are slow; `make durations` writes it."""
-SLOW = 0.07
+SLOW = 0.04
 """A test is slow that takes more seconds, with its fixtures, or whose programs are forks: the first one needs many. A
 fixture of the session counts from `COSTLY` on."""
 COSTLY = 2.0
 LARGE = 12
 """Cases from which on a table is shared by `--nights` nights."""
+CI_ONLY = (
+    "tools/", "families/clusters/", "families/megatron/", "families/places/", "families/language_pretraining/",
+    "families/parallel/test_deepspeed.py", "families/parallel/test_sharded_card.py",
+    "families/precision/test_fused_kernels.py", "families/test_taken_out.py", "core/test_file_faults.py",
+    "core/estimation/test_estimate_memory.py", "core/training/test_fake_cuda.py",
+    "core/pipeline/test_demo.py::test_its_first_steps_on_a_processor_with_avx2_alone",
+    "plugins/formats/test_deepspeed_checkpoints.py",
+)  # fmt: skip
+"""How the names of tests begin that imitate other machines, faults and installations, try a tool, or are of an engine
+or a family that few changes reach, and take long: run where `CI` is set in the environment, as continuous integration
+does, and where files are named."""
 spent: dict[str, float] = defaultdict(float)
 slow: dict[str, set[str]] = defaultdict(set)
 """Those of this run."""
@@ -87,8 +98,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves cases of large tables to other nights, marks the slow tests, and puts the files first that take longest,
-    before them new ones: workers take whole files, and a long one that starts last would leave the others idle."""
+    """Leaves cases of large tables to other nights and some tests to continuous integration, marks the slow tests, and
+    puts the files first that take longest, before them new ones: workers take whole files, and a long one that starts
+    last would leave the others idle."""
     tables = defaultdict(list)
     for item in items:
         if item.get_closest_marker("nightly"):
@@ -98,6 +110,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item for table in tables.values() if len(table) >= LARGE
         for number, item in enumerate(table) if (number + today) % nights
     }  # fmt: skip
+    if "CI" not in os.environ and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        for start in CI_ONLY:
+            named = {item for item in items if item.nodeid.startswith(f"tests/{start}")}
+            assert named, f"no test's name begins with {start}"
+            later |= named
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]
     known = json.loads(DURATIONS.read_bytes())
