@@ -31,16 +31,19 @@ H200, and at least 10 to 40 ms for each micro-step, as small models are too litt
 train --dry-run` says on your machine. Each run gets at most {hours} hours, also at the slow end. Sizes are those of
 Japanese text in UTF-8, uncompressed. `passes` is how often the run passes over the corpus.
 
-The rules: a model gets at least 20 tokens for each parameter outside the embeddings. An encoder passes at most 40 times
-over its corpus and needs 2 different tokens for each such parameter; a decoder passes 4 times and needs 5. A run of
-fewer than 5,000 steps gets smaller batches. `terakoya init` writes the reason for each number into the pipeline file.
-`--like bert` and other models choose among the presets of their papers, by the same rules.
+The rules: of the presets for which the corpus is large enough, the one whose loss is expected to be lowest after the
+hours, by the fit of Hoffmann et al. (2022), 406.4 / N^0.34 + 410.7 / D^0.28 for N parameters outside the embeddings
+and D tokens. An encoder passes at most 40 times over its corpus and needs 2 different tokens for each such parameter;
+a decoder passes 4 times and needs 5. A run of fewer than 5,000 steps gets smaller batches, down to 2,048 tokens; Muon
+keeps the preset's rate, that of other optimizers falls as the square root of the rows. `terakoya init` writes the
+reason for each number into the pipeline file. `--like bert` and other models choose among the presets of their papers,
+by the same rules.
 
-What they rest on: 20 tokens for each parameter are of causal models of 70 M parameters and more (Hoffmann et al.,
-2022), 4 passes of causal models, too (Muennighoff et al., 2023), 40 passes are BERT's own. That an encoder needs 2
-different tokens is our rule, and not measured: here no two sizes have been compared after the same hours. The longest
-runs of one recipe ([recipes](../explanation/recipes.md)) are of 4 tokens for each parameter, embeddings included
-(`bert_ja`, 31 M, 129 M tokens), and 10 (5.2 M, 51 M tokens).
+What they rest on: the fit is of causal models of 70 M parameters and more, 4 passes of causal models, too (Muennighoff
+et al., 2023), 40 passes are BERT's own. Two sizes of encoder were compared after the same minutes of one core, and the
+batches of short runs ([figures](../../tools/bench/README.md#sizes-after-the-same-minutes)): after 8 minutes
+`tiny_modernbert` is ahead of `bert_ja_small`, as the fit says; how long it stays ahead was not measured. That an
+encoder needs 2 different tokens is our rule, and not measured.
 
 `terakoya init --from MODEL` takes the model's own size. A masked model reads the text of the field at most 10 times, a
 causal one 4 times, with as many rows of general text besides as `--replay-share` says. The learning rate is 2e-4 at a

@@ -16,7 +16,7 @@ from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.estimation.speed import describe_hours
 from terakoya.log import plural, translated
-from terakoya.pipeline.choosing import LEAST_ROWS, LEAST_STEPS_BETWEEN, Candidate, Choice, Machine
+from terakoya.pipeline.choosing import LEAST_STEPS_BETWEEN, Candidate, Choice, Machine, least_rows
 from terakoya.pipeline.corpus_facts import CorpusFacts
 from terakoya.pipeline.new_pipeline import FEW_DOCUMENTS, held_out_share
 from terakoya_continuation.fit import Fit
@@ -152,7 +152,7 @@ def choose_run(
         UserError: the text is too short for a step, or the model too large for the machine.
     """
     field = sources[0]
-    least = LEAST_ROWS * model.length
+    least = least_rows(model.length) * model.length
     if field.tokens < least or field.facts.count < 2:
         raise UserError(
             f"CORPUS: expected at least 2 documents and {least:,} tokens, which a step takes, got about "

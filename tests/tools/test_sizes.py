@@ -27,7 +27,9 @@ def test_each_size_gets_the_run_that_init_chooses(
     assert sizes.main(command) == 0
     lines = capsys.readouterr().out.splitlines()[-2:]
     for line, steps in zip(lines, (6, 12), strict=True):
-        found = re.fullmatch(r"\| tiny_modernbert \| 0\.\d \| 0\.\d \| (\d+) \| \d\.\d{3} \| \d+\.\d% \|", line)
+        found = re.fullmatch(
+            r"\| tiny_modernbert \| 0\.\d \| 0\.\d \| (\d+) \| \d\.\d{3} \| \d+\.\d% \| \d+\.\d{3} \|", line
+        )
         assert found and int(found[1]) == steps, line
     raw = json.loads((tmp_path / "work/tiny_modernbert-2.json").read_text(encoding="utf-8"))
     assert raw["optimizer"]["type"] == "muon"

@@ -3,8 +3,8 @@
     python tools/bench/sizes.py --store S --validation V --work FOLDER [--presets NAME ...] [--minutes 4 8 16 32]
 
 Each run is what `init` chooses for its preset, the store and so many minutes of one core of this machine. Prints the
-loss of the validation store, the CPU minutes that the run took, and its tokens for each parameter outside the
-embeddings, by which `terakoya.pipeline.choosing` decides when the next size is better. What is trained is kept.
+loss of the validation store, the CPU minutes that the run took, its tokens for each parameter outside the embeddings,
+and the loss, but for a constant, by which `terakoya.pipeline.choosing` compares sizes. What is trained is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from terakoya.config.presets import presets_folder
 from terakoya.json_settings import read_settings
 from terakoya.launch.measuring import measure_here
-from terakoya.pipeline.choosing import Candidate, Recipe, choose, find_machine
+from terakoya.pipeline.choosing import Candidate, Recipe, choose, expected_loss, find_machine
 from terakoya.store.token_store import TokenStore
 
 PRESETS = ("tiny_modernbert", "bert_ja_small")
@@ -46,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
     runs = [chosen(preset, minutes, arguments) for minutes in arguments.minutes for preset in arguments.presets]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(train, [file for file, _ in runs]))
-    print("| preset | minutes | tokens for each parameter | steps | loss | accuracy |\n|---|---:|---:|---:|---:|---:|")
+    print("| preset | minutes | tokens for each parameter | steps | loss | accuracy | expected |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for file, body in runs:
         raw = json.loads(file.read_text(encoding="utf-8"))
         lines = [json.loads(line) for line in (file.with_suffix("") / "metrics.jsonl").read_text().splitlines()]
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         minutes = float(file.with_suffix(".seconds").read_text()) / 60
         print(
             f"| {file.stem.rpartition('-')[0]} | {minutes:.1f} | {tokens / body:.1f} | {raw['max_steps']:,} | "
-            f"{seen['mlm_loss']:.3f} | {seen['masked_accuracy']:.1%} |"
+            f"{seen['mlm_loss']:.3f} | {seen['masked_accuracy']:.1%} | {expected_loss(body, tokens):.3f} |"
         )
     return 0
 

@@ -73,9 +73,6 @@ PAPERS: Mapping[str, Recipe] = {
 }
 """Model -> its authors' recipe."""
 
-TOKENS_PER_PARAMETER = 20
-"""Training tokens for each parameter outside the embeddings, below which a smaller model is better: Hoffmann et al.
-2022 (Chinchilla)."""
 PASSES = {"causal": 4, "masked": 40}
 """How often a text may be repeated: up to 4 times is nearly as good as new text (Muennighoff et al. 2023); masks differ
 in each pass, and BERT itself passed 40 times over its corpus (Devlin et al. 2018)."""
@@ -92,7 +89,9 @@ NO_STORE = "a store that is not made yet"
 TRY_HOURS = 1 / 6
 LEAST_STEPS = 5000
 """Below this number of steps a smaller batch is better: each step learns little more from a larger one."""
-LEAST_ROWS = 32
+LEAST_TOKENS = 2048
+"""Tokens of a step, below which it makes no smaller batch: the fewest that were measured (docs/reference/choosing.md).
+"""
 DECAY = {"decay_ratio": 0.2, "decay_type": "1-sqrt"}
 """How the rate falls where a preset's never does: in the last fifth, the best of the encoders' schedules compared in
 docs/explanation/recipes.md, by the shape of Hägele et al. 2024 (arXiv:2405.18392)."""
@@ -242,8 +241,8 @@ def choose(
     hours: float,
     held_out: int | None = None,
 ) -> Choice:
-    """Returns the largest model of `recipe` for which `tokens` and `hours` suffice, and its run, which takes no longer
-    than `hours` even where its speed is the slowest of a range.
+    """Returns the model of `recipe` whose loss is expected to be lowest after `hours`, of those for which `tokens`
+    suffice, and its run, which takes no longer than `hours` even where its speed is the slowest of a range.
 
     Args:
         held_out: rough number of tokens for validation; None: as many as a validation reads.
@@ -256,17 +255,19 @@ def choose(
     presets = recipe.presets[:1] if goal == "try" else recipe.presets
     limit = "goal" if goal == "try" else "family"
     candidates: list[Candidate] = []
+    least = math.inf
     for preset in presets:
         candidate = Candidate.of(preset, read_settings(presets_folder() / f"{preset}.json"), vocabulary, machine)
         if candidates and tokens < UNIQUE_TOKENS_PER_PARAMETER[kind] * candidate.body:
             limit = "corpus"
             break
-        affordable = candidate.affordable(hours)
-        if not affordable and not candidates:
+        trained = min(candidate.affordable(hours), PASSES[kind] * tokens)
+        if not trained and not candidates:
             raise UserError(f"{preset}: a part of one step takes too long on {machine.name} to be measured")
-        if candidates and affordable < TOKENS_PER_PARAMETER * candidate.body:
+        if not trained or (loss := expected_loss(candidate.body, trained)) > least:
             limit = "hours"
             break
+        least = loss
         candidates.append(candidate)
     for candidate in reversed(candidates):
         choice = candidate.run_within(hours, PASSES[kind] * tokens, tokens, held_out)
@@ -274,6 +275,13 @@ def choose(
             return replace(choice, limit=limit)
         limit = "memory"
     raise UserError(f"not even {presets[0]} fits into the memory of {machine.name}")
+
+
+def expected_loss(body: float, trained: float) -> float:
+    """Returns what the loss of a model with `body` parameters outside the embeddings is expected to be after so many
+    `trained` tokens, but for a constant: the fit of Hoffmann et al. 2022 (Chinchilla), equation 10, of causal models.
+    It is used to compare sizes; docs/reference/choosing.md has what was measured of encoders beside it."""
+    return 406.4 / body**0.34 + 410.7 / trained**0.28
 
 
 @dataclass(frozen=True)
@@ -318,9 +326,11 @@ class Candidate:
     def run_within(self, hours: float, trained: float, tokens: int, held_out: int | None) -> Choice | None:
         """Returns `run` over at most `trained` tokens in at most so many `hours`."""
         trained = min(self.affordable(hours), trained)
-        choice = self.run(trained, tokens, held_out)
-        if choice is not None and choice.hours[1] > hours:  # validations take time, too
-            choice = self.run(trained * hours / choice.hours[1], tokens, held_out)
+        for _ in range(3):  # small batches and validations take time, too
+            choice = self.run(trained, tokens, held_out)
+            if choice is None or choice.hours[1] <= hours:
+                break
+            trained *= hours / choice.hours[1]
         return choice
 
     def speed(self, raw: Mapping[str, Any]) -> Speed | None:
@@ -356,15 +366,22 @@ class Candidate:
         return None
 
 
+def least_rows(length: int) -> int:
+    """Returns how many rows of `length` tokens a step of a short run has at least."""
+    return -(-LEAST_TOKENS // length)
+
+
 def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Iterator[dict[str, Any]]:
     """Yields runs of `preset` over `trained` tokens, each needing less memory than the one before."""
     rows = preset_rows = sum(preset["batch_size"].values())
     length = preset["data"]["sequence_length"]
-    while rows > LEAST_ROWS and trained / (rows * length) < LEAST_STEPS:
-        rows = max(LEAST_ROWS, rows // 2)
+    least = least_rows(length)
+    while rows > least and trained / (rows * length) < LEAST_STEPS:
+        rows = max(least, rows // 2)
     rows = max(rows, machine.count)
     steps = max(1, round(trained / (rows * length)))
-    scale = math.sqrt(rows / preset_rows)
+    # a step of Muon is as long whatever its gradients are: in short runs the preset's rate was best at any batch
+    scale = 1.0 if preset["optimizer"]["type"] == "muon" else math.sqrt(rows / preset_rows)
     rate = _round_to_two_digits(preset["optimizer"]["learning_rate"] * scale)
     schedule = dict(preset["schedule"])
     if schedule["type"] == "constant":  # a trunk, which other runs end

@@ -136,7 +136,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         f"{estimated.sizes.parameters / 1e6:,.1f} M. Chosen because: {LIMITS[choice.limit]}.",
         **({"parameters.architecture": recipe.reason} if recipe.reason else {}),
         "parameters.optimizer": "The preset's learning rate, times the square root of the change of the batch."
-        if rows != preset_rows
+        if parameters["optimizer"] != preset["optimizer"]
         else "The preset's.",
         "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run."
         if parameters["schedule"]["type"] == preset["schedule"]["type"]

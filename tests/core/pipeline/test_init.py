@@ -109,14 +109,37 @@ def chosen(tokens: float, gpu: str, count: int, hours: float, like: str = "bert"
     )
 
 
+@pytest.mark.parametrize(("tokens", "hours", "preset", "limit"), [
+    (3e7, 0.25, "tiny_modernbert", "hours"), (3e7, 3, "bert_ja_small", "corpus"), (1e8, 3, "bert_ja_small", "hours"),
+    (6e6, 3, "tiny_modernbert", "corpus"),
+])  # fmt: skip
+def test_the_size_is_that_whose_loss_is_expected_to_be_lowest(
+    tokens: float, hours: float, preset: str, limit: str
+) -> None:
+    """At speeds of one core: 8,000, 2,000 and 300 tokens a second."""
+    rates = {3: 8000, 6: 2000, 12: 300}
+
+    def measure(parameters: Parameters, vocab_size: int, share: RankBatch, processes: int) -> Speed | None:
+        layers = number_of_layers(parameters.architecture)
+        seconds = share.global_rows * parameters.data.sequence_length / rates[layers]
+        return Speed(seconds, seconds, 0.3, "probe", "as told")
+
+    machine = replace(CPU, device=replace(CPU.device, memory=1 << 36), measure=measure)
+    choice = choose(
+        tokens=int(tokens), vocabulary=8000, recipe=FAMILIES["encoder"], goal="model", machine=machine, hours=hours
+    )
+    assert (choice.preset, choice.limit) == (preset, limit)
+
+
 @pytest.mark.nightly
 def test_the_hours_hold_at_the_speed_that_was_measured() -> None:
-    """A larger model is left where it would see too few tokens in them; validations are in the hours."""
+    """Validations are in the hours, and a faster machine trains on more tokens."""
     speeds = {"seconds": 0.9}
 
     def measure(parameters: Parameters, vocab_size: int, share: RankBatch, processes: int) -> Speed | None:
         layers = number_of_layers(parameters.architecture)
-        seconds = speeds["seconds"] * layers / 4 * share.global_rows / 32
+        length = parameters.data.sequence_length
+        seconds = speeds["seconds"] * layers / 4 * (length / 128) ** 3 * share.global_rows / 32
         return Speed(seconds, seconds, 0.3, "probe", "as told")
 
     def found(hours: float) -> choosing.Choice:
@@ -139,7 +162,7 @@ def test_the_hours_hold_at_the_speed_that_was_measured() -> None:
     for choice, hours in ((short, 1), (long, 50)):
         assert 0.9 * hours < choice.hours[0] == choice.hours[1] <= hours * 1.01
     speeds["seconds"] = 0.3
-    assert found(1).steps == pytest.approx(3 * short.steps, rel=0.05)
+    assert found(1).trained_tokens == pytest.approx(3 * short.trained_tokens, rel=0.05)
 
 
 @pytest.mark.nightly
@@ -147,7 +170,7 @@ def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
     small, middle, large = (chosen(tokens, "h100", 1, 48) for tokens in (3e6, 5e7, 2e9))
     assert [each.preset for each in (small, middle, large)] == ["tiny_bert", "bert_small", "bert_large"]
     assert small.limit == middle.limit == "corpus" and large.limit == "family"
-    short = chosen(2e9, "rtx-4090", 1, 1)
+    short = chosen(2e9, "rtx-4090", 1, 0.2)
     assert short.preset == "bert_small" and short.limit == "hours"
     for each in (small, middle, large, short):
         parameters = Parameters.from_dict(each.parameters, source="chosen")
@@ -211,6 +234,19 @@ def test_a_preset_whose_rate_ends_high_ends_low() -> None:
     raw["schedule"]["min_lr"] = raw["optimizer"]["learning_rate"] / 2
     run = next(choosing._runs(raw, trained=1e8, machine=Machine(find_device("h200"), 8, "bf16")))
     assert run["schedule"]["min_lr"] == run["optimizer"]["learning_rate"] / 10
+
+
+@pytest.mark.parametrize(("preset", "trained", "processes", "rows", "rate"), [
+    ("bert_ja_small", 1e6, 1, 4, 4e-3), ("bert_ja_small", 1e6, 8, 8, 4e-3), ("bert_ja_small", 1e8, 1, 32, 4e-3),
+    ("bert_ja_small", 1e9, 1, 64, 4e-3), ("tiny_modernbert", 1e5, 1, 16, 5e-3), ("bert_base", 1e6, 1, 4, 1.3e-5),
+])  # fmt: skip
+def test_a_short_run_gets_small_batches_and_muon_the_preset_s_rate(
+    preset: str, trained: float, processes: int, rows: int, rate: float
+) -> None:
+    raw = read_settings(presets_folder() / f"{preset}.json")
+    run = next(choosing._runs(raw, trained=trained, machine=Machine(find_device("h200"), processes, "bf16")))
+    assert (run["batch_size"], run["optimizer"]["learning_rate"]) == ({"-1": rows}, rate)
+    assert run["max_steps"] == round(trained / rows / raw["data"]["sequence_length"])
 
 
 @pytest.mark.parametrize(

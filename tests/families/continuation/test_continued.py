@@ -131,7 +131,7 @@ def test_the_shares_of_tokens_that_decide() -> None:
 
 def test_bad_input_is_refused(here: Path) -> None:
     Path("short.txt").write_text(f"{FIELD}\n\n{GENERAL}", encoding="utf-8")
-    least = choosing.LEAST_ROWS * 96
+    least = choosing.least_rows(96) * 96
     assert f"expected at least 2 documents and {least:,} tokens, which a step takes, got about 2 and" in refusal(
         "--from", "model", "short.txt"
     )
