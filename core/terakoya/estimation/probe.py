@@ -80,13 +80,13 @@ def probe(
     parameters: Parameters, context: DistributedContext, *, vocab_size: int, rows: int, micro_steps: int,
     seconds: float = SECONDS,
 ) -> Probed | None:  # fmt: skip
-    """Returns the rate of the run of `parameters` in the processes of `context`, in about `seconds`; None where even a
-    small part of a step takes longer. Collective.
+    """Returns the rate of the run of `parameters` in the processes of `context`, in about `seconds` after the first
+    model has been built; None where even a small part of a step takes longer. Collective.
 
     Args:
         rows: of a micro-batch of each process; a step has `micro_steps` of them.
     """
-    began = time.perf_counter()
+    began = 0.0
 
     def remaining() -> float:
         return float(context.broadcast(began + seconds - time.perf_counter()))
@@ -96,13 +96,17 @@ def probe(
     with tempfile.TemporaryDirectory(prefix="terakoya-probe-") as folder:
         store = _write_store(Path(folder), parameters, vocab_size)
 
-        def time_sample(sample: Sample, seconds: float) -> Timed:
-            began = time.perf_counter()
+        def time_sample(sample: Sample, enough: float) -> Timed:
+            nonlocal began
+            started = time.perf_counter()
             changed = _shrunk(parameters, sample, store, context, micro_steps=2 if accumulates else 1)
             with _trainer(changed, Path(folder), context) as trainer:
-                build = time.perf_counter() - began
+                built = time.perf_counter()
+                began = began or built
                 trainer.one_step()  # the first step of a process or a shape is slower
-                return Timed(time_steps(trainer, seconds=seconds), context.broadcast(build))
+                # the first model takes imports, too, which may come from a slow disk, and no other one does
+                build = min(context.broadcast(built - started), seconds / 2)
+                return Timed(time_steps(trainer, seconds=enough), build)
 
         return find_rate(
             time_sample, layers=layers, period=_period(parameters, store.vocabulary), rows=rows,

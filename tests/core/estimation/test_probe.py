@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ from hypothesis import strategies as st
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import connect
 from terakoya.distributed.topology import LaunchInfo
+from terakoya.estimation import probe as probing
 from terakoya.estimation.probe import SECONDS, Probed, Sample, Timed, find_rate, probe
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate
+from terakoya.training.setup import build_trainer
+from terakoya.training.trainer import Trainer
 
 
 class Machine:
@@ -114,3 +119,20 @@ def test_real_steps_are_timed(name: str) -> None:
     found = probe(Parameters.from_dict(raw, source="test"), context, vocab_size=500, rows=4, micro_steps=1, seconds=1e6)
     assert found is not None and found.said == "the whole model"
     assert found.rate.micro_step > 0 and found.rate.update > 0 and found.rate.evaluation > 0
+
+
+def test_imports_that_a_slow_disk_takes_a_minute_for_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, passed = [60.0], [0.0]
+
+    def build(*arguments: Any) -> Trainer:
+        if late:
+            passed.append(late.pop())
+        return build_trainer(*arguments)
+
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + sum(passed))
+    monkeypatch.setattr(probing, "time", clock)
+    monkeypatch.setattr(probing, "build_trainer", build)
+    parameters = Parameters.from_dict(toy.parameters(Path("nowhere")), source="test")
+    context = connect(LaunchInfo.from_environment(node_rank=None))
+    found = probe(parameters, context, vocab_size=500, rows=4, micro_steps=1)
+    assert found is not None and found.said == "the whole model" and not late
