@@ -319,9 +319,13 @@ class Candidate:
 
     def affordable(self, hours: float) -> float:
         """Returns how many tokens are trained in so many `hours`, at least; 0 where that cannot be measured."""
-        rows = sum(self.raw["batch_size"].values())
-        speed = self.speed(next(_runs(self.raw, trained=MOST_TOKENS, machine=self.machine)))
-        return 0.0 if speed is None else hours * 3600 / speed.high * rows * self.length
+        trained = MOST_TOKENS
+        for _ in range(2):  # in the preset's batches, then in those of a run so short, which are slower
+            raw = next(_runs(self.raw, trained=trained, machine=self.machine))
+            if (speed := self.speed(raw)) is None:
+                return 0.0
+            trained = hours * 3600 / speed.high * sum(raw["batch_size"].values()) * self.length
+        return trained
 
     def run_within(self, hours: float, trained: float, tokens: int, held_out: int | None) -> Choice | None:
         """Returns `run` over at most `trained` tokens in at most so many `hours`."""
