@@ -138,16 +138,19 @@ def make(command: Sequence[str], folder: Path, corpus: Path, seed: int, budget: 
 
 
 def score(folder: Path, data: Path, rates: Mapping[str, float]) -> dict[str, Any]:
-    """Fine-tunes the model in `folder` on the tests, with the `rates` that are known. Returns test -> what was seen."""
-    out, suite = folder / "scores.json", folder / "suite.yaml"
-    if not out.exists():
-        tests = yaml.safe_load(SUITE.read_text(encoding="utf-8"))
-        for task, rate in rates.items():
-            tests["tasks"][task].setdefault("settings", {})["learning_rates"] = [rate]
-        suite.write_text(yaml.safe_dump(tests), encoding="utf-8")
-        words = ["evaluate", str(folder / "model"), "--tasks", str(suite), "--data", str(data), "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "terakoya", *words], check=True, stdout=subprocess.DEVNULL)
-    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["finetuned"]
+    """Fine-tunes the model in `folder` on each test, with the `rates` that are known, and keeps what was seen there.
+    Returns it by test."""
+    suite, found = yaml.safe_load(SUITE.read_text(encoding="utf-8")), dict[str, Any]()
+    for task in TASKS:
+        out, asked = folder / f"{task}.json", folder / f"{task}.yaml"
+        if not out.exists():
+            test = suite["tasks"][task]
+            if task in rates:
+                test.setdefault("settings", {})["learning_rates"] = [rates[task]]
+            asked.write_text(yaml.safe_dump(suite | {"tasks": {task: test}}), encoding="utf-8")
+            words = ["evaluate", str(folder / "model"), "--tasks", str(asked), "--data", str(data), "--out", str(out)]
+            subprocess.run([sys.executable, "-m", "terakoya", *words], check=True, stdout=subprocess.DEVNULL)
+        found |= json.loads(out.read_text(encoding="utf-8"))["finetuned"]
     return found
 
 
