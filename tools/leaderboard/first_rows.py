@@ -29,8 +29,9 @@ SETTINGS = (
     "evaluation=null",
 )
 """What differs from `tiny_modernbert`."""
-MARGIN = 0.88
-"""The share of the seconds left that training may take: its speed is that of a few steps."""
+MARGIN = 0.8
+"""The share of the seconds left that training may take by the speed of its first steps: over two hours on both cores of
+a machine steps took 10 to 13 % longer."""
 
 
 def main(trainer: str) -> None:
