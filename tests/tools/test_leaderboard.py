@@ -135,7 +135,11 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     path.write_text(json.dumps(row), encoding="utf-8")
     assert len(leaderboard.table().splitlines()) == 2  # not whole
     shutil.rmtree(tmp_path / "a-toy/1")  # as on another machine: the row has what the first model chose
+    kept, again = tmp_path / "a-toy/2/jsts.json", tmp_path / "a-toy/2/names.json"
+    written = kept.stat().st_mtime_ns
+    again.unlink()  # as if it had been stopped there
     assert leaderboard.main(command) == 0 and not (tmp_path / "a-toy/1").exists()
+    assert again.exists() and kept.stat().st_mtime_ns == written
     row = json.loads(path.read_text(encoding="utf-8"))
     assert row["models"].keys() == {"1", "2"}
     path.write_text(json.dumps(row | {"processor": "a faster one"}), encoding="utf-8")
