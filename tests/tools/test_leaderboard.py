@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import subprocess
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from labelled_examples import WORDS
+from transformers import AutoModel, AutoTokenizer
 
-from terakoya.config.parameters import Parameters
+from terakoya.json_settings import read_settings
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 NOVEL = """題名
@@ -120,50 +122,79 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     monkeypatch.setattr(leaderboard, "SEEDS", 2)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1] / "helpers"))
     command = ["enter", "A toy", "--work", str(tmp_path), "--", leaderboard.sys.executable, "-c", COMMAND]
-    monkeypatch.setitem(leaderboard.BUDGETS, "cpu", -1)
+    monkeypatch.setitem(leaderboard.BUDGETS, "core-30min", -1)
     assert leaderboard.main(command) == 1
-    monkeypatch.setitem(leaderboard.BUDGETS, "cpu", 600)
+    monkeypatch.setitem(leaderboard.BUDGETS, "core-30min", 600)
     assert leaderboard.main(command) == 0
-    path = tmp_path / "rows/a-toy.json"
+    path = tmp_path / "rows/core-30min-a-toy.json"
     row = json.loads(path.read_text(encoding="utf-8"))
     assert [set(row["models"][seed]["scores"]) for seed in "12"] == [set(leaderboard.TASKS)] * 2
     for task, rate in row["models"]["1"]["rates"].items():
-        asked = yaml.safe_load((tmp_path / f"a-toy/2/{task}.yaml").read_text(encoding="utf-8"))["tasks"]
+        asked = yaml.safe_load((tmp_path / f"core-30min-a-toy/2/{task}.yaml").read_text(encoding="utf-8"))["tasks"]
         assert list(asked) == [task] and asked[task]["settings"]["learning_rates"] == [rate]
-    assert leaderboard.table().splitlines()[-1].startswith("| A toy | 0.0 M | ")
+    assert leaderboard.table().splitlines()[-1].startswith("| core-30min | A toy | 0.0 M | ")
+    better = {task: score + 0.5 for task, score in row["models"]["1"]["scores"].items()}
+    for budget, name in (("core-2h", "Longer"), ("core-30min", "Better")):
+        other = row | {
+            "budget": budget,
+            "name": name,
+            "models": dict.fromkeys("12", row["models"]["1"] | {"scores": better}),
+        }
+        path.with_name(f"{name}.json").write_text(json.dumps(other), encoding="utf-8")
+    assert [line.split(" | ")[1] for line in leaderboard.table().splitlines()[2:]] == ["Better", "A toy", "Longer"]
+    path.with_name("Longer.json").unlink()
+    path.with_name("Better.json").unlink()
     del row["models"]["2"]
     path.write_text(json.dumps(row), encoding="utf-8")
     assert len(leaderboard.table().splitlines()) == 2  # not whole
-    shutil.rmtree(tmp_path / "a-toy/1")  # as on another machine: the row has what the first model chose
-    kept, again = tmp_path / "a-toy/2/jsts.json", tmp_path / "a-toy/2/names.json"
+    shutil.rmtree(tmp_path / "core-30min-a-toy/1")  # as on another machine: the row has what the first model chose
+    kept, again = tmp_path / "core-30min-a-toy/2/jsts.json", tmp_path / "core-30min-a-toy/2/names.json"
     written = kept.stat().st_mtime_ns
     again.unlink()  # as if it had been stopped there
-    assert leaderboard.main(command) == 0 and not (tmp_path / "a-toy/1").exists()
+    assert leaderboard.main(command) == 0 and not (tmp_path / "core-30min-a-toy/1").exists()
     assert again.exists() and kept.stat().st_mtime_ns == written
     row = json.loads(path.read_text(encoding="utf-8"))
     assert row["models"].keys() == {"1", "2"}
     path.write_text(json.dumps(row | {"processor": "a faster one"}), encoding="utf-8")
-    with pytest.raises(SystemExit, match=r"a faster one, here .*: not one row"):
+    with pytest.raises(SystemExit, match=r"begun on a faster one, this is .*: not one row"):
         leaderboard.main(command)
 
 
-@pytest.mark.parametrize(("trainer", "made"), [("ours", "run"), ("train", "model")])
-def test_the_first_rows_are_one_architecture_within_the_budget(
-    trainer: str, made: str, leaderboard: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("trainer", [pytest.param("ours", marks=pytest.mark.nightly), "train"])
+def test_the_first_rows_are_one_architecture_over_one_tokenizer(
+    trainer: str, leaderboard: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forks: None
 ) -> None:
     import first_rows
 
-    commands: list[list[str]] = []
+    run, commands = subprocess.run, list[list[str]]()
+
+    def shortened(command: list[str], **settings: Any) -> None:
+        commands.append(command)
+        if command[3] == "init":
+            run([*command, "--no-measure"], **settings)
+            pipeline = read_settings(tmp_path / "pipeline.json")
+            pipeline["parameters"] |= {"max_steps": 2, "schedule": {"type": "constant"}}
+            first_rows.write("pipeline.json", pipeline)
+        else:
+            run(command, **settings)
+
+    text = (resources.files("terakoya.pipeline") / "demo_town.txt").read_text(encoding="utf-8").split("\n\n")[:60]
+    (tmp_path / "text.jsonl").write_bytes(lines([{"text": each} for each in text]))
     monkeypatch.chdir(tmp_path)
-    for name, value in {"TEXT": "text.jsonl", "OUT": "model", "SEED": "3", "SECONDS": "1e6"}.items():
+    for name, value in {"TEXT": "text.jsonl", "OUT": "model", "SEED": "3", "SECONDS": "400"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(first_rows.subprocess, "run", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(first_rows, "MARGIN", 4e-4)
+    monkeypatch.setattr(first_rows, "PREPARATION", -1e5)  # 0.01 hours for `init`, and not a second for `Trainer`
+    monkeypatch.setattr(first_rows.subprocess, "run", shortened)
     first_rows.main(trainer)
-    parameters = Parameters.from_dict(json.loads(Path("parameters.json").read_text()), source="parameters.json")
-    assert parameters.architecture.hidden_size == 256 and parameters.seed == 3 and parameters.evaluation is None
-    (showcase,) = (command for command in commands if "showcase.py" in command[1])
-    assert showcase[2] == trainer and showcase[-1] == made and 0.79e6 < float(showcase[5]) < 0.8e6
-    assert [command[3] for command in commands if command[1] == "-m"][2:] == ["export"] * (trainer == "ours")
+    model = AutoModel.from_pretrained("model", local_files_only=True, trust_remote_code=False)
+    parameters = read_settings(tmp_path / "pipeline.json")["parameters"]
+    if trainer == "train":
+        parameters = read_settings(tmp_path / "parameters.json")
+    assert model.config.hidden_size == parameters["architecture"]["hidden_size"] and parameters["seed"] == 3
+    tokenizer = AutoTokenizer.from_pretrained("model", local_files_only=True, trust_remote_code=False)
+    assert model.config.vocab_size >= len(tokenizer) > 100
+    assert (Path("work/run").exists(), "showcase.py" in commands[-1][1]) == (trainer == "ours", trainer == "train")
 
 
 def test_the_page_has_the_rows(leaderboard: ModuleType) -> None:

@@ -9,9 +9,9 @@
 `enter` runs COMMAND once for each of three seeds, in a folder of its own that is empty at first, with these variables
 in its environment: TEXT, the file; SEED; OUT, the folder where it leaves a model that Transformers loads, with its
 tokenizer; SECONDS, the budget. These are CPU seconds of COMMAND and all that it starts, from the text to the model, so
-they include the tokenizer; with `--gpu` they are seconds of the clock on a machine with one GPU. Then each model is
-fine-tuned on the tests and added to the row in rows/. What is done is kept there and in WORK: the same command goes
-on, for models that are not in the row also in another WORK, on another machine with the same processor.
+they include the tokenizer; with `--budget gpu-30min` they are seconds of the clock. Then each model is fine-tuned on
+the tests and added to the row in rows/. What is done is kept there and in WORK: the same command goes on, for models
+that are not in the row also in another WORK, on another machine with the same processor.
 
 `page` writes the rows into README.md.
 """
@@ -43,7 +43,7 @@ from terakoya_compare.statistics import student_quantile
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE, SUITE = HERE / "rows", HERE / "README.md", HERE / "suite.yaml"
-BUDGETS = {"cpu": 7200, "gpu": 1800}
+BUDGETS = {"core-30min": 1800, "core-2h": 7200, "gpu-30min": 1800}
 """Seconds: of processor time, or of the clock with one GPU."""
 SEEDS = 3
 TASKS = {"jsts": "pearson", "jnli": "accuracy", "jcommonsenseqa": "accuracy", "names": "f1"}
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     each = actions.add_parser("enter")
     each.add_argument("name", help="the row's name")
     each.add_argument("--work", type=Path, required=True)
-    each.add_argument("--gpu", action="store_true", help=f"{BUDGETS['gpu']:,} s of the clock on one GPU")
+    each.add_argument("--budget", choices=list(BUDGETS), default="core-30min", help="CPU time, or that of one GPU")
     each.add_argument("--jobs", type=int, default=1, help="how many seeds at once, after the first")
     each.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what makes the model")
     actions.add_parser("page")
@@ -73,8 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{arguments.work / 'text.jsonl'}: {found}")
         return int(found != fixed_text.TEXT_SHA256)
     if arguments.action == "enter":
-        budget = "gpu" if arguments.gpu else "cpu"
-        return enter(arguments.name, arguments.work, budget, arguments.command, jobs=arguments.jobs)
+        return enter(arguments.name, arguments.work, arguments.budget, arguments.command, jobs=arguments.jobs)
     PAGE.write_text(TABLE.sub(table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
@@ -82,16 +81,16 @@ def main(argv: list[str] | None = None) -> int:
 def enter(name: str, work: Path, budget: str, command: Sequence[str], *, jobs: int = 1) -> int:
     """Makes and scores the models of a row, unless they are in it, and adds each to it. The first model chooses the
     learning rate of each test for the others. Returns the exit status: 1 if a model took too long."""
-    mark = re.sub(r"\W+", "-", name.lower()).strip("-")
+    mark = re.sub(r"\W+", "-", f"{budget} {name.lower()}").strip("-")
     path, writing = ROWS / f"{mark}.json", Lock()
-    device = torch.device("cuda" if budget == "gpu" else "cpu")
+    device = torch.device("cuda" if _is_of_gpu(budget) else "cpu")
     row: dict[str, Any] = {
         "name": name, "budget": budget, "processor": describe_processor(device), "models": {},
     }  # fmt: skip
     if path.exists():
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        if different := [key for key in ("budget", "processor") if begun[key] != row[key]]:
-            sys.exit(f"{path}: {', '.join(f'{key}: {begun[key]}, here {row[key]}' for key in different)}: not one row")
+        begun, here = json.loads(path.read_text(encoding="utf-8")), row["processor"]
+        if begun["processor"] != here:
+            sys.exit(f"{path} was begun on {begun['processor']}, this is {here}: not one row")
         row = begun
 
     def model(seed: int) -> bool:
@@ -134,7 +133,11 @@ def make(command: Sequence[str], folder: Path, corpus: Path, seed: int, budget: 
     process.returncode = os.waitstatus_to_exitcode(status)
     if status:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return time.monotonic() - began if budget == "gpu" else usage.ru_utime + usage.ru_stime
+    return time.monotonic() - began if _is_of_gpu(budget) else usage.ru_utime + usage.ru_stime
+
+
+def _is_of_gpu(budget: str) -> bool:
+    return budget.startswith("gpu")
 
 
 def score(folder: Path, data: Path, rates: Mapping[str, float]) -> dict[str, Any]:
@@ -155,7 +158,8 @@ def score(folder: Path, data: Path, rates: Mapping[str, float]) -> dict[str, Any
 
 
 def table() -> str:
-    """Returns the table of the rows with all seeds, the best mean first; `±` is half of a 95 % interval over them."""
+    """Returns the table of the rows with all seeds, by budget, the best mean first; `±` is half of a 95 % interval over
+    them."""
     rows = []
     for path in ROWS.glob("*.json"):
         row = json.loads(path.read_text(encoding="utf-8"))
@@ -166,11 +170,11 @@ def table() -> str:
         means = [statistics.mean(each[task] for task in TASKS) for each in scores]
         cells = [_mean_of(means), *(_mean_of([each[task] for each in scores]) for task in TASKS)]
         size = f"{models[0]['parameters'] / 1e6:.1f} M"
-        budget = "2 CPU hours" if row["budget"] == "cpu" else "30 min of a GPU"
-        rows.append((statistics.mean(means), [row["name"], size, *cells, f"{budget}: {row['processor']}"]))
-    titles = ["", "Parameters", "Mean", "JSTS", "JNLI", "JCommonsenseQA", "Names", "Budget"]
-    lines = [titles, ["---", *["---:"] * (len(titles) - 2), "---"]]
-    lines += [cells for _, cells in sorted(rows, reverse=True)]
+        place = list(BUDGETS).index(row["budget"]), -statistics.mean(means)
+        rows.append((place, [row["budget"], row["name"], size, *cells, row["processor"]]))
+    titles = ["Budget", "", "Parameters", "Mean", "JSTS", "JNLI", "JCommonsenseQA", "Names", "Processor"]
+    lines = [titles, ["---", "---", *["---:"] * (len(titles) - 3), "---"]]
+    lines += [cells for _, cells in sorted(rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
