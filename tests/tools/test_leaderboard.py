@@ -122,19 +122,19 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     monkeypatch.setattr(leaderboard, "SEEDS", 2)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1] / "helpers"))
     command = ["enter", "A toy", "--work", str(tmp_path), "--", leaderboard.sys.executable, "-c", COMMAND]
-    monkeypatch.setitem(leaderboard.BUDGETS, "core-30min", -1)
+    monkeypatch.setitem(leaderboard.BUDGETS, "core-20min", -1)
     assert leaderboard.main(command) == 1
-    monkeypatch.setitem(leaderboard.BUDGETS, "core-30min", 600)
+    monkeypatch.setitem(leaderboard.BUDGETS, "core-20min", 600)
     assert leaderboard.main(command) == 0
-    path = tmp_path / "rows/core-30min-a-toy.json"
+    path = tmp_path / "rows/core-20min-a-toy.json"
     row = json.loads(path.read_text(encoding="utf-8"))
     assert [set(row["models"][seed]["scores"]) for seed in "12"] == [set(leaderboard.TASKS)] * 2
     for task, rate in row["models"]["1"]["rates"].items():
-        asked = yaml.safe_load((tmp_path / f"core-30min-a-toy/2/{task}.yaml").read_text(encoding="utf-8"))["tasks"]
+        asked = yaml.safe_load((tmp_path / f"core-20min-a-toy/2/{task}.yaml").read_text(encoding="utf-8"))["tasks"]
         assert list(asked) == [task] and asked[task]["settings"]["learning_rates"] == [rate]
-    assert leaderboard.table().splitlines()[-1].startswith("| core-30min | A toy | 0.0 M | ")
+    assert leaderboard.table().splitlines()[-1].startswith("| core-20min | A toy | 0.0 M | ")
     better = {task: score + 0.5 for task, score in row["models"]["1"]["scores"].items()}
-    for budget, name in (("core-2h", "Longer"), ("core-30min", "Better")):
+    for budget, name in (("core-2h", "Longer"), ("core-20min", "Better")):
         other = row | {
             "budget": budget,
             "name": name,
@@ -147,11 +147,11 @@ def test_a_command_makes_a_row_unless_it_takes_too_long(
     del row["models"]["2"]
     path.write_text(json.dumps(row), encoding="utf-8")
     assert len(leaderboard.table().splitlines()) == 2  # not whole
-    shutil.rmtree(tmp_path / "core-30min-a-toy/1")  # as on another machine: the row has what the first model chose
-    kept, again = tmp_path / "core-30min-a-toy/2/jsts.json", tmp_path / "core-30min-a-toy/2/names.json"
+    shutil.rmtree(tmp_path / "core-20min-a-toy/1")  # as on another machine: the row has what the first model chose
+    kept, again = tmp_path / "core-20min-a-toy/2/jsts.json", tmp_path / "core-20min-a-toy/2/names.json"
     written = kept.stat().st_mtime_ns
     again.unlink()  # as if it had been stopped there
-    assert leaderboard.main(command) == 0 and not (tmp_path / "core-30min-a-toy/1").exists()
+    assert leaderboard.main(command) == 0 and not (tmp_path / "core-20min-a-toy/1").exists()
     assert again.exists() and kept.stat().st_mtime_ns == written
     row = json.loads(path.read_text(encoding="utf-8"))
     assert row["models"].keys() == {"1", "2"}

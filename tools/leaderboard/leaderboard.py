@@ -43,7 +43,7 @@ from terakoya_compare.statistics import student_quantile
 
 HERE = Path(__file__).resolve().parent
 ROWS, PAGE, SUITE = HERE / "rows", HERE / "README.md", HERE / "suite.yaml"
-BUDGETS = {"core-30min": 1800, "core-2h": 7200, "gpu-30min": 1800}
+BUDGETS = {"core-20min": 1200, "core-2h": 7200, "gpu-30min": 1800}
 """Seconds: of processor time, or of the clock with one GPU."""
 SEEDS = 3
 TASKS = {"jsts": "pearson", "jnli": "accuracy", "jcommonsenseqa": "accuracy", "names": "f1"}
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     each = actions.add_parser("enter")
     each.add_argument("name", help="the row's name")
     each.add_argument("--work", type=Path, required=True)
-    each.add_argument("--budget", choices=list(BUDGETS), default="core-30min", help="CPU time, or that of one GPU")
+    each.add_argument("--budget", choices=list(BUDGETS), default="core-20min", help="CPU time, or that of one GPU")
     each.add_argument("--jobs", type=int, default=1, help="how many seeds at once, after the first")
     each.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what makes the model")
     actions.add_parser("page")
