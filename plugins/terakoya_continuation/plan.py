@@ -243,7 +243,7 @@ def _comments(
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
-        "parameters.evaluation": "Before the first step it measures the model as it was, then after each twentieth of "
-        f"the run, at least {LEAST_STEPS_BETWEEN} steps apart.",
+        "parameters.evaluation": "Before the first step it measures the model as it was, then after each tenth of "
+        f"the run, each twentieth of a long one, at least {LEAST_STEPS_BETWEEN} steps apart.",
         "training_processes": "One for each GPU.",
     }

@@ -100,6 +100,8 @@ CPU_SHARES = (0.1, 0.5)
 large ones."""
 MOST_TOKENS = 1e15
 """More than any run has."""
+VALIDATION_SHARE, LEAST_BATCHES = 0.05, 10
+"""The share of a run's time that its validations take, unless they need more for so many batches each."""
 LEAST_STEPS_BETWEEN = 25
 """Steps between two validations or checkpoints, at least: in a run of 60 steps one after every third would take longer
 than the training, and show noise."""
@@ -401,7 +403,7 @@ def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Ite
         "max_steps": steps,
         "precision": machine.precision,
         "checkpoint": {**preset["checkpoint"], "save_steps": _interval(steps, 10)},
-        "evaluation": {**preset["evaluation"], "steps": _interval(steps, 20)},
+        "evaluation": {**preset["evaluation"], **_validations(steps, preset["evaluation"]["batches"])},
         "logging_steps": min(50, max(1, steps // 200)),
     }
     share = -(-rows // machine.count)
@@ -411,6 +413,13 @@ def _runs(preset: Mapping[str, Any], *, trained: float, machine: Machine) -> Ite
         while size >= 1:
             yield {**base, "parallel": {"engine": engine}, "micro_batch_size": size}
             size //= 4 if size > 4 else 2
+
+
+def _validations(steps: int, most: int) -> dict[str, int]:
+    """Returns the steps between two validations, and the batches of each, at most `most`."""
+    batches = VALIDATION_SHARE / FORWARD_SHARE * steps
+    parts = 20 if batches >= 20 * most else 10
+    return {"steps": _interval(steps, parts), "batches": min(most, max(LEAST_BATCHES, int(batches / parts)))}
 
 
 def _interval(steps: int, parts: int) -> int:

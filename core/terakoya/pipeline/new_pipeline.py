@@ -156,8 +156,8 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
-        "parameters.evaluation": f"A validation after each twentieth of the run, at least {LEAST_STEPS_BETWEEN} steps "
-        "apart.",
+        "parameters.evaluation": "A validation after each tenth of the run, each twentieth of a long one, at least "
+        f"{LEAST_STEPS_BETWEEN} steps apart.",
         "training_processes": "One for each GPU.",
     }
 

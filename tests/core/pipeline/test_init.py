@@ -252,11 +252,14 @@ def test_a_short_run_gets_small_batches_and_muon_the_preset_s_rate(
 
 
 @pytest.mark.parametrize(
-    ("steps", "validation", "checkpoint"),
-    [(10, 10, 10), (60, 25, 25), (400, 25, 40), (1000, 50, 100), (100_000, 5000, 10_000)],
+    ("steps", "validation", "batches", "checkpoint"),
+    [(10, 10, 10, 10), (60, 25, 10, 25), (400, 40, 10, 40), (2000, 200, 30, 200), (100_000, 5000, 50, 10_000)],
 )
-def test_short_runs_are_not_all_validation(steps: int, validation: int, checkpoint: int) -> None:
-    assert (choosing._interval(steps, 20), choosing._interval(steps, 10)) == (validation, checkpoint)
+def test_short_runs_are_not_all_validation(steps: int, validation: int, batches: int, checkpoint: int) -> None:
+    raw = read_settings(presets_folder() / "tiny_modernbert.json")
+    run = next(choosing._runs(raw, trained=steps * 2048, machine=Machine(CPU.device, 1, "fp32")))
+    found = run["max_steps"], run["evaluation"], run["checkpoint"]["save_steps"]
+    assert found == (steps, {"steps": validation, "batches": batches}, checkpoint)
 
 
 def test_a_t5_gets_sentinels() -> None:
