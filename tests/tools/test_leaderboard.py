@@ -71,7 +71,8 @@ def test_the_text_is_made_of_its_repositories(
         "cards/3/files/tested.txt": NOVEL % ("短い文章" * 60 + f"。{asked}。"),
         "README.md": "no text",
     }
-    rows = [{"sentence1": asked, "sentence2": "b", "label": 1.0}] * 20
+    rows = [{"yjcaptions_id": f"{number // 5}-1-{number}", "sentence1": asked, "sentence2": "b", "label": 1.0}
+            for number in range(60)]  # fmt: skip
     jglue = {f"datasets/{task}-v1.3/{name}-v1.3.json": lines(rows)
              for task in ("jsts", "jnli", "jcommonsenseqa") for name in ("train", "valid", "test")}  # fmt: skip
     sentence = "# text = 京都へ\n1\t京都\t_\t_\t名詞-固有名詞-地名-一般\t_\n2\tへ\t_\t_\t助詞-格助詞\t_\n\n"
@@ -93,7 +94,13 @@ def test_the_text_is_made_of_its_repositories(
     )
     data = tmp_path / "work/data"
     counts = {path.relative_to(data).as_posix(): len(path.read_bytes().splitlines()) for path in data.rglob("*.jsonl")}
-    assert len(counts) == 12 and counts["jnli/train.jsonl"] + counts["jnli/eval.jsonl"] == 20
+    assert len(counts) == 12
+    images = {}
+    for name in ("train", "eval"):
+        examples = (data / f"jnli/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        images[name] = {json.loads(line)["yjcaptions_id"][:2] for line in examples}
+    assert counts["jnli/train.jsonl"] + counts["jnli/eval.jsonl"] == 60 and images["train"] and images["eval"]
+    assert not images["train"] & images["eval"]
     example = json.loads((data / "names/test.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert example == {"text": "京都へ", "spans": [{"start": 0, "end": 2, "label": "LOC"}]}
 

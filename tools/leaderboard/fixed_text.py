@@ -143,14 +143,16 @@ def sentences(text: str) -> list[str]:
 
 def write_tests(repositories: Path, data: Path) -> None:
     """Writes train.jsonl, eval.jsonl and test.jsonl of each task. What is published without a set to choose settings
-    on is divided by a hash, four to one."""
+    on is divided by a hash, four to one: JNLI by the image that both sentences tell of, as its published sets are."""
     jglue = functools.partial(_lines, repositories, JGLUE)
     for task in ("jsts", "jcommonsenseqa"):
         for name, published in (("train", "train"), ("eval", "valid"), ("test", "test")):
             _write(data / task / f"{name}.jsonl", jglue(rf"datasets/{task}-v[\d.]+/{published}-v[\d.]+\.json"))
-    _divide(data / "jnli", jglue(r"datasets/jnli-v[\d.]+/valid-v[\d.]+\.json"))
+    pairs = jglue(r"datasets/jnli-v[\d.]+/valid-v[\d.]+\.json")
+    _divide(data / "jnli", pairs, by=[json.loads(line)["yjcaptions_id"].partition("-")[0] for line in pairs])
     _write(data / "jnli/test.jsonl", jglue(r"datasets/jnli-v[\d.]+/test-v[\d.]+\.json"))
-    _divide(data / "names", _names(repositories, data, "dev"))
+    sentences = _names(repositories, data, "dev")
+    _divide(data / "names", sentences, by=sentences)
     _write(data / "names/test.jsonl", _names(repositories, data, "test"))
 
 
@@ -167,8 +169,8 @@ def _names(repositories: Path, data: Path, name: str) -> list[str]:
     return list(entities.examples(copy))
 
 
-def _divide(folder: Path, lines: Sequence[str]) -> None:
-    chosen = [int(_hash(line), 16) % 5 == 0 for line in lines]
+def _divide(folder: Path, lines: Sequence[str], *, by: Sequence[str]) -> None:
+    chosen = [int(_hash(each), 16) % 5 == 0 for each in by]
     for name, wanted in (("eval", True), ("train", False)):
         _write(folder / f"{name}.jsonl", [line for line, each in zip(lines, chosen, strict=True) if each == wanted])
 
