@@ -150,6 +150,22 @@ def test_a_side_that_a_hold_out_leaves_empty_is_explained(
             train_tokenizer([file], tmp_path / "trained", settings=settings, **options)
 
 
+def test_rejects_of_a_corpus_are_limited_once_and_not_beside_the_few_held_out_documents(tmp_path: Path) -> None:
+    file, clean = tmp_path / "a.jsonl", [{"type": "hold_out", "share": 0.05}]
+    lines = [json.dumps({"text": f"text {number}"}) for number in range(300)]
+    make_tokenizer(tmp_path / "tokenizer")
+
+    def rows(held_out: bool, broken: int) -> int:
+        file.write_text("\n".join([*lines, *["{"] * broken]))
+        out = tmp_path / f"{held_out} {broken}"
+        options: dict[str, Any] = {"clean": clean, "processes": 1, "max_rejects": 0.01, "held_out": held_out}
+        return prepare([file], tokenizer=tmp_path / "tokenizer", out=out, **options).documents
+
+    assert rows(False, 2) + rows(True, 2) == 300
+    with pytest.raises(UserError, match="expected at most 2 rejected"):
+        rows(False, 4)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
