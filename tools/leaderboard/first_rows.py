@@ -19,7 +19,7 @@ from typing import Any
 from terakoya.json_settings import read_settings
 
 SHOWCASE = Path(__file__).resolve().parents[1] / "bench/showcase.py"
-MARGIN = 0.8
+MARGIN = 0.85
 """The share of the seconds left that training may take by the speed of its first steps: where both cores of a machine
 trained, those of the next twenty minutes took 10 to 13 % longer."""
 PREPARATION = 180
