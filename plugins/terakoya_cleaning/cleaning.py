@@ -62,6 +62,11 @@ class Cleaning:
         return {name: int(count) for name, count in self._read_plan()["counts"].items()}
 
     @property
+    def documents(self) -> int:
+        """The documents of the whole corpus, before anything is dropped. Raises UserError if there is no plan."""
+        return self.counts["documents"]
+
+    @property
     def facts(self) -> dict[str, str | int]:
         """Settings and counts, to be recorded with what is made from the documents."""
         return {"clean": self.settings, **{f"clean: {name}": count for name, count in self.counts.items()}}

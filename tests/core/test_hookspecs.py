@@ -175,6 +175,7 @@ class Shouting:
     words: tuple
     settings: str = "loud"
     facts = {"clean": "loud"}
+    documents = 2
 
     def make_plan(self, corpus, *, processes, name=""):
         assert corpus.cleaning is self

@@ -23,6 +23,11 @@ class Cleaning(Protocol):
     def facts(self) -> Mapping[str, str | int]:
         """Settings and counts, to be recorded with what is made from the documents."""
 
+    @property
+    def documents(self) -> int:
+        """The documents of the whole corpus in its plan, before anything is dropped. Raises UserError if there is no
+        plan."""
+
     def make_plan(self, corpus: Any, *, processes: int, name: str = "") -> object:
         """Reads the `Corpus`, whose cleaning this is, and decides which documents stay, unless that is on disk already.
         `name` is that of one of several corpora. Raises UserError for files that are changed or damaged."""

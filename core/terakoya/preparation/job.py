@@ -199,10 +199,16 @@ class PrepareJob:
             records.tell_store(self.out, TokenStore.open(self.out, headers_only=True).learned_tokens / facts.tokens)
         return facts
 
+    def count_documents(self, totals: Counts) -> int:
+        """Returns how many documents were read where `totals` are in the store: cleaning takes some, rejects stay."""
+        cleaning, shards = self.task.corpus.cleaning, 1 if self.shard is None else self.shard.count
+        return totals.documents if cleaning is None else max(totals.documents, cleaning.documents // shards)
+
     def _check_rejects(self, content: PartsContent) -> None:
         """Logs rejects and special tokens in the text. Raises UserError for too many rejects, or if there is no
         document."""
         totals, out, shard, max_rejects = content.totals, self.out, self.shard, self.options.max_rejects
+        documents = self.count_documents(totals)
         if totals.literals:
             logger.info(
                 "special tokens in the text: %s",
@@ -219,8 +225,8 @@ class PrepareJob:
             return
         write_rejects(out, content)
         listed = out / "rejects.jsonl"
-        if has_many_rejects(totals.rejected, totals.documents, max_rejects) or not totals.tokens:
-            rejects = Rejects(totals.documents if totals.tokens else 0)
+        if has_many_rejects(totals.rejected, documents, max_rejects) or not totals.tokens:
+            rejects = Rejects(documents if totals.tokens else 0)
             with listed.open("rb") as stream:
                 for record in map(orjson.loads, stream):
                     rejects.add(Reject(**record))
@@ -230,7 +236,7 @@ class PrepareJob:
                 further=None if self.task.records is None else self.task.records.remedies,
             )
             raise UserError(f"{out}: {explained}\nAll are in {listed}")
-        logger.warning("rejected %s; listed in %s", describe_rejects(totals.rejected, totals.documents), listed)
+        logger.warning("rejected %s; listed in %s", describe_rejects(totals.rejected, documents), listed)
 
 
 def _tell_unknown(totals: Counts) -> None:

@@ -44,7 +44,7 @@ def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> Sto
         encoder = BlockEncoder(job.task)
         blocks = job.blocks()
         job.begin(encoder)
-        totals, parts = _encode_all(job.task, encoder, blocks, processes, job.options.max_rejects, progress)
+        totals, parts = _encode_all(job, encoder, blocks, processes, progress)
         return job.finish(totals, parts, encoder, extent=blocks.extent)
 
 
@@ -52,17 +52,16 @@ def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> Sto
 
 
 def _encode_all(
-    task: EncodingTask,
+    job: PrepareJob,
     encoder: BlockEncoder,
     blocks: ShardBlocks,
     processes: int,
-    max_rejects: int | float,
     progress: Progress | None,
 ) -> tuple[Counts, int]:
     """Writes every missing part. Returns the sums over all parts, and their number."""
     totals, existing, done, warned = Counts(), 0, 0, False
     parts = 0
-    with _workers(task, encoder, processes) as submit:
+    with _workers(job.task, encoder, processes) as submit:
         waiting: dict[Future[PartFacts], int] = {}
 
         def collect(*, at_most: int) -> None:
@@ -73,15 +72,15 @@ def _encode_all(
                     done += waiting.pop(future)
                 if progress is not None:
                     progress(min(done, blocks.disk_bytes), blocks.disk_bytes)
-                rejected, documents = totals.rejected, totals.documents
-                is_large = documents + sum(rejected.values()) >= 1000
-                if not warned and is_large and has_many_rejects(rejected, documents, max_rejects):
+                documents = job.count_documents(totals)
+                is_large = documents + sum(totals.rejected.values()) >= 1000
+                if not warned and is_large and has_many_rejects(totals.rejected, documents, job.options.max_rejects):
                     warned = True
-                    logger.warning("many rejects so far: %s", describe_rejects(rejected, documents))
+                    logger.warning("many rejects so far: %s", describe_rejects(totals.rejected, documents))
 
         for number, block in enumerate(blocks):
             parts = number + 1
-            facts = read_part(task.parts, number)
+            facts = read_part(job.task.parts, number)
             if facts is not None and facts.source == source_name(block):
                 totals += facts.counts
                 existing += 1

@@ -74,9 +74,7 @@ def create_job(options: PrepareOptions) -> PrepareJob:
         encoding=options.encoding,
         max_rejects=options.max_rejects,
     )
-    if options.held_out:  # the other side of the same files, whose rejects the store for training tells and limits
-        options = replace(options, max_rejects=1.0)
-    else:
+    if not options.held_out:
         warn_of_one_document(corpus)
     tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
     records = None if make_records is None else make_records(options, tokenizer)

@@ -150,20 +150,24 @@ def test_a_side_that_a_hold_out_leaves_empty_is_explained(
             train_tokenizer([file], tmp_path / "trained", settings=settings, **options)
 
 
-def test_rejects_of_a_corpus_are_limited_once_and_not_beside_the_few_held_out_documents(tmp_path: Path) -> None:
-    file, clean = tmp_path / "a.jsonl", [{"type": "hold_out", "share": 0.05}]
-    lines = [json.dumps({"text": f"text {number}"}) for number in range(300)]
+@pytest.mark.parametrize("held_out", [False, True])
+def test_rejects_are_limited_beside_all_documents_on_either_side(held_out: bool, tmp_path: Path) -> None:
+    files, clean = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], [{"type": "exact_duplicates"}, STEPS[2]]
+    lines = [json.dumps({"text": f"text {number % 250}"}) for number in range(300)]
+    files[1].write_text("\n".join(lines))
     make_tokenizer(tmp_path / "tokenizer")
 
-    def rows(held_out: bool, broken: int) -> int:
-        file.write_text("\n".join([*lines, *["{"] * broken]))
-        out = tmp_path / f"{held_out} {broken}"
+    def documents(broken: int, shard: str | None = None) -> int:
+        files[0].write_text("\n".join([*["{"] * broken, *lines]))
+        out = tmp_path / f"{broken} {shard is None}"
         options: dict[str, Any] = {"clean": clean, "processes": 1, "max_rejects": 0.01, "held_out": held_out}
-        return prepare([file], tokenizer=tmp_path / "tokenizer", out=out, **options).documents
+        return prepare(files, tokenizer=tmp_path / "tokenizer", out=out, shard=shard, **options).documents
 
-    assert rows(False, 2) + rows(True, 2) == 300
-    with pytest.raises(UserError, match="expected at most 2 rejected"):
-        rows(False, 4)
+    assert documents(6) in (range(80, 120) if held_out else range(130, 170))
+    with pytest.raises(UserError, match=r"at most 6 rejected .* got 7 of 607 documents"):
+        documents(7)
+    with pytest.raises(UserError, match=r"at most 3 rejected .* got 4 of 304 documents"):
+        documents(4, shard="1/2")
 
 
 @pytest.mark.parametrize(
