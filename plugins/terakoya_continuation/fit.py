@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.corpus.beginnings import read_beginnings
-from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.samples import read_samples
 from terakoya.tokenization.recognise import recognise_tokenizer
-
-SAMPLED_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,8 @@ class Fit:
 
 
 def sample_texts(corpus: Corpus) -> Sequence[str]:
-    """Returns documents from the beginnings of the files, of at most `SAMPLED_CHARACTERS` altogether."""
-    documents = (item.text for _, items in read_beginnings(corpus) for item in items if isinstance(item, Document))
-    texts: list[str] = []
-    left = SAMPLED_CHARACTERS
-    for text in documents:
-        texts.append(text[:left])
-        left -= len(texts[-1])
-        if left <= 0:
-            break
-    return texts
+    """Returns documents from all over the corpus, altogether a megabyte and the rest of the last of each place."""
+    return [document.text for _, documents in read_samples(corpus, 1 << 20) for document in documents]
 
 
 def measure_fit(tokenizer: Path, texts: Sequence[str]) -> Fit:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Literal
 
-from terakoya.corpus.corpus import Block, Corpus, Document, Reject
+from terakoya.corpus.corpus import Block, Corpus
 from terakoya.corpus.files import Source, format_of
 from terakoya.corpus.rejects import Rejects
 from terakoya.corpus.text_formats import BLANK
@@ -22,21 +22,16 @@ _CERTAIN_REJECTS = 20
 """Fewer rejects in a part of a corpus say nothing about the share in all of it."""
 
 
-def sample_files(files: Sequence[Source], count: int = _SAMPLED_FILES) -> Sequence[Source]:
-    """Returns up to `count` of `files`, evenly taken from all."""
-    return files[:: -(-len(files) // count)]
+def sample_files(files: Sequence[Source]) -> Sequence[Source]:
+    """Returns up to 16 of `files`, evenly taken from all."""
+    return files[:: -(-len(files) // _SAMPLED_FILES)]
 
 
-def read_beginnings(
-    corpus: Corpus, *, files: int = _SAMPLED_FILES, block_bytes: int = 1 << 20
-) -> Iterator[tuple[Block, list[Document | Reject]]]:
-    """Yields the first block of up to `files` files of `corpus`, and what is in it."""
-    for file in sample_files(corpus.sources, files):
-        single = replace(corpus, sources=(file,), digests=None)
-        with closing(single.blocks(block_bytes=block_bytes)) as blocks:  # type: ignore[type-var]
-            block = next(iter(blocks), None)
-        if block is not None:
-            yield block, list(single.read(block))
+def first_block(corpus: Corpus, file: Source, block_bytes: int = 1 << 20) -> Block | None:
+    """Returns the first block of `file`, one of `corpus`; None if it is empty."""
+    single = replace(corpus, sources=(file,), digests=None)
+    with closing(single.blocks(block_bytes=block_bytes)) as blocks:  # type: ignore[type-var]
+        return next(iter(blocks), None)
 
 
 def read_beginning(file: Source, codec: str | None = None) -> bytes:
@@ -45,25 +40,25 @@ def read_beginning(file: Source, codec: str | None = None) -> bytes:
         return stream.read(_BEGINNING_BYTES)
 
 
-def check_beginnings(corpus: Corpus) -> Sequence[tuple[Block, list[Document | Reject]]]:
-    """Tells what is no document at the beginnings of the files, and where lines are one document. Returns what was
-    read.
+def check_beginnings(corpus: Corpus) -> None:
+    """Tells what is no document at the beginnings of the files, and where lines are one document.
 
     Raises UserError for more rejects than `corpus.max_rejects`: before hours are spent on the rest.
     """
-    rejects = Rejects()
+    rejects, disk_bytes = Rejects(), 0
     raw = corpus if corpus.cleaning is None else replace(corpus, cleaning=None)
-    found = list(read_beginnings(raw))
-    for _, items in found:
-        for item in items:
-            rejects.add(item)
-    is_whole = sum(block.disk_bytes for block, _ in found) >= corpus.total_bytes
+    for file in sample_files(corpus.sources):
+        block = first_block(raw, file)
+        if block is not None:
+            disk_bytes += block.disk_bytes
+            for item in raw.read(block):
+                rejects.add(item)
+    is_whole = disk_bytes >= corpus.total_bytes
     if is_whole or not rejects.documents or rejects.total >= _CERTAIN_REJECTS:
         rejects.check(corpus.max_rejects)
     else:
         rejects.tell()
     warn_of_one_document(corpus)
-    return found
 
 
 def find_separator(file: Source, codec: str | None = None) -> Literal["blank", "line"] | None:

@@ -157,7 +157,7 @@ class Corpus:
             yield from text_formats.split_into_blocks(
                 file,
                 size,
-                by_paragraph=self._by_paragraph(file),
+                by_paragraph=self.is_by_paragraph(file),
                 field=self.field,
                 max_document_bytes=self.max_document_bytes,
                 codec=self.encoding,
@@ -175,7 +175,7 @@ class Corpus:
         if format_of(block.file) == "parquet":
             items = parquet.read_block(block, field=self.field, max_document_bytes=limit)
         else:
-            by_paragraph = self._by_paragraph(block.file)
+            by_paragraph = self.is_by_paragraph(block.file)
             items = text_formats.read_block(
                 block,
                 by_paragraph=by_paragraph,
@@ -185,7 +185,8 @@ class Corpus:
             )
         return items if self.cleaning is None else self.cleaning.apply(block, items)
 
-    def _by_paragraph(self, file: Source) -> bool:
+    def is_by_paragraph(self, file: Source) -> bool:
+        """Returns whether blank lines separate the documents of `file`."""
         return self.documents == "blank" and format_of(file) == "txt"
 
 

@@ -32,6 +32,7 @@ Record = tuple[int, bytes, bool]
 """The number of the first line, the content, and whether it is over the limit (then the content is cut short)."""
 
 _READ_BYTES = 1 << 20
+_FAR = 16 << 20
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 BLANK = re.compile(
@@ -118,6 +119,41 @@ def split_into_blocks(
             content = data if keep_data or stream.reader.is_changed else None
             yield Block(file, start, start + bytes_read, line, disk_stop - disk, content, column, columns)
             start, line, disk = start + bytes_read, line + newlines, disk_stop
+
+
+def find_block(
+    file: Path, low: int, high: int, *, by_paragraph: bool, field: str, codec: str | None = None
+) -> Block | None:
+    """Returns the documents of a jsonl, txt or tsv file that begin from byte `low` to before `high`, as a block without
+    its line. None for a file that is compressed or not read as it is, and where the next document is far away."""
+    if compression_of(file) is not None:
+        return None
+    with open_text(file, codec) as text:
+        text.read(1)
+        if text.reader.is_changed:
+            return None
+    column, columns = _find_column(file, field, codec) if format_of(file) == "tsv" else (0, 0)
+    with file.open("rb") as stream:
+        start, stop = (_find_start(stream, position, by_paragraph) for position in (low, high))
+    if start is None or stop is None:
+        return None
+    return Block(file, start, stop, 1 if start == 0 else 0, stop - start, None, column, columns)
+
+
+def _find_start(stream: io.BufferedIOBase, position: int, by_paragraph: bool) -> int | None:
+    """Returns where the first document at or after byte `position` begins: after a blank line that is, or a line. None
+    if that is more than `_FAR` bytes away."""
+    if not position:
+        return 0
+    stream.seek(position - 1)
+    is_whole = False
+    while stream.tell() < position + _FAR:
+        line = stream.readline(_READ_BYTES)
+        is_end = not line or line.endswith(b"\n")
+        if is_end and (not by_paragraph or not line or (is_whole and BLANK.match(line))):
+            return stream.tell()
+        is_whole = is_end
+    return None
 
 
 def _read_one_block(

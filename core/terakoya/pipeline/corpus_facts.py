@@ -1,4 +1,4 @@
-"""A look at a corpus: formats, keys of the text, language and size, from the beginnings of its files."""
+"""A look at a corpus: formats, keys of the text, language and size, from samples."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from terakoya.corpus.beginnings import (
     read_beginning,
     sample_files,
 )
-from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.encodings import find_codec
 from terakoya.corpus.files import Source, find_files, format_of
 from terakoya.corpus.parquet import first_rows
+from terakoya.corpus.samples import read_samples
 from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
@@ -85,9 +86,11 @@ def look_at(
         raise UserError(f"{files[0]}: expected text in a key or a column, found none")
     field = ",".join(fields) or "text"
     corpus = Corpus(files, field=field, documents=documents, encoding=encoding, max_rejects=max_rejects)
-    beginnings = check_beginnings(corpus)
-    read_bytes = sum(block.disk_bytes for block, _ in beginnings)
-    texts = [item.text for _, items in beginnings for item in items if isinstance(item, Document)]
+    check_beginnings(corpus)
+    read_bytes, texts = 0, list[str]()
+    for disk_bytes, found in read_samples(corpus):
+        read_bytes += disk_bytes
+        texts += (document.text for document in found)
     characters = sum(map(len, texts))
     if not characters:
         raise UserError(f"{files[0]}: expected at least one document, got an empty corpus; give files that hold text")

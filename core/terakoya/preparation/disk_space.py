@@ -10,18 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.corpus.beginnings import read_beginnings, sample_files
-from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.samples import read_samples
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import BlockEncoder
 from terakoya.store.token_store import PARTS, Unit
 
 logger = logging.getLogger("terakoya")
 
-_FILES, _BLOCK_BYTES = 8, 4 << 20
-"""Number of files that are sampled, and how many bytes are read from the start of each."""
 _SAMPLES, _SAMPLE_CHARACTERS = 128, 256
-"""Number of samples that are encoded, for all files together, and the length of one sample."""
+"""Number of samples that are encoded, and the length of one."""
 _FIXED_BYTES = 1_000_000
 """Bytes of a store other than its tokens: the tokenizer, `store.json`, headers."""
 
@@ -76,24 +74,18 @@ def check_disk_space(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_byte
 def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> StoreEstimate | None:
     """Estimates the store of `disk_bytes` of `corpus`; None if the parts that are read hold no text.
 
-    Reads the beginnings of some files and counts all their documents. From each beginning it encodes the same number of
-    short samples, evenly spaced over its characters: so a very long document, or a long run of one character, counts
-    in proportion to its length.
+    Reads parts of the corpus and counts their documents. It encodes short samples, evenly spaced over the characters of
+    the parts: so a very long document, or a long run of one character, counts in proportion to its length.
     """
-    disk = sequences = documents = 0
-    tokens = 0.0
-    count = _SAMPLES // len(sample_files(corpus.sources, _FILES))
-    for block, items in read_beginnings(corpus, files=_FILES, block_bytes=_BLOCK_BYTES):
-        disk += block.disk_bytes
-        texts = [item.text for item in items if isinstance(item, Document)]
-        documents += len(texts)
-        sequences += len(texts) if unit == "document" else sum(map(_lines, texts))
-        text = "\n".join(texts)
-        samples = _samples(text, count)
-        if text:
-            tokens += len(text) * _tokens_per_character(encoder, samples)
-    if not documents:
+    parts = list(read_samples(corpus))
+    disk = sum(disk_bytes for disk_bytes, _ in parts)
+    texts = [document.text for _, found in parts for document in found]
+    if not texts:
         return None
+    documents = len(texts)
+    sequences = documents if unit == "document" else sum(map(_lines, texts))
+    text = "\n".join(texts)
+    tokens = len(text) * _tokens_per_character(encoder, _samples(text, _SAMPLES))
     if encoder.eos is not None:
         tokens += documents
     scale = disk_bytes / max(1, disk)

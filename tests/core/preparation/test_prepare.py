@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -484,7 +485,7 @@ def test_two_processes_at_once_are_refused(corpus: Corpus, tokenizer_folder: Pat
 def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_space, "_BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(disk_space, "read_samples", partial(disk_space.read_samples, sample_bytes=10_000))
     monkeypatch.setattr(utf8_reader, "SAMPLE_BYTES", 10_000)
     peaks = []
     for factor in (1, 10):
