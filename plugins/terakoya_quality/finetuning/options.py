@@ -51,8 +51,12 @@ class FinetuneOptions:
         ),
     ] = ()
     learning_rates: Annotated[
-        Sequence[float], typer.Option("--learning-rate", help="Peak learning rate; several are tried. Default: 5e-5.")
-    ] = (5e-5,)
+        Sequence[float],
+        typer.Option(
+            "--learning-rate",
+            help="Peak learning rate; several are tried. Default: for AdamW, 5e-5 of 110 M parameters, more of fewer.",
+        ),
+    ] = ()
     epochs: Annotated[Sequence[int], typer.Option(help="Epochs; several are tried. Default: 3.")] = (3,)
     seeds: Annotated[int, typer.Option(min=1, help="Train the best setting with this many seeds.")] = 1
     batch_size: Annotated[int, typer.Option(min=1, help="Examples of a step.")] = 32
@@ -95,6 +99,7 @@ class FinetuneOptions:
         from terakoya_quality.finetuning.settings import TuningSettings
 
         given = {name: getattr(self, name) for name in TuningSettings.model_fields}
+        given["learning_rates"] = given["learning_rates"] or None
         try:
             return TuningSettings(**given)
         except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,12 @@ from terakoya_quality.finetuning import loop
 from terakoya_quality.finetuning.metrics import mean_and_interval
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
-from terakoya_quality.finetuning.settings import LONGEST, TuningSettings
+from terakoya_quality.finetuning.settings import LONGEST, TuningSettings, suited_rate
 from terakoya_quality.finetuning.task import Task, TextEncoder
 
 Scores = Mapping[str, float]
+
+logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ def search(
         settings = settings.model_copy(
             update={"max_length": longest_input(model, settings.max_length, default=LONGEST, shorten=shorten)}
         )
+        rates = settings.learning_rates or (suited_rate(model.num_parameters()),)
+        _warn_of_low(rates, model.num_parameters(), settings)
         pad = pad_id(tokenizer, model, folder)
         encoders = {
             name: TextEncoder(tokenizer, max_length=settings.max_length or LONGEST, stride=settings.stride)
@@ -188,7 +193,7 @@ def search(
                 return best
             return trained, {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
 
-        for rate, epochs in [(rate, epochs) for rate in settings.learning_rates for epochs in settings.epochs]:
+        for rate, epochs in [(rate, epochs) for rate in rates for epochs in settings.epochs]:
             best = train_once(rate, epochs, 1)
         assert best is not None
         chosen = (best[0].learning_rate, best[0].epochs)
@@ -206,6 +211,16 @@ def search(
         task, settings, chosen, summarise([each.scores for each in of_chosen]), trainings, counts,
         {name: each.cut for name, each in encoders.items() if each.cut}, pad, best[1],
     )  # fmt: skip
+
+
+def _warn_of_low(rates: Sequence[float], parameters: int, settings: TuningSettings) -> None:
+    """Warns where a small model gets only rates that are those of large ones."""
+    suited = suited_rate(parameters)
+    if settings.optimizer["type"] == "adamw" and max(rates) < suited / 2:
+        logger.warning(
+            "%.1f M parameters learn little with a rate of %g: such a small model needs about --learning-rate %g",
+            parameters / 1e6, max(rates), suited,
+        )  # fmt: skip
 
 
 def _first(task: Task[Any], trained: TrainedOnce) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -28,14 +29,27 @@ LONGEST, SHORTEST = 512, 8
 """Default number of tokens of an input, for models that take more, and the fewest that may be asked for."""
 
 
+HIGHEST_RATE = 5e-4
+
+
+def suited_rate(parameters: int) -> float:
+    """Returns a learning rate of AdamW for a model of so many parameters: that of a BERT base, 5e-5 for 110 million,
+    divided by the square root of its size relative to that.
+
+    BERTs of 110 and 340 million are fine-tuned with 2e-5 to 5e-5 (Devlin et al. 2019, appendix A.3), those of 4 to 41
+    million with up to 3e-4 (Turc et al. 2019); docs/how-to/quality.md has what was measured with 2.6 and 5 million.
+    """
+    return min(HIGHEST_RATE, float(f"{5e-5 * math.sqrt(110e6 / parameters):.1e}"))
+
+
 class TuningSettings(BaseModel):
     """How a model is fine-tuned. All pairs of a learning rate and a number of epochs are tried with the first seed; the
     best one by the first score on the evaluation examples is trained with the other seeds, too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    learning_rates: tuple[Rate, ...] = Field(default=(5e-5,), min_length=1)
-    """Peak learning rates."""
+    learning_rates: tuple[Rate, ...] | None = Field(default=None, min_length=1)
+    """Peak learning rates; null is one by the model's size, `suited_rate`, for AdamW alone."""
     epochs: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3,), min_length=1)
     """Numbers of times that the training examples are seen."""
     seeds: int = Field(default=1, ge=1)
@@ -59,8 +73,12 @@ class TuningSettings(BaseModel):
     @model_validator(mode="after")
     def _check_components(self) -> Self:
         try:
-            self.make_optimizer(self.learning_rates[0])
+            self.make_optimizer((self.learning_rates or (HIGHEST_RATE,))[0])
             self.make_schedule()
+            if self.learning_rates is None and self.optimizer["type"] not in ("adamw", "stable_adamw"):
+                raise UserError(
+                    f"learning_rates: expected one at least for {self.optimizer['type']}; AdamW alone has a default"
+                )
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
