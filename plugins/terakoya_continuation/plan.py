@@ -18,7 +18,7 @@ from terakoya.estimation.speed import describe_hours
 from terakoya.log import plural, translated
 from terakoya.pipeline.choosing import LEAST_STEPS_BETWEEN, Candidate, Choice, Machine, least_rows
 from terakoya.pipeline.corpus_facts import CorpusFacts
-from terakoya.pipeline.new_pipeline import FEW_DOCUMENTS, held_out_share
+from terakoya.pipeline.new_pipeline import FEW_DOCUMENTS, PRECISIONS, held_out_share
 from terakoya_continuation.fit import Fit
 from terakoya_continuation.published import OBJECTIVES, Kind, PublishedModel
 
@@ -37,10 +37,12 @@ SAVED = 0.05
 MORE = 8
 """The vocabulary gets at most this part more pieces, each seen `LEAST_OFTEN` times."""
 LEAST_OFTEN = 20
-MASKED = (
-    "30 % of the tokens are masked at first, 15 % at the end: of the rates compared, with which a model learns soonest."
+MASKED = "30 % of the tokens are masked at first, 15 % at the end, with which a new model learns sooner than with 15 %."
+FORGETS = (
+    "There is no general text, so the model forgets: in a test its loss on such text rose by 0.67 bits a character, "
+    "with --replay FILES of it by 0.08."
 )
-"""Why."""
+"""Both are measured: docs/explanation/recipes.md, docs/tutorials/continued-pretraining.md."""
 NAMES = FIELD, REPLAY = "field", "replay"
 """The corpora of a pipeline with general text."""
 
@@ -210,7 +212,7 @@ def _comments(
     rows, most = sum(parameters["batch_size"].values()), PASSES[model.kind]
     read = [choice.trained_tokens * part / each.tokens for part, each in zip((1 - share, share), sources, strict=False)]
     seen = f"{read[0]:.3g} passes over the field (at most {most} are useful)"
-    comments = {"corpus": sources[0].describe()}
+    comments = {"corpus": sources[0].describe(), "parameters": FORGETS}
     if len(sources) > 1:
         seen = (
             f"{read[0]:.3g} passes over the field (at most {most} are useful) and {read[1]:.3g} over the general text"
@@ -231,7 +233,7 @@ def _comments(
         "parameters.architecture": "As in the model's config.json.",
         **({"parameters.objective": MASKED} if model.kind == "masked" else {}),
         "parameters.optimizer": f"AdamW, as of most published models. The rate is {RATE_OF_BASE:g} x 768 / "
-        f"{model.width}, times the square root of {rows:,} / {ROWS} rows.",
+        f"{model.width}, times the square root of {rows:,} / {ROWS} rows. A model that was stopped early needs more.",
         "parameters.schedule": "The rate rises again in the first tenth of the run, then it falls to 0.",
         "parameters.batch_size": f"{rows:,} row{plural(rows)} of {model.length:,} tokens a step; a short run has "
         "fewer rows.",
@@ -240,7 +242,7 @@ def _comments(
         "parameters.max_steps": f"{choice.steps:,} step{plural(choice.steps)} x {rows:,} row{plural(rows)} x "
         f"{model.length:,} tokens: {seen}. Predicted: {translated(describe_hours(choice.hours))} on {machine.name}, "
         f"{translated(estimated.speed.said)}.",
-        "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
+        "parameters.precision": PRECISIONS[machine.precision],
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
         "parameters.evaluation": "Before the first step it measures the model as it was, then after each tenth of "

@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -72,6 +72,16 @@ class Options:
     ] = True
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what is not given is the default.")] = False
 
+    def heading(self, *words: str) -> str:
+        """Returns the first comment of the file: the command that writes it again, with `words` after the corpus."""
+        from terakoya.log import translated
+
+        options = ["terakoya", "init", *self.corpus, *words]
+        for name in ("encoding", "max_rejects", "vocab_size", "gpus", "work", "out"):
+            if (value := getattr(self, name)) != getattr(Options, name):
+                options += [f"--{name.replace('_', '-')}", str(value)]
+        return translated(f"Written by `{shlex.join(options)}`. Change what you like, then: terakoya run {self.out}")
+
 
 def command(options: Options) -> None:
     """Write a pipeline file for a corpus and a machine, with the reason for each number.
@@ -135,11 +145,10 @@ def command(options: Options) -> None:
         corpus, facts, choice, recipe=recipe, goal=goal, machine=machine, work=options.work
     )
     pipeline |= {name: value for name, value in how.items() if value != Pipeline.model_fields[name].default}
-    kind = ["--like", options.like] if options.like else ["--family", family or "encoder"]
-    again = ["terakoya", "init", *corpus, *kind, "--goal", goal, "--hours", f"{hours:g}"]
-    again += [*(["--encoding", options.encoding] if options.encoding else [])]
-    again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(options.gpus)] if options.gpus else [])]
-    heading = translated(f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}")
+    kind = ("--like", options.like) if options.like else ("--family", family or "encoder")
+    heading = replace(options, corpus=corpus).heading(
+        *kind, "--goal", goal, "--hours", f"{hours:g}", *(("--gpu", gpu) if gpu else ())
+    )
     comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))
     read_pipeline(out)

@@ -117,7 +117,7 @@ class Machine:
 
     device: Device
     count: int
-    precision: Literal["bf16", "fp32"]
+    precision: Literal["bf16", "fp16", "fp32"]
     measure: Measure | None = None
 
     @property
@@ -135,15 +135,17 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
     """
     device = devices.find_device(gpu) if gpu else devices.local_device()
     if device.gpu:
-        if gpu is None and count is None:
-            import torch
+        import torch
 
-            count = torch.cuda.device_count()
-        if device.peak_tflops is None:
+        measure = measure if devices.is_here(device) else None
+        if device.peak_tflops is None and measure is None:
             raise UserError(
-                f"--gpu: the speed of {device.name} is unknown; name a similar one, such as --gpu a100-80gb"
+                f"--gpu: the speed of {device.name} is unknown; measure it there, or name a similar one with as much "
+                "memory, such as --gpu a100-80gb"
             )
-        return Machine(device, count or 1, "bf16", measure if devices.is_here(device) else None)
+        has_bf16 = not measure or torch.cuda.is_bf16_supported(including_emulation=False)
+        here = torch.cuda.device_count() if gpu is None else 1
+        return Machine(device, count or here, "bf16" if has_bf16 else "fp16", measure)
     if count and count > 1:
         raise UserError(f"--gpus {count}: this machine has no GPU; name the kind with --gpu, such as --gpu h100")
     return Machine(replace(device, memory=device.memory or _memory()), 1, "fp32", measure)
@@ -358,13 +360,14 @@ class Candidate:
 
     def run(self, trained: float, tokens: int, held_out: int | None) -> Choice | None:
         """Returns the run over `trained` tokens that fits into memory with the largest micro-batch; None: none does."""
-        validated = None if held_out is None else -(-held_out // self.length)
+        validated, device = None if held_out is None else -(-held_out // self.length), self.machine.device
         for raw in _runs(self.raw, trained=trained, machine=self.machine):
             parameters, speed = Parameters.from_dict(raw, source=self.preset), self.speed(raw)
             estimated = estimate(
-                parameters, processes=self.machine.count, device=self.machine.device.name, vocab_size=self.vocabulary
-            )
-            estimated = replace(estimated, device=self.machine.device)
+                parameters, processes=self.machine.count, device=device.name if device.is_known else None,
+                vocab_size=self.vocabulary,
+            )  # fmt: skip
+            estimated = replace(estimated, device=device)
             if estimated.fits is not False and speed is not None:
                 estimated = with_speed(estimated, speed, parameters, validated)
                 done = raw["max_steps"] * sum(raw["batch_size"].values()) * self.length

@@ -33,6 +33,7 @@ FEW_DOCUMENTS = 100
 SENTINELS = 26
 """Unused pieces of a tokenizer for T5, which mark the spans that are cut out of rows of up to 512 tokens."""
 
+PRECISIONS = {"bf16": "bf16 on GPUs.", "fp16": "This GPU has no bf16.", "fp32": "A CPU computes in fp32."}
 LIMITS = {
     "corpus": "a larger model would learn this corpus by heart",
     "hours": "a larger model would not see enough tokens in the given hours",
@@ -153,7 +154,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         f"x {length:,} tokens = {_amount(choice.trained_tokens)} tokens: {choice.passes:.3g} passes over about "
         f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
         f"{translated(describe_hours(choice.hours))} on {machine.name}, {translated(speed.said)}.",
-        "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
+        "parameters.precision": PRECISIONS[machine.precision],
         "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
         "apart.",
         "parameters.evaluation": "A validation after each tenth of the run, each twentieth of a long one, at least "

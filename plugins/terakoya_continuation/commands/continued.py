@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -95,18 +94,13 @@ def _continue(options: Options, name: str, replay: Sequence[str], share: float |
     how |= {"words": "mecab"} if finds_words else {}
     pipeline |= {key: value for key, value in how.items() if value != Pipeline.model_fields[key].default}
     repeated = [word for each in replay for word in ("--replay", each)]
-    again = ["terakoya", "init", "--from", name, *options.corpus, *repeated]
-    again += [*(["--replay-share", f"{share:g}"] if replay else []), "--hours", f"{hours:g}"]
-    again += [
-        *(["--gpu", options.gpu] if options.gpu else []),
-        *(["--gpus", str(options.gpus)] if options.gpus else []),
-    ]
-    heading = translated(f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}")
+    repeated += [*(["--replay-share", f"{share:g}"] if replay else []), "--hours", f"{hours:g}"]
+    heading = options.heading("--from", name, *repeated, *(["--gpu", options.gpu] if options.gpu else []))
     comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))
     read_pipeline(out)
     shown = ("parameters.start_from", "corpus", "corpora.field.corpus", "corpora.replay.corpus", "corpora.replay")
-    for key in (*shown, "tokenizer_folder", "parameters.max_steps"):
+    for key in (*shown, "parameters", "tokenizer_folder", "parameters.max_steps"):
         if key in comments:
             console().print(comments[key], markup=False, soft_wrap=True)
     console().print(f"{out}: written; it gives the reason for each number", markup=False, soft_wrap=True)

@@ -62,6 +62,7 @@ def command(
     """Print the exact files and commands that start a run on this machine, on hosts or a cluster; --submit runs them.
 
     `terakoya plugins show LAUNCHER` lists its settings: launch slurm bert.json --out run --time 24:00:00
+    --gpus 8 --processes 8
     """
     from terakoya.plugins import registry
     from terakoya_launch.plan import plan_launch

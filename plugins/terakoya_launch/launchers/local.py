@@ -39,8 +39,8 @@ done
 class Local(Launcher):
     """Settings of a run on this machine."""
 
-    processes: PositiveInt = 1
-    """Number of processes: one for each GPU, or one for every few cores. Unit: processes."""
+    processes: PositiveInt | None = None
+    """Number of processes; null is one for each GPU, on a CPU one. Unit: processes."""
     max_restarts: NonNegativeInt = 0
     """How often a crashed run is restarted from its last checkpoint. A run is not restarted after a stop request or an
     error that the user has to fix."""
@@ -56,12 +56,14 @@ class Local(Launcher):
                 f"launch local: batch_size is for {len(job.batch_size)} nodes, this machine is one; sum its rows: "
                 f"--set batch_size.-1={sum(job.batch_size.values())}, or launch hosts, slurm, sagemaker"
             )
+        count = self.processes
+        processes = () if count is None else ("--processes", str(count))
         script = SCRIPT.substitute(
             name=job.name,
-            processes=f"{self.processes} process{'es' if self.processes > 1 else ''}",
+            processes="trains" if count is None else f"{count} process{'es' if count > 1 else ''}",
             head=script_head(job, self.setup),
-            threads=limit_threads(self.processes),
-            command=quote("python", "-m", "terakoya", *job.arguments, "--processes", str(self.processes)),
+            threads="" if count is None else limit_threads(count),
+            command=quote("python", "-m", "terakoya", *job.arguments, *processes),
             settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
         )

@@ -30,6 +30,7 @@ from terakoya.runs.checkpoints import FORMAT, with_hash
 from terakoya.store.subset import document_ranges
 from terakoya.store.token_store import StoreFacts
 from terakoya_contract.commands.new import TEMPLATES
+from terakoya_contract.toy import make_tokenizer
 from terakoya_launch.commands import jobs
 
 SMALL = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"]
@@ -134,6 +135,13 @@ def test_a_model_is_tried_on_a_text_of_its_kind(
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     next_command.after_model(tmp_path)
     assert shlex.split(capsys.readouterr().err)[-1] == sentence
+
+
+def test_a_model_that_is_not_japanese_is_tried_in_english(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertForMaskedLM"]}))
+    next_command.after_model(tmp_path)
+    assert shlex.split(capsys.readouterr().err)[-1] == "London is the [MASK] of England."
 
 
 def facts(

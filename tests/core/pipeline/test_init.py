@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from selection import at_night
 from typer.testing import CliRunner
 
@@ -181,6 +182,20 @@ def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
         assert each.trained_tokens == each.steps * sum(parameters.batch_size.values()) * parameters.data.sequence_length
 
 
+@pytest.mark.parametrize(("has_bf16", "precision"), [(True, "bf16"), (False, "fp16")])
+def test_a_gpu_in_no_list_is_measured(has_bf16: bool, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = choosing.devices.Device("NVIDIA GeForce RTX 4080", 16 << 30, None)
+    monkeypatch.setattr(choosing.devices, "local_device", lambda: card)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    machine = find_machine(None, None, measure=lambda *run: Speed(0.1, 0.1, 0.3, "probe", "as told"))
+    assert (machine.count, machine.precision) == (2, precision)
+    choice = choose(tokens=10**6, vocabulary=32_768, recipe=FAMILIES["encoder"], goal="model", machine=machine, hours=1)
+    assert choice.parameters["precision"] == precision and choice.estimated.device == card and choice.estimated.fits
+    with pytest.raises(UserError, match="the speed of NVIDIA GeForce RTX 4080 is unknown; measure it there"):
+        find_machine(None, None)
+
+
 @pytest.mark.nightly
 def test_a_model_that_one_gpu_cannot_hold_is_sharded_or_left() -> None:
     assert chosen(1e12, "rtx-4090", 1, 1e6, "llama").preset == "llama_1b"
@@ -297,6 +312,7 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
         "tiny_bert",
     ):
         assert word in text
+    assert "--vocab-size 200`. Change" in " ".join(text.replace("//", "").split()), "with it the file is the same"
     again = CliRunner().invoke(build_app(), words)
     assert again.exit_code and "exists already" in str(again.exception)
     assert CliRunner().invoke(build_app(), [*words, "--force"]).exit_code == 0

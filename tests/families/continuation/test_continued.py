@@ -82,7 +82,11 @@ def test_a_model_gets_the_words_of_the_field_and_keeps_what_it_knew(here: Path, 
     assert pipeline.tokenizer is None and str(pipeline.tokenizer_folder) == "work/continued/tokenizer"
     words = AutoTokenizer.from_pretrained("work/continued/tokenizer").tokenize(FIELD)
     assert "量子" in words and "more pieces, which save " in said
-    assert "General text is 25% of the rows" in said and "passes over the field (at most 10 are useful) and " in said
+    assert (
+        "General text is 25% of the rows" in said
+        and "forgets" not in said
+        and "passes over the field (at most 10 are useful) and " in said
+    )
     raw = {**parameters, "data": {**parameters["data"], "train": ["a"], "validation": ["b"]}}
     loaded = Parameters.from_dict(raw, source="pipeline.json")
     steps, rate = loaded.max_steps, loaded.optimizer.learning_rate
@@ -106,6 +110,7 @@ def test_a_model_gets_the_words_of_the_field_and_keeps_what_it_knew(here: Path, 
 
 def test_a_vocabulary_that_fits_stays(here: Path) -> None:
     said, parameters = init("general.jsonl")
+    assert "There is no general text, so the model forgets: " in said
     assert parameters["start_from"] == {"folder": "model", "drop_heads": True}
     assert "The vocabulary stays as it is, with " in said and not Path("work/continued").exists()
     assert read_pipeline(Path("pipeline.json")).tokenizer_folder == Path("model")

@@ -65,6 +65,11 @@ def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+def test_without_processes_each_gpu_gets_one(store: Path, tmp_path: Path) -> None:
+    script = (planned("local", store, tmp_path / "run", {}).folder / "run.sh").read_text()
+    assert "--processes" not in script and "OMP_NUM_THREADS" not in script and "run: trains on this machine" in script
+
+
 @pytest.mark.usefixtures("forks")
 def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> None:
     crash = tmp_path / "crash.py"

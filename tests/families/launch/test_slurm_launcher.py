@@ -32,6 +32,17 @@ def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLa
     return plan_launch("slurm", file, folder / "run", settings={"time": "60", **settings})
 
 
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [({}, False), ({"gpus": 8}, True), ({"gres": "gpu:4"}, True), ({"sbatch": ["--gpus-per-task=1"]}, True)],
+)
+def test_a_job_without_gpus_says_so(settings: dict[str, Any], asks: bool, tmp_path: Path) -> None:
+    said = any(
+        "asks for no GPU; where nodes have some: --gpus N" in each for each in planned(tmp_path, settings).plan.notes
+    )
+    assert said is not asks
+
+
 # --------------------------------------------------------------------------------------------------- the script
 
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
 
 SENTENCES = {
-    "masked": "東京は日本の[MASK]です。",
-    "spans": "東京は日本の<extra_id_0>です。",
-    "replaced": "東京は日本の首都です。",
-    "text": "日本の首都は",
+    "masked": ("東京は日本の[MASK]です。", "London is the [MASK] of England."),
+    "spans": ("東京は日本の<extra_id_0>です。", "London is the <extra_id_0> of England."),
+    "replaced": ("東京は日本の首都です。", "London is the capital of England."),
+    "text": ("日本の首都は", "The capital of England is"),
 }
-"""The text that tries a model: for one that has [MASK], one that fills in spans, one that detects replaced tokens, and
-one that continues text."""
+"""The texts that try a model, with a Japanese vocabulary and with another: for one that has [MASK], one that fills in
+spans, one that detects replaced tokens, and one that continues text."""
 
 SMALL_STORE, LARGE_STORE = 50_000_000, 1_000_000_000
 """Tokens below which the smallest preset is named, and from which the largest is."""
@@ -137,9 +137,23 @@ def preset_for(facts: StoreFacts) -> str:
 
 
 def after_model(out: Path) -> None:
-    """Names `try` of the exported model in `out`, with a text that fits its kind."""
-    kinds = [_kind(folder) for folder in (out, out / "discriminator") if (folder / "config.json").is_file()]
-    show("try", out, SENTENCES["masked" if (out / "generator").is_dir() else next(iter(kinds), "text")])
+    """Names `try` of the exported model in `out`, with a text that fits its kind and its vocabulary."""
+    folders = [folder for folder in (out, out / "discriminator") if (folder / "config.json").is_file()]
+    kind = "masked" if (out / "generator").is_dir() else _kind(folders[0]) if folders else "text"
+    japanese, other = SENTENCES[kind]
+    show("try", out, japanese if not folders or _is_japanese(folders[0]) else other)
+
+
+def _is_japanese(folder: Path) -> bool:
+    """Returns whether the vocabulary in `folder` is Japanese, or is none that can be read."""
+    from terakoya.errors import UserError
+    from terakoya.tokenization.languages import guess_languages
+    from terakoya.tokenization.recognise import recognise_tokenizer
+
+    try:
+        return guess_languages(recognise_tokenizer(folder).load(folder)) == ["ja"]
+    except UserError:
+        return True
 
 
 def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:

@@ -199,6 +199,8 @@ class Slurm(Launcher):
             f"the job's output is appended to {folder}/JOB.out; --after JOB waits for jobs that prepare its data "
             "(prepare --executor slurm)",
         ]
+        if not self.gpus and self.gres is None and not any("gpu" in option for option in self.sbatch):
+            notes.append("the job asks for no GPU; where nodes have some: --gpus N --processes N")
         return LaunchPlan({"job.sbatch": script}, [quote("sbatch", str(folder / "job.sbatch"))], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
