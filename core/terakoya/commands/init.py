@@ -36,7 +36,7 @@ class Options:
         str | None,
         typer.Option(
             help="encoder (default), electra: models that understand text; decoder: writes text; t5: text to text. "
-            "Each by the recipe that was measured best."
+            "Each but t5 by the recipe that was measured best."
         ),
     ] = None
     like: Annotated[

@@ -34,14 +34,21 @@ class Recipe:
         causal: whether each token is predicted from those before it, which is learned in fewer passes.
         spans: whether whole spans are predicted, for which the vocabulary has sentinels.
         reason: why it is the default.
+        others: those of `presets` that have their authors' recipe instead, as none was compared at their size.
     """
 
     presets: tuple[str, ...]
     causal: bool = False
     spans: bool = False
     reason: str = ""
+    others: tuple[str, ...] = ()
+
+    def explain(self, preset: str) -> str:
+        """Returns why `preset` has its recipe; nothing of one that the user has named."""
+        return AUTHORS if preset in self.others else self.reason
 
 
+AUTHORS = "By the recipe of its authors: none was compared at this size."
 FAMILIES: Mapping[str, Recipe] = {
     "encoder": Recipe(
         ("tiny_modernbert", "bert_ja_small", "bert_ja", "bert_ja_base"),
@@ -49,7 +56,7 @@ FAMILIES: Mapping[str, Recipe] = {
         "BERT and AdamW 7.9 %. --like bert is the paper's.",
     ),
     "electra": Recipe(
-        ("tiny_electra", "electra_ja_small", "electra_ja"),
+        ("tiny_electra_ja", "electra_ja_small", "electra_ja"),
         reason="Its discriminator learns sooner than the paper's: at toy size 0.23 on JSTS after 181 CPU seconds, the "
         "paper's 0.14 after 1,522. --like electra is the paper's.",
     ),
@@ -58,8 +65,9 @@ FAMILIES: Mapping[str, Recipe] = {
         causal=True,
         reason="Of the recipes compared it learns soonest: after 0.6 M tokens 19.4 % of next tokens are right, with "
         "GPT-2 and AdamW 11.5 %. --like gpt2 is GPT-2's.",
+        others=("llama_1b", "llama_8b"),
     ),
-    "t5": Recipe(("tiny_t5", "t5_base"), spans=True),
+    "t5": Recipe(("tiny_t5", "t5_base"), spans=True, others=("tiny_t5", "t5_base")),
 }
 """What is trained -> the recipe measured best for it (docs/explanation/recipes.md)."""
 PAPERS: Mapping[str, Recipe] = {
@@ -90,11 +98,11 @@ TRY_HOURS = 1 / 6
 LEAST_STEPS = 5000
 """Below this number of steps a smaller batch is better: each step learns little more from a larger one."""
 LEAST_TOKENS = 2048
-"""Tokens of a step, below which it makes no smaller batch: the fewest that were measured (docs/reference/choosing.md).
-"""
+"""Tokens of a step, below which it makes no smaller batch: the fewest for which sizes and rates were compared
+(docs/reference/choosing.md)."""
 DECAY = {"decay_ratio": 0.2, "decay_type": "1-sqrt"}
-"""How the rate falls where a preset's never does: in the last fifth, the best of the encoders' schedules compared in
-docs/explanation/recipes.md, by the shape of Hägele et al. 2024 (arXiv:2405.18392)."""
+"""How the rate falls where a preset's never does: in the last fifth, as good as any of the encoders' schedules compared
+in docs/explanation/recipes.md, by the shape of Hägele et al. 2024 (arXiv:2405.18392)."""
 CPU_SHARES = (0.1, 0.5)
 """The shares of the speed of a large matrix product that training is assumed to reach on a CPU, from small models to
 large ones."""

@@ -135,7 +135,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         "gets fewer, so that each is seen often enough to be learned.",
         "parameters": f"The preset {choice.preset}: {describe_preset(choice.preset)}. With this vocabulary it has "
         f"{estimated.sizes.parameters / 1e6:,.1f} M. Chosen because: {LIMITS[choice.limit]}.",
-        **({"parameters.architecture": recipe.reason} if recipe.reason else {}),
+        **({"parameters.architecture": reason} if (reason := recipe.explain(choice.preset)) else {}),
         "parameters.optimizer": "The preset's learning rate, times the square root of the change of the batch."
         if parameters["optimizer"] != preset["optimizer"]
         else "The preset's.",

@@ -54,7 +54,7 @@ class FinetuneOptions:
         Sequence[float],
         typer.Option(
             "--learning-rate",
-            help="Peak learning rate; several are tried. Default: for AdamW, 5e-5 of 110 M parameters, more of fewer.",
+            help="Peak learning rate; several are tried. Default: 5e-5 for 110 M parameters, more for fewer.",
         ),
     ] = ()
     epochs: Annotated[Sequence[int], typer.Option(help="Epochs; several are tried. Default: 3.")] = (3,)
@@ -69,9 +69,13 @@ class FinetuneOptions:
     ] = 0.1
     weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay, of matrices alone.")] = 0.01
     optimizer: Annotated[
-        str | Mapping[str, Any],
-        typer.Option(parser=str, metavar="NAME", help="An optimizer, or as JSON its type and settings."),
-    ] = "adamw"
+        str | Mapping[str, Any] | None,
+        typer.Option(
+            parser=str,
+            metavar="NAME",
+            help="An optimizer, or as JSON its type and settings. Default: adamw; below 4 M parameters muon.",
+        ),
+    ] = None
     schedule: Annotated[
         str | Mapping[str, Any] | None,
         typer.Option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
 import math
 import time
@@ -18,7 +20,7 @@ from terakoya_quality.finetuning import loop
 from terakoya_quality.finetuning.metrics import mean_and_interval
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
-from terakoya_quality.finetuning.settings import LONGEST, TuningSettings, suited_rate
+from terakoya_quality.finetuning.settings import LONGEST, MUON, MUON_BELOW, MUON_RATE, TuningSettings, suited_rate
 from terakoya_quality.finetuning.task import Task, TextEncoder
 
 Scores = Mapping[str, float]
@@ -152,11 +154,11 @@ def search(
     tokenizer = load_fast_tokenizer(folder, trust=use.trust, needs_offsets=task.needs_offsets)
     with torch.random.fork_rng(devices=[use.device] if use.device.type == "cuda" else []):
         model = load_with_head(folder, task, seed=1, trust=use.trust)
+        settings = settings.for_model(model.num_parameters())
+        _warn_of_low(settings, model.num_parameters())
         settings = settings.model_copy(
             update={"max_length": longest_input(model, settings.max_length, default=LONGEST, shorten=shorten)}
         )
-        rates = settings.learning_rates or (suited_rate(model.num_parameters()),)
-        _warn_of_low(rates, model.num_parameters(), settings)
         pad = pad_id(tokenizer, model, folder)
         encoders = {
             name: TextEncoder(tokenizer, max_length=settings.max_length or LONGEST, stride=settings.stride)
@@ -193,7 +195,7 @@ def search(
                 return best
             return trained, {name: weight.detach().cpu() for name, weight in model.state_dict().items()}
 
-        for rate, epochs in [(rate, epochs) for rate in rates for epochs in settings.epochs]:
+        for rate, epochs in itertools.product(settings.learning_rates or (), settings.epochs):
             best = train_once(rate, epochs, 1)
         assert best is not None
         chosen = (best[0].learning_rate, best[0].epochs)
@@ -213,13 +215,16 @@ def search(
     )  # fmt: skip
 
 
-def _warn_of_low(rates: Sequence[float], parameters: int, settings: TuningSettings) -> None:
-    """Warns where a small model gets only rates that are those of large ones."""
-    suited = suited_rate(parameters)
-    if settings.optimizer["type"] == "adamw" and max(rates) < suited / 2:
+def _warn_of_low(settings: TuningSettings, parameters: int) -> None:
+    """Warns where a small model gets AdamW and only rates that are those of large ones."""
+    suited, highest = suited_rate(parameters), max(settings.learning_rates or ())
+    if settings.optimizer == {"type": "adamw"} and highest < suited / 2:
+        better = f"--learning-rate {suited:g}"
+        if parameters < MUON_BELOW:
+            better = f"--optimizer '{json.dumps(MUON)}' --learning-rate {MUON_RATE:g}"
         logger.warning(
-            "%.1f M parameters learn little with a rate of %g: such a small model needs about --learning-rate %g",
-            parameters / 1e6, max(rates), suited,
+            "%.1f M parameters learn little with a rate of %g: such a small model needs about %s",
+            parameters / 1e6, highest, better,
         )  # fmt: skip
 
 

@@ -30,6 +30,10 @@ LONGEST, SHORTEST = 512, 8
 
 
 HIGHEST_RATE = 5e-4
+MUON = {"type": "muon", "norm_factor": 0.25, "momentum": 0.9, "betas": [0.8, 0.95]}
+MUON_RATE, MUON_BELOW = 5e-3, 4_000_000
+"""The optimizer of the smallest models, its rate, and the number of parameters below which they learn more with it:
+docs/how-to/quality.md has it of 2.6 million. With 5 million AdamW is as good."""
 
 
 def suited_rate(parameters: int) -> float:
@@ -49,7 +53,7 @@ class TuningSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     learning_rates: tuple[Rate, ...] | None = Field(default=None, min_length=1)
-    """Peak learning rates; null is one by the model's size, `suited_rate`, for AdamW alone."""
+    """Peak learning rates; null is one that suits the model's size, see `for_model`."""
     epochs: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(3,), min_length=1)
     """Numbers of times that the training examples are seen."""
     seeds: int = Field(default=1, ge=1)
@@ -64,8 +68,9 @@ class TuningSettings(BaseModel):
     """Share of the steps in which the learning rate grows from 0."""
     weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Weight decay, of matrices alone; of an optimizer that has it and none of its own in `optimizer`."""
-    optimizer: Named = Field(default={"type": "adamw"}, validate_default=True)
-    """An optimizer of `terakoya plugins list`: its name, or an object with its `type` and settings."""
+    optimizer: Named | None = None
+    """An optimizer of `terakoya plugins list`: its name, or an object with its `type` and settings. Null is AdamW, but
+    for the smallest models Muon, where no learning rate is given."""
     schedule: Named | None = None
     """A schedule in the same way, with `warmup_ratio` where it names no other warm-up; null is a linear warm-up from 0
     and a linear way down to 0, as in the scripts of BERT and GLUE."""
@@ -75,17 +80,27 @@ class TuningSettings(BaseModel):
         try:
             self.make_optimizer((self.learning_rates or (HIGHEST_RATE,))[0])
             self.make_schedule()
-            if self.learning_rates is None and self.optimizer["type"] not in ("adamw", "stable_adamw"):
-                raise UserError(
-                    f"learning_rates: expected one at least for {self.optimizer['type']}; AdamW alone has a default"
-                )
         except UserError as error:
             raise ValueError(str(error)) from None
         return self
 
+    def for_model(self, parameters: int) -> TuningSettings:
+        """Returns the settings for a model of so many parameters, with an optimizer and rates. Raises UserError for an
+        optimizer without a rate, but for AdamW and, of the smallest models, Muon."""
+        optimizer, rates, is_small = self.optimizer, self.learning_rates, parameters < MUON_BELOW
+        if optimizer is None:
+            optimizer = MUON if rates is None and is_small else {"type": "adamw"}
+        if rates is None and optimizer["type"] == "muon" and is_small:
+            rates = (MUON_RATE,)
+        elif rates is None and optimizer["type"] in ("adamw", "stable_adamw"):
+            rates = (suited_rate(parameters),)
+        elif rates is None:
+            raise UserError(f"--learning-rate: expected one for {optimizer['type']} and a model of this size")
+        return self.model_copy(update={"optimizer": optimizer, "learning_rates": rates})
+
     def make_optimizer(self, learning_rate: float) -> Optimizer:
         """Returns the optimizer with a peak learning rate. Raises UserError for wrong settings."""
-        name, settings = self._split_name("optimizer", self.optimizer, "learning_rate")
+        name, settings = self._split_name("optimizer", self.optimizer or {"type": "adamw"}, "learning_rate")
         given = {"learning_rate": learning_rate, "weight_decay": self.weight_decay, **settings}
         fields = registry().component("optimizers", name).model_fields
         taken = {key: value for key, value in given.items() if key in settings or key in fields}

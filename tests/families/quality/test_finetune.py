@@ -33,7 +33,7 @@ from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, pad_id, write_model
 from terakoya_quality.finetuning.rows import Row
-from terakoya_quality.finetuning.settings import TuningSettings, suited_rate
+from terakoya_quality.finetuning.settings import TuningSettings
 from terakoya_quality.finetuning.similarity import TextVectors
 from terakoya_quality.finetuning.task import IGNORED, TextEncoder, sorted_labels
 from terakoya_quality.finetuning.texts import Classification
@@ -83,7 +83,17 @@ def test_classification_is_learnt_and_the_same_seed_gives_the_same_bits(model: P
 
 @pytest.mark.parametrize(("parameters", "rate"), [(335e6, 2.9e-5), (110e6, 5e-5), (5e6, 2.3e-4), (1e4, 5e-4)])
 def test_the_rate_of_a_model_follows_its_size(parameters: float, rate: float) -> None:
-    assert suited_rate(int(parameters)) == rate
+    assert TuningSettings(optimizer="adamw").for_model(int(parameters)).learning_rates == (rate,)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given", "optimizer", "rate"),
+    [(3.9e6, {}, "muon", 5e-3), (4e6, {}, "adamw", 2.6e-4), (3.9e6, {"learning_rates": (1e-3,)}, "adamw", 1e-3)],
+)
+def test_the_smallest_models_get_muon(parameters: float, given: Any, optimizer: str, rate: float) -> None:
+    settings = TuningSettings(**given).for_model(int(parameters))
+    assert settings.optimizer is not None and settings.optimizer["type"] == optimizer
+    assert settings.learning_rates == (rate,)
 
 
 def test_without_a_rate_a_model_gets_the_one_of_its_size_and_is_told_of_one_that_is_too_low(
@@ -91,14 +101,16 @@ def test_without_a_rate_a_model_gets_the_one_of_its_size_and_is_told_of_one_that
 ) -> None:
     file, out = write(tmp_path / "t.jsonl", classified(8, 1)), iter(range(9))
     options: dict[str, Any] = {"task": "classification", "train": file, "eval": file, "epochs": (1,)}
-    assert finetune(model, tmp_path / f"{next(out)}", **options).chosen == (5e-4, 1)
+    result = finetune(model, tmp_path / f"{next(out)}", **options)
+    assert result.chosen == (5e-3, 1) and result.as_json()["settings"]["optimizer"]["type"] == "muon"
+    assert finetune(model, tmp_path / f"{next(out)}", **options, optimizer="adamw").chosen == (5e-4, 1)
     assert finetune(model, tmp_path / f"{next(out)}", **options, learning_rates=[1e-5, 3e-4]).chosen[0] <= 3e-4
     assert not [record for record in caplog.records if "learn little" in record.message]
     finetune(model, tmp_path / f"{next(out)}", **options, learning_rates=[1e-5, 2e-4])
     (told,) = [record.message for record in caplog.records if "learn little" in record.message]
-    assert "learn little with a rate of 0.0002: such a small model needs about --learning-rate 0.0005" in told
-    with pytest.raises(UserError, match="learning_rates: expected one at least for muon; AdamW alone has a default"):
-        finetune(model, tmp_path / "muon", **options, optimizer="muon")
+    assert "learn little with a rate of 0.0002: such a small model needs about --optimizer '{" in told
+    with pytest.raises(UserError, match="--learning-rate: expected one for lion and a model of this size"):
+        finetune(model, tmp_path / "lion", **options, optimizer="lion")
 
 
 @pytest.mark.nightly
