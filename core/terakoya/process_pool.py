@@ -16,11 +16,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from terakoya.errors import UserError
 
-Result = TypeVar("Result")
 Submit = Callable[..., "Future[Any]"]
 
 ENDED_BY_AN_ERROR = frozenset({0, 1})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from terakoya.components import ModuleBuild, ModuleTransform
 
@@ -43,8 +43,4 @@ def copy_start(module: nn.Module, build: ModuleBuild) -> None:
                 weight.copy_(others[name])
 
 
-def _is_wanted(parameters: Any) -> bool:
-    return VARIABLE in os.environ
-
-
-TRANSFORM = ModuleTransform("freeze", _is_wanted, copy_start)
+TRANSFORM = ModuleTransform("freeze", lambda parameters: VARIABLE in os.environ, copy_start)

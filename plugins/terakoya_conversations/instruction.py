@@ -20,7 +20,6 @@ from terakoya_conversations.rows import Conversations
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from transformers import PreTrainedModel
 
 
 class Instruction(Objective):
@@ -73,7 +72,3 @@ class Instruction(Objective):
         return causal_objective.build(
             "instruction", architecture, vocabulary, z_loss=self.z_loss, head_positions=self.head_positions
         )
-
-    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """One model, in the folder itself."""
-        return {"": module.model}

@@ -50,7 +50,6 @@ KANA_SHARE = 0.05
 MARKUP = re.compile(
     r"</?(?:div|span|p|br|a|table|t[rdh]|[uo]l|li|script|style|img|h[1-6])\b[^<>]{0,300}>|&(?:nbsp|amp|lt|gt|quot|#\d{1,6});"
 )
-DAMAGE = ("replacement characters", "probably mojibake", "control characters", "remains of HTML")
 
 
 @cache
@@ -64,7 +63,7 @@ def _table() -> np.ndarray:
 
 
 def find_scripts(texts: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    """Returns how many of `texts` are in which of `SCRIPTS`, and how many have which `DAMAGE`."""
+    """Returns how many of `texts` are in which of `SCRIPTS`, and how many have which damage."""
     if not texts:
         return Counter(), Counter()
     parts = [text[:LOOKED_AT] for text in texts]

@@ -152,7 +152,9 @@ class _Policy:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if not context.is_recompute:
             results = context.op_output if isinstance(context.op_output, tuple) else (context.op_output,)
-            self.kept |= {_address(each): index for each in results if isinstance(each, torch.Tensor) and each.numel()}
+            self.kept |= {
+                storage_of(each): index for each in results if isinstance(each, torch.Tensor) and each.numel()
+            }
         return CheckpointPolicy.MUST_SAVE
 
     def _note_changes(self, operation: torch._ops.OpOverload, arguments: Sequence[Any], named: dict[str, Any]) -> None:
@@ -160,8 +162,8 @@ class _Policy:
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = _by_name(operation, arguments, named).get(argument.name)
-            if isinstance(value, torch.Tensor) and value.numel() and _address(value) in self.kept:
-                self.changed.add(self.kept[_address(value)])
+            if isinstance(value, torch.Tensor) and value.numel() and storage_of(value) in self.kept:
+                self.changed.add(self.kept[storage_of(value)])
 
 
 def keep_expensive(_: SelectiveCheckpointContext, operation: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:
@@ -191,6 +193,6 @@ def _by_name(operation: torch._ops.OpOverload, arguments: Sequence[Any], named: 
     return {**dict(zip(names, arguments, strict=False)), **named}
 
 
-def _address(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     """Identifies the storage of `tensor`, or of the tensor that it is a view of; works for tensors without data."""
     return tensor.untyped_storage()._cdata

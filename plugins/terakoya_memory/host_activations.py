@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from terakoya.components import ModuleBuild
+from terakoya_memory.activation_checkpointing import storage_of
 
 MIN_BYTES = 1 << 16
 """Smaller memory stays on the device: copies of it take longer to start than to move."""
@@ -79,7 +80,7 @@ class _OnHost:
         if not torch.is_grad_enabled():
             return self.forward(*arguments, **named)
         if self.staying is None:
-            self.staying = frozenset(_address(each) for each in _lasting_tensors(self.module))
+            self.staying = frozenset(storage_of(each) for each in _lasting_tensors(self.module))
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
                 return self.forward(*arguments, **named)
@@ -107,7 +108,7 @@ class _OnHost:
         """Whether `tensor` is a weight, or made of one: it is there anyway."""
         assert self.staying is not None
         if (
-            _address(tensor) in self.staying
+            storage_of(tensor) in self.staying
             or isinstance(tensor, nn.Parameter)
             or isinstance(tensor._base, nn.Parameter)
         ):
@@ -120,10 +121,6 @@ class _OnHost:
 
 def _unpack(kept: Tensor | _Waiting) -> Tensor:
     return kept if isinstance(kept, Tensor) else kept.bring_back()
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _lasting_tensors(module: nn.Module) -> Iterator[Tensor]:

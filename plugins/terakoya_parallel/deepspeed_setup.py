@@ -15,11 +15,8 @@ import torch
 
 from terakoya.config.deepspeed import PERSISTENCE_THRESHOLD, merge_configs
 from terakoya.errors import import_extra
+from terakoya.estimation.engine_memory import BUCKET
 from terakoya.training.engines.inputs import EngineInputs
-
-BUCKET_ELEMENTS = 500_000_000
-"""Elements of the buffer through which gradients are sent; DeepSpeed's own default. DeepSpeed allocates it whole, so a
-smaller model gets a buffer of the size of its gradients."""
 
 
 def deepspeed_config(inputs: EngineInputs, elements: int) -> dict[str, Any]:
@@ -41,7 +38,7 @@ def deepspeed_config(inputs: EngineInputs, elements: int) -> dict[str, Any]:
         "zero_optimization": {
             "stage": parallel.zero_stage,
             "stage3_param_persistence_threshold": PERSISTENCE_THRESHOLD,
-            "reduce_bucket_size": min(BUCKET_ELEMENTS, elements),
+            "reduce_bucket_size": min(BUCKET, elements),
             **{
                 name: {"device": "cpu", "pin_memory": inputs.context.device.type == "cuda"}
                 for name, target in offloads.items()

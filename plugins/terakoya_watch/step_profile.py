@@ -8,7 +8,6 @@ parts lie between events of its stream, so that nothing waits before the last pr
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from terakoya.training.run import Run
+from terakoya.training.step_clock import now
 from terakoya.training.watches import LossFn, StepTimer
 
 PARTS = ("data", "forward", "backward", "reduction", "update")
@@ -131,11 +131,7 @@ class StepProfile(StepTimer):
         return file
 
     def _now(self) -> Any:
-        if self.context.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return now(on_gpu=self.context.device.type == "cuda")
 
     def _seconds(self, began: Any, ended: Any) -> float:
         seconds = ended - began if self.context.device.type != "cuda" else began.elapsed_time(ended) / 1000

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
 
 
-def check_conflicts(parameters: ParameterFields) -> None:
-    """Raises ValueError with the first conflict."""
-    for problem in find_conflicts(parameters):
-        raise ValueError(problem)
-
-
 def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """Yields each conflict in `parameters`: where, what was expected, what was given, what to do."""
     yield from _data_conflicts(parameters)

@@ -88,7 +88,7 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base.__module__.split(".")[0] not in _BASES:
-            found.update(_docstrings(base.__module__, base.__qualname__))
+            found.update(_docstrings_of_module(base.__module__).get(base.__qualname__, {}))
     for name, field in model.model_fields.items():
         if field.description:
             found.setdefault(name, field.description)
@@ -98,10 +98,6 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
 def summary(model: type[BaseModel]) -> str:
     """Returns the first paragraph of the docstring of `model`, in one line."""
     return " ".join((model.__doc__ or "").split("\n\n")[0].split())
-
-
-def _docstrings(module: str, name: str) -> Mapping[str, str]:
-    return _docstrings_of_module(module).get(name, {})
 
 
 @cache

@@ -7,11 +7,11 @@ Megatron-LM, DeepSpeed and retarfi/language-pretraining.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_origin
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import BaseModel
 
+from terakoya.json_settings.problems import models_in
 from terakoya.plugins.families import missing_family
 
 ELSEWHERE: Mapping[str, str] = {
@@ -191,15 +191,7 @@ def key_paths(model: type[BaseModel], components: Mapping[str, Iterable[type[Bas
         inner = components.get(name)
         if inner is not None:
             found[f"{name}.type"] = None
-        for each in _models_in(field.annotation) if inner is None else inner:
+        own = (model for model, ending in models_in(field.annotation) if not ending)  # items of a list have no path
+        for each in own if inner is None else inner:
             found.update(dict.fromkeys(f"{name}.{path}" for path in key_paths(each, {})))
     return list(found)
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yields the models of an object at a key; not those of a list's items, which have no key path of their own."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) not in (tuple, list, dict):
-        for argument in get_args(annotation):
-            yield from _models_in(argument)

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -121,8 +122,7 @@ class Parameters(ParameterFields):
             if not given:
                 raise ValueError(f'expected exactly one of {keys}, got none; give one, such as "max_steps": 10000')
             raise ValueError(f"expected exactly one of {keys}, got {', '.join(given)}; set the others to null")
-        conflicts.check_conflicts(self)
-        for problem in phase_plan.find_problems(self):
+        for problem in chain(conflicts.find_conflicts(self), phase_plan.find_problems(self)):
             raise ValueError(problem)
         assert len(self._phase_parameters) == len(self.phases)  # wrong keys of a phase are found here
         return self
@@ -158,10 +158,6 @@ class Parameters(ParameterFields):
     def built_in(self, phase: int) -> Self:
         """These parameters with the architecture that the model has in the phase of this number, counted from 1."""
         return self.model_copy(update={"architecture": self.of_phases[phase - 1].architecture})
-
-    def built_at(self, manifest: Mapping[str, Any]) -> Self:
-        """The same in the phase of the checkpoint with this `manifest`."""
-        return self.built_in(manifest.get("phase", {"number": 1})["number"])
 
     @cached_property
     def _phase_parameters(self) -> tuple[Self, ...]:

@@ -8,14 +8,11 @@ are half-width katakana in Shift_JIS, and those of Korean are rare kanji in EUC-
 from __future__ import annotations
 
 import codecs
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from terakoya.errors import UserError
-
-logger = logging.getLogger("terakoya")
 
 SAMPLE_BYTES = 1 << 18
 """The bytes, from the first that is not ASCII, from which the encoding is recognised."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +46,7 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         parts = [stack.enter_context(write_atomically(path)) for path in (train_file, held_out_file)]
-        for number, line in enumerate(_raw_lines(last, corpus.encoding), start=1):
+        for number, line in enumerate(stack.enter_context(open_text(last, corpus.encoding)), start=1):
             parts[number >= starts[0]].write(line if line.endswith(b"\n") else line + b"\n")
     return [*others, train_file], held_out_file
 
@@ -56,8 +55,3 @@ def _split_name(file: Source) -> tuple[str, str]:
     """Returns stem and suffix: `wiki.jsonl.gz` -> (`wiki`, `.jsonl`)."""
     name = Path(file.name).stem if compression_of(file) is not None else file.name
     return Path(name).stem, Path(name).suffix
-
-
-def _raw_lines(file: Source, codec: str | None) -> Iterator[bytes]:
-    with open_text(file, codec) as stream:
-        yield from stream

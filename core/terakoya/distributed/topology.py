@@ -49,13 +49,11 @@ class LaunchInfo:
             UserError: a variable is missing although RANK is set, or is not a number.
         """
 
-        def read_number(name: str, default: int | None = None) -> int:
+        def read_number(name: str) -> int:
             if name not in environment:
-                if default is None:
-                    raise UserError(
-                        f"launcher: {name} is not set although RANK is; start with torchrun, srun or accelerate"
-                    )
-                return default
+                raise UserError(
+                    f"launcher: {name} is not set although RANK is; start with torchrun, srun or accelerate"
+                )
             try:
                 return int(environment[name])
             except ValueError:
@@ -111,9 +109,6 @@ class Topology:
     def replica_of(self, rank: int) -> int:
         """Returns the index of the replica that `rank` belongs to."""
         return rank // self.replica_size
-
-    def replica_ranks(self, replica: int) -> range:
-        return range(replica * self.replica_size, (replica + 1) * self.replica_size)
 
     def is_replica_leader(self, rank: int) -> bool:
         """Whether `rank` is the first of its replica: the one that counts the replica's rows."""
@@ -232,7 +227,8 @@ def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
     index = {node: position for position, node in enumerate(counts)}
     replica_nodes = []
     for replica in range(topology.num_replicas):
-        nodes = tuple(sorted({topology.processes[rank].node_rank for rank in topology.replica_ranks(replica)}))
+        members = topology.processes[replica * size : (replica + 1) * size]
+        nodes = tuple(sorted({process.node_rank for process in members}))
         processes = sum(counts[node] for node in nodes)
         if processes % size or (len(nodes) > 1 and processes != size):
             raise UserError(

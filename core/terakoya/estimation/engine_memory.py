@@ -36,8 +36,8 @@ GRAPHS = "kept by CUDA graphs"
 IN_GRAPHS = (ACTIVATIONS, LOGITS, CAST_WEIGHTS, SCRATCH, GRADIENTS)
 """What a micro-step allocates, which CUDA graphs allocate once."""
 BUCKET = 500_000_000
-"""Elements of DeepSpeed's buffer for gradients (`reduce_bucket_size`, and stage 0's `MEMORY_OPT_ALLREDUCE_SIZE`); a
-buffer for all gradients is enough where they are fewer."""
+"""Elements of DeepSpeed's buffer for gradients by its own default (`reduce_bucket_size`, and stage 0's
+`MEMORY_OPT_ALLREDUCE_SIZE`). It is allocated whole; a buffer for all gradients is enough where they are fewer."""
 LIVE = 1_000_000_000
 """Elements that stage 3 gathers at most before it frees some (`stage3_max_live_parameters`)."""
 AHEAD = 50_000_000

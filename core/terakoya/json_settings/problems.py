@@ -89,14 +89,15 @@ def _model_at(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | 
             named = False
             continue  # an item of a list or an object: the key of the list or object has selected its model already
         field = current.model_fields.get(key)
-        current = next(_models_in(field.annotation), None) if field else None
+        current = next((model for model, _ in models_in(field.annotation)), None) if field else None
         named = field is not None and get_origin(field.annotation) is dict
     return current
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yields every pydantic model in a type annotation."""
-    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
+def models_in(annotation: Any, ending: str = "") -> Iterator[tuple[type[BaseModel], str]]:
+    """Yields each model in a field's type, with what its key path has after the field's name: `.N`, `.NAME`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ending
+    more = ".N" if get_origin(annotation) in (tuple, list) else ".NAME" if get_origin(annotation) is dict else ""
     for argument in get_args(annotation):
-        yield from _models_in(argument)
+        yield from models_in(argument, ending + more)

@@ -19,10 +19,6 @@ from terakoya.estimation.synthetic_rows import row_statistics
 from terakoya.json_settings import read_settings
 
 Goal = Literal["try", "model"]
-GOALS: Mapping[Goal, str] = {
-    "try": "the smallest model, for at most ten minutes: to see that everything works",
-    "model": "the best model that corpus and hours allow",
-}
 
 
 @dataclass(frozen=True)

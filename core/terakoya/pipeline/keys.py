@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -16,6 +16,7 @@ from terakoya.config.meanings import FIRST_RELEASE, Setting, settings_of, summar
 from terakoya.config.other_names import find_equivalent
 from terakoya.config.parameters import COMPONENTS
 from terakoya.errors import UserError
+from terakoya.json_settings.problems import models_in
 from terakoya.pipeline.settings import Pipeline
 from terakoya.plugins import Registry
 
@@ -85,7 +86,7 @@ def _groups_of(file: File, model: type[BaseModel], path: str, type: str = "") ->
     """Yields the group of `model`, and those of the objects in it that are no components."""
     yield Group(file, path, type, summary(model), settings_of(model))
     for name, field in model.model_fields.items():
-        for inner, ending in _models_in(field.annotation):
+        for inner, ending in models_in(field.annotation):
             if not issubclass(inner, Component):
                 yield from _groups_of(file, inner, f"{path}{name}{ending}.", type)
 
@@ -94,15 +95,6 @@ def _component_groups(file: File, kind: str, path: str, registry: Registry) -> I
     for each in registry.components():
         if each.kind == kind:
             yield from _groups_of(file, each.component, path, each.name)
-
-
-def _models_in(annotation: Any, ending: str = "") -> Iterator[tuple[type[BaseModel], str]]:
-    """Yields each model in a field's type, with what its key path has after the field's name."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation, ending
-    more = ".N" if get_origin(annotation) in (tuple, list) else ".NAME" if get_origin(annotation) is dict else ""
-    for argument in get_args(annotation):
-        yield from _models_in(argument, ending + more)
 
 
 # ------------------------------------------------------------------------------------------- one key

@@ -18,6 +18,7 @@ from typing import Any
 
 from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
+from terakoya.json_settings import short_json
 from terakoya.log import translated
 
 logger = logging.getLogger("terakoya")
@@ -137,12 +138,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         return changes
     if old == new:
         return []
-    return [f"{path}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return [f"{path}: {short_json(old)} -> {short_json(new)}"]
 
 
 def _record_file(stage: Stage) -> Path:

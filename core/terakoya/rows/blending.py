@@ -60,11 +60,6 @@ class Blend:
         stores = self._stores[within]
         return stores, periods * self._rows_per_period[stores] + self._ranks[within]
 
-    def position(self, n: int) -> tuple[int, int]:
-        """Row n of the blend: its store and its index within that store."""
-        stores, indices = self.positions(n, n + 1)
-        return int(stores[0]), int(indices[0])
-
     def rows_per_store(self, n: int) -> tuple[int, ...]:
         """How many of the first `n` rows come from each store."""
         periods, within = divmod(n, len(self._stores))

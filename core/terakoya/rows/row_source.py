@@ -49,7 +49,6 @@ class RowSource:
         self.sequence_length = sequence_length
         self.seed = seed
         self.store_id = store_id
-        self.shuffle = shuffle
         self.vocabulary: Vocabulary = store.facts.vocabulary
         if store.facts.tokens == 0:
             raise UserError(f"{store.folder}: expected a store with tokens, got an empty one; prepare it again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from terakoya.store.assembly import Bits, StoreHead, assemble_store, new_store_f
 from terakoya.store.document_sizes import SIZES
 from terakoya.store.parts import PartBuilder, PartFacts, read_part, read_section
 from terakoya.store.token_store import PARTS, Counts, TokenStore
-
-logger = logging.getLogger("terakoya")
 
 _PART_TOKENS = 1 << 22
 

@@ -40,7 +40,7 @@ class StepClock:
 
     def begin(self) -> None:
         """Begins a piece of work."""
-        self._began = self._now()
+        self._began = now(on_gpu=self._on_gpu)
         while self._events and self._events[0][1].query():
             began, ended = self._events.popleft()
             self._add(began.elapsed_time(ended) / 1000)
@@ -50,7 +50,7 @@ class StepClock:
         if self._began is None:
             return
         if self._on_gpu:
-            self._ended = self._now()
+            self._ended = now(on_gpu=self._on_gpu)
             self._events.append((self._began, self._ended))
         else:
             self._add(time.perf_counter() - self._began)
@@ -92,9 +92,11 @@ class StepClock:
         self.done = (pieces + 1, before + seconds + self._beside)
         self._beside = 0.0
 
-    def _now(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+
+def now(*, on_gpu: bool) -> Any:
+    """Returns the time, or an event that the GPU records when it is there."""
+    if not on_gpu:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

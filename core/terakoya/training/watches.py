@@ -3,18 +3,16 @@ them, `spikes` judges them (`hookspecs.register_watches`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
-
-from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.batches import BatchMaker
+from terakoya.training.engines.engine import LossFn
 from terakoya.training.run import Run
 
-LossFn = Callable[[Mapping[str, Tensor]], Tensor]
 Watch = TypeVar("Watch")
 
 

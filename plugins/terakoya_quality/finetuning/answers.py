@@ -60,9 +60,6 @@ class Answers(Task[AskedText]):
         """Implements `Task.logits`: (B, T, 2), of first and last tokens."""
         return torch.stack([output.start_logits, output.end_logits], dim=-1)
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(logits.float(), targets)
-
     def scores(
         self, examples: Sequence[AskedText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:

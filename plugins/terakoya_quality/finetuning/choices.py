@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from terakoya.json_settings import short_json
@@ -61,9 +60,6 @@ class MultipleChoice(Task[Question]):
     def logits(self, output: Any, choices: int) -> Tensor:
         """Implements `Task.logits`: (B, C)."""
         return super().logits(output, choices).reshape(-1, choices)
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(logits.float(), targets)
 
     def scores(
         self, examples: Sequence[Question], features: Sequence[Feature], logits: Sequence[np.ndarray]

@@ -138,9 +138,9 @@ class Task(ABC, Generic[Example]):
         logits: Tensor = output.logits
         return logits
 
-    @abstractmethod
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean loss of a batch; `targets` as `stack_targets` returns them."""
+        """Returns the mean loss of a batch, by default of ids; `targets` as `stack_targets` returns them."""
+        return torch.nn.functional.cross_entropy(logits.float(), targets)
 
     def stack_targets(self, features: Sequence[Feature]) -> Tensor:
         """Returns the targets of a batch as one tensor (B, ...)."""

@@ -65,9 +65,6 @@ class Classification(_TextTask):
         ids = label_ids(self.labels, [(row, read_label(row)) for row in rows])
         return [LabelledText(*read_texts(row), id) for row, id in zip(rows, ids, strict=True)]
 
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(logits.float(), targets)
-
     def scores(
         self, examples: Sequence[LabelledText], features: Sequence[Feature], logits: Sequence[np.ndarray]
     ) -> dict[str, float]:

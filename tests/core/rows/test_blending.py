@@ -33,8 +33,8 @@ def test_each_store_stays_within_one_row_of_its_share(weights: list[int]) -> Non
 def test_any_range_is_the_same_rows(start: int, length: int) -> None:
     blend = Blend([5, 3, 2.5])
     stores, indices = blend.positions(start, start + length)
-    assert blend.position(start) == (stores[0], indices[0])
-    assert blend.position(start + length - 1) == (stores[-1], indices[-1])
+    first, last = (blend.positions(row, row + 1) for row in (start, start + length - 1))
+    assert [each.item() for each in (*first, *last)] == [stores[0], indices[0], stores[-1], indices[-1]]
     before, after = blend.rows_per_store(start), blend.rows_per_store(start + length)
     assert [b - a for a, b in zip(before, after, strict=True)] == np.bincount(stores, minlength=3).tolist()
     assert sum(after) == start + length

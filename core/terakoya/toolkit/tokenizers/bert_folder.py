@@ -12,10 +12,10 @@ from typing import Any
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers.sentencepiece_folder import FLAGS, is_plain
 from terakoya.toolkit.tokenizers.word_splitters import with_user_dictionaries
 
 NAMES = ("pad", "unk", "cls", "sep", "mask")
-_FLAGS = ("lstrip", "rstrip", "single_word")
 _OTHER_FILES = ("added_tokens.json", "special_tokens_map.json", "tokenizer.json")
 # Keys of tokenizer_config.json that do not change the special tokens.
 _HARMLESS = {
@@ -101,7 +101,7 @@ def read_bert_folder(folder: Path) -> BertFolder:
     if not usual:
         return _read_with_transformers(folder, config)
     special = {token: pieces[token] for token in named.values()}
-    return BertFolder(config, pieces, pieces, named, special, _is_plain(special))
+    return BertFolder(config, pieces, pieces, named, special, is_plain(special))
 
 
 def read_vocabulary(file: Path) -> dict[str, int]:
@@ -113,14 +113,7 @@ def read_vocabulary(file: Path) -> dict[str, int]:
 def _is_usual(id: int, added: Mapping[str, Any], named: Mapping[str, str], pieces: Mapping[str, int]) -> bool:
     """Returns whether an entry of added_tokens_decoder agrees with the vocabulary and has no flags."""
     token = added["content"]
-    return token in named.values() and pieces.get(token) == id and not any(added.get(flag) for flag in _FLAGS)
-
-
-def _is_plain(special: Mapping[str, int]) -> bool:
-    """Returns whether no two tokens can overlap in a text: none contains a token's first character after its own
-    first."""
-    first = {token[0] for token in special}
-    return not any(first.intersection(token[1:]) for token in special)
+    return token in named.values() and pieces.get(token) == id and not any(added.get(flag) for flag in FLAGS)
 
 
 def _read_with_transformers(folder: Path, config: Mapping[str, Any]) -> BertFolder:
@@ -131,6 +124,6 @@ def _read_with_transformers(folder: Path, config: Mapping[str, Any]) -> BertFold
     tokens = tokenizer.get_vocab()
     if named.get("unk") not in tokens:
         raise UserError(f"{folder}: expected an unknown token that is in the vocabulary, found none")
-    flags = any(getattr(token, flag) for token in added.values() for flag in _FLAGS)
+    flags = any(getattr(token, flag) for token in added.values() for flag in FLAGS)
     pieces = read_vocabulary(folder / "vocab.txt")
-    return BertFolder(config, pieces, tokens, named, special, not flags and _is_plain(special))
+    return BertFolder(config, pieces, tokens, named, special, not flags and is_plain(special))

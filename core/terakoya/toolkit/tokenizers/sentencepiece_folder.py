@@ -37,7 +37,7 @@ KIND = "sentencepiece"
 
 _CONFIG = "tokenizer_config.json"
 _FOREIGN = ("tokenizer.json", "added_tokens.json", "special_tokens_map.json")
-_FLAGS = ("lstrip", "rstrip", "single_word")
+FLAGS = ("lstrip", "rstrip", "single_word")
 # Keys of tokenizer_config.json that do not change which tokens are extracted from text.
 _HARMLESS = {
     *("tokenizer_class", "special_tokens_pattern", "model_input_names", "model_max_length", "name_or_path", "backend"),
@@ -200,7 +200,7 @@ def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
         if not usual:
             return _read_with_transformers(folder, file, config, processor)
     special = {token: processor.piece_to_id(token) for token in (*named.values(), *others)}
-    return SentencePieceFolder(file, config, processor, named, special, _is_plain(special))
+    return SentencePieceFolder(file, config, processor, named, special, is_plain(special))
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -265,7 +265,7 @@ def has_piece(processor: SentencePieceProcessor, piece: str) -> bool:
     return bool(processor.id_to_piece(processor.piece_to_id(piece)) == piece)
 
 
-def _is_plain(special: Iterable[str]) -> bool:
+def is_plain(special: Iterable[str]) -> bool:
     """Returns whether no two tokens can overlap in a text: none contains a token's first character after its own
     first."""
     first = {token[0] for token in special}
@@ -279,5 +279,5 @@ def _read_with_transformers(
     added = tokenizer.added_tokens_decoder
     special = {} if tokenizer.split_special_tokens else {str(token): id for id, token in added.items()}
     named = {role: token for role in ROLES if (token := getattr(tokenizer, f"{role}_token", None)) is not None}
-    flags = any(getattr(token, flag) for token in added.values() for flag in _FLAGS)
-    return SentencePieceFolder(file, config, processor, named, special, not flags and _is_plain(special))
+    flags = any(getattr(token, flag) for token in added.values() for flag in FLAGS)
+    return SentencePieceFolder(file, config, processor, named, special, not flags and is_plain(special))

@@ -183,8 +183,8 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
     commit_folder(staging, final, flushed={staging / name for name in written})
 
 
-def prune(checkpoints: Path, keep: int, *, keep_before: int | None = None) -> list[Path]:
-    """Removes all but the newest `keep` checkpoints and returns the removed folders.
+def prune(checkpoints: Path, keep: int, *, keep_before: int | None = None) -> None:
+    """Removes all but the newest `keep` checkpoints.
 
     With `keep_before`, also keeps the newest one up to that step, and those after it. Always keeps `MINIMUM_KEPT`
     checkpoints whose files have the right sizes, so that a damaged checkpoint is never the only one that remains.
@@ -194,17 +194,16 @@ def prune(checkpoints: Path, keep: int, *, keep_before: int | None = None) -> li
         sound = [each for each in list_checkpoints(checkpoints) if not find_problems(each[1], hashed=())]
     except UserError as error:
         log.warning("no old checkpoint is removed: %s", error)
-        return []
+        return
     kept = sound[-max(keep, MINIMUM_KEPT) :]
     if len(kept) < MINIMUM_KEPT:
-        return []
+        return
     oldest, _ = kept[0]
     if keep_before is not None:
         oldest = max((step for step, _ in sound if step <= min(oldest, keep_before)), default=sound[0][0])
-    removed = [path for step, path in list_checkpoints(checkpoints) if step < oldest]
-    for path in removed:
-        remove_checkpoint(path)
-    return removed
+    for step, path in list_checkpoints(checkpoints):
+        if step < oldest:
+            remove_checkpoint(path)
 
 
 def remove_checkpoint(folder: Path) -> None:

@@ -125,10 +125,8 @@ class SentencePieceEncoder:
         is_much = self._seen >= MUCH_TEXT
         if is_much and self._fast is not None and (known := self._fast.encode(texts)) is not None:
             rows = known
-        elif hasattr(self._processor, "EncodeAsNumpy"):  # since 0.2.2; saves a fifth of the time, spent on Python ints
+        else:  # a fifth of the time less than with Python's ints
             rows = self._processor.EncodeAsNumpy(texts, num_threads=1)
-        else:
-            rows = [np.array(row, np.int32) for row in self._processor.encode(texts, out_type=int, num_threads=1)]
         if self._silent is None:
             return rows
         for number, text in enumerate(texts):

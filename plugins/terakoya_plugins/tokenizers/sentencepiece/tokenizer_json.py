@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from terakoya.toolkit.tokenizers.fast_unigram import UNKNOWN_PENALTY
+from terakoya_tokenizer.normalization import LAST
+
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
     from tokenizers import Tokenizer, normalizers
@@ -28,14 +31,10 @@ EXACT = 2**24 * GRID
 """The largest sum of multiples of `GRID` of which float32 rounds none."""
 SLACK = 1024.0
 """By how much the cost of a path that is compared can exceed the best one's."""
-UNKNOWN_PENALTY = 10.0
-"""An unknown character's score is the lowest one minus this (SentencePiece's kUnkPenalty)."""
 RULES = ("nmt_nfkc", "nfkc", "identity")
 _PLAIN = "0-9A-Za-zぁ-んァ-ヶ一-龥、。「」"
 """Characters, as a class of a regular expression, that no rule changes, nor what stands beside them."""
 _BYTE = r"<0x[0-9A-F]{2}>"
-_LAST = 0x1FFFF
-"""No character beyond joins the one before it."""
 _BEGINS, _SUSPECT = 1, 2
 """Marks of characters: one becomes the first of a literal; with one, `tokenizers` may normalise otherwise."""
 
@@ -320,7 +319,7 @@ def _suspects() -> list[str]:
     from tokenizers import normalizers
 
     nfkc = normalizers.NFKC()
-    characters = [chr(code) for code in range(0x80, _LAST + 1) if not 0xD800 <= code < 0xE000]
+    characters = [chr(code) for code in range(0x80, LAST + 1) if not 0xD800 <= code < 0xE000]
     parts = (unicodedata.decomposition(one).split() for one in characters)
     seconds = {chr(int(each[1], 16)) for each in parts if len(each) == 2 and not each[0].startswith("<")}
     seconds.update(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul's vowels and final consonants
@@ -340,5 +339,5 @@ def _suspects() -> list[str]:
 
 @functools.cache
 def _becoming(targets: tuple[str, ...]) -> list[str]:
-    characters = (chr(code) for code in range(_LAST + 1) if not 0xD800 <= code < 0xE000)
+    characters = (chr(code) for code in range(LAST + 1) if not 0xD800 <= code < 0xE000)
     return [one for one in characters if not set(targets).isdisjoint(unicodedata.normalize("NFKC", one))]
