@@ -159,6 +159,10 @@ class Parameters(ParameterFields):
         """These parameters with the architecture that the model has in the phase of this number, counted from 1."""
         return self.model_copy(update={"architecture": self.of_phases[phase - 1].architecture})
 
+    def built_at(self, manifest: Mapping[str, Any]) -> Self:
+        """The same in the phase of the checkpoint with this `manifest`."""
+        return self.built_in(manifest.get("phase", {"number": 1})["number"])
+
     @cached_property
     def _phase_parameters(self) -> tuple[Self, ...]:
         """The parameters of each phase. Raises ValueError where the keys of a phase are wrong, or in conflict."""

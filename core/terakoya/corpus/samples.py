@@ -8,7 +8,7 @@ from pathlib import Path
 from terakoya.corpus import text_formats
 from terakoya.corpus.beginnings import first_block
 from terakoya.corpus.corpus import Block, Corpus, Document
-from terakoya.corpus.files import Source, format_of
+from terakoya.corpus.files import Source, compression_of, format_of
 
 _PLACES = 16
 _FILES_OF_A_PLACE = 100
@@ -19,7 +19,7 @@ def read_samples(corpus: Corpus, sample_bytes: int = 4 << 20) -> Iterator[tuple[
 
     The parts are the documents that begin in places evenly spaced over the bytes of all files, about `sample_bytes`
     altogether: their mean size is that of all documents, however they are sorted. Of a file that can only be read from
-    its beginning (compressed, csv, parquet, in an object store, not in UTF-8, or cleaned), as much is read there.
+    its beginning (compressed, csv, parquet, not on this machine, not in UTF-8, or cleaned), as much is read there.
     """
     total, share = max(1, corpus.total_bytes), -(-sample_bytes // _PLACES)
     size = min(share, -(-total // _PLACES))
@@ -29,17 +29,16 @@ def read_samples(corpus: Corpus, sample_bytes: int = 4 << 20) -> Iterator[tuple[
         begin, stop = stop, stop + file.stat().st_size
         places = [low for low in files_of if begin - size < low < stop and files_of[low] < _FILES_OF_A_PLACE]
         blocks = [_find_block(corpus, file, max(low, begin) - begin, min(low + size, stop) - begin) for low in places]
-        if None in blocks:
+        if None in blocks or (blocks and corpus.cleaning is not None):  # which goes by the numbers of lines
             blocks = [first_block(corpus, file, len(places) * share)]
         for low in places:
             files_of[low] += 1
-        for block in blocks:
-            if block is not None:
-                yield block.disk_bytes, [item for item in corpus.read(block) if isinstance(item, Document)]
+        for block in filter(None, blocks):
+            yield block.disk_bytes, [item for item in corpus.read(block) if isinstance(item, Document)]
 
 
 def _find_block(corpus: Corpus, file: Source, low: int, high: int) -> Block | None:
-    if corpus.cleaning is not None or not isinstance(file, Path) or format_of(file) in ("csv", "parquet"):
+    if not isinstance(file, Path) or format_of(file) in ("csv", "parquet") or compression_of(file) is not None:
         return None
     return text_formats.find_block(
         file, low, high, by_paragraph=corpus.is_by_paragraph(file), field=corpus.field, codec=corpus.encoding

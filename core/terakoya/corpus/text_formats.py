@@ -125,9 +125,7 @@ def find_block(
     file: Path, low: int, high: int, *, by_paragraph: bool, field: str, codec: str | None = None
 ) -> Block | None:
     """Returns the documents of a jsonl, txt or tsv file that begin from byte `low` to before `high`, as a block without
-    its line. None for a file that is compressed or not read as it is, and where the next document is far away."""
-    if compression_of(file) is not None:
-        return None
+    its line. None for a file that is not read as it is, and where the next document is far away."""
     with open_text(file, codec) as text:
         text.read(1)
         if text.reader.is_changed:

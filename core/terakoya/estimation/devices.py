@@ -33,11 +33,6 @@ class Device:
         """Whether the device is a GPU."""
         return self.name != CPU
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the device can be asked for by its name elsewhere: a CPU, or a GPU whose peak is known."""
-        return not self.gpu or self.peak_tflops is not None
-
     def is_named(self, name: str) -> bool:
         """Whether `name`, as a driver gives it, is that of this device: "NVIDIA H100 80GB HBM3" is that of "h100"."""
         return _words(self.name) <= _words(name)

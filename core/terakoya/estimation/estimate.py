@@ -41,7 +41,6 @@ class Memory:
     Attributes:
         parts: bytes by part, at the peak of the step.
         moment: the window of the step with the peak.
-        moments: the peak of each window of a step.
         offloaded: in addition, by part, what is kept on the host in the place of the device.
         interpreter: in addition, memory of the process itself: interpreter and libraries, measured here.
         read_ahead: in addition, batches on the host that wait for their step.
@@ -49,7 +48,6 @@ class Memory:
 
     parts: Mapping[str, int]
     moment: str
-    moments: Mapping[str, int]
     offloaded: Mapping[str, int]
     interpreter: int
     read_ahead: int
@@ -233,8 +231,7 @@ def measure(
     beside = parameters.count_event_bytes(-(-sizes.trained // shards))
     if beside:
         windows = {name: {**parts, "event plugins": beside} for name, parts in windows.items()}
-    moments = {name: sum(parts.values()) for name, parts in windows.items()}
-    moment = max(moments, key=moments.__getitem__)
+    moment = max(windows, key=lambda name: sum(windows[name].values()))
     parts = {part: size for part, size in sorted(windows[moment].items(), key=lambda item: -item[1]) if size}
     read_ahead = READ_AHEAD * share.micro_steps * simulation.batch_bytes
     notes = []
@@ -252,7 +249,7 @@ def measure(
         notes.append("CUDA graphs keep the memory of a micro-step all the time")
     if gpu:
         notes.append("a GPU's own context and the fragmentation of its allocator come on top")
-    return Memory(parts, moment, moments, offloaded, interpreter, read_ahead), simulation.optimizer_bytes, tuple(notes)
+    return Memory(parts, moment, offloaded, interpreter, read_ahead), simulation.optimizer_bytes, tuple(notes)
 
 
 def first_rank_batch(

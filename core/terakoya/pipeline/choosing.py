@@ -41,10 +41,9 @@ class Recipe:
 
     def explain(self, preset: str) -> str:
         """Returns why `preset` has its recipe; nothing of one that the user has named."""
-        return AUTHORS if preset in self.others else self.reason
+        return "By the recipe of its authors: none was compared at this size." if preset in self.others else self.reason
 
 
-AUTHORS = "By the recipe of its authors: none was compared at this size."
 FAMILIES: Mapping[str, Recipe] = {
     "encoder": Recipe(
         ("tiny_modernbert", "bert_ja_small", "bert_ja", "bert_ja_base"),
@@ -368,8 +367,8 @@ class Candidate:
         for raw in _runs(self.raw, trained=trained, machine=self.machine):
             parameters, speed = Parameters.from_dict(raw, source=self.preset), self.speed(raw)
             estimated = estimate(
-                parameters, processes=self.machine.count, device=device.name if device.is_known else None,
-                vocab_size=self.vocabulary,
+                parameters, processes=self.machine.count, vocab_size=self.vocabulary,
+                device=device.name if device.peak_tflops or not device.gpu else None,
             )  # fmt: skip
             estimated = replace(estimated, device=device)
             if estimated.fits is not False and speed is not None:

@@ -123,7 +123,7 @@ def test_the_estimate_of_a_stage_matches_every_rank(stage: str, store: Path, mea
     )
     assert host == found.offloaded
     for real in measured.held[stage]:  # on a CPU, device and host share one memory
-        assert found.peak + sum(host.values()) == pytest.approx(real["peak"], rel=0.1), (found.moment, found.moments)
+        assert found.peak + sum(host.values()) == pytest.approx(real["peak"], rel=0.1), found.moment
         assert sum(host.values()) == pytest.approx(real["rest"]["offloaded"], rel=0.05)
         for part in ("weights", "optimizer"):
             assert between[part] + host.get(part, 0) == pytest.approx(real["rest"][part], rel=0.1), part
@@ -164,7 +164,7 @@ def test_the_estimate_of_a_layout_matches_every_rank(name: str, shape: Shape) ->
     found = estimate(shape.parameters[name], processes=2, device="cpu").memory
     for real in shape.held[name]:
         within = 0.01 if name == "ddp" else 0.1
-        assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
+        assert found.peak == pytest.approx(real["peak"], rel=within), found.moment
 
 
 @pytest.mark.nightly

@@ -79,7 +79,6 @@ def test_estimates_are_within_ten_percent_of_what_two_real_steps_allocate(
     real = allocated(parameters, tmp_path)
     found = estimate(parameters, device="cpu").memory
     assert found.peak == pytest.approx(real, rel=0.1)
-    assert found.peak == max(found.moments.values()) == sum(found.parts.values())
 
 
 def test_deeper_models_are_extrapolated_from_two_smaller_ones(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

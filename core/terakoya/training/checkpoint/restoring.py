@@ -36,7 +36,7 @@ def saved_parameters(folder: Path, manifest: Mapping[str, Any]) -> Parameters:
     """
     raw = {**manifest["parameters"], "parallel": {}}
     parameters = Parameters.from_dict(raw, source=str(folder / "manifest.json"))
-    return parameters.built_in(manifest.get("phase", {"number": 1})["number"])
+    return parameters.built_at(manifest)
 
 
 def restore_module(
