@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from terakoya.corpus import text_formats
-from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.samples import read_samples
 from terakoya.pipeline.corpus_facts import look_at
 
@@ -102,3 +103,17 @@ def test_what_is_read_from_its_beginning_only(kind: str, tmp_path: Path) -> None
     assert facts.count == pytest.approx(30_000, rel=0.1)
     found = list(read_samples(Corpus(tmp_path.glob("a.*"), encoding=None)))  # type: ignore[arg-type]
     assert len(found) == 1 and 4e6 < sum(len(document.text.encode()) for document in found[0][1]) < 8e6
+
+
+def test_cleaning_gets_the_numbers_of_lines_by_which_it_goes(tmp_path: Path) -> None:
+    lines = list[int]()
+
+    class Numbers:
+        def apply(self, block: object, items: Iterable[Document]) -> Iterable[Document]:
+            for item in items:
+                lines.append(item.line)
+                yield item
+
+    write(tmp_path / "a.jsonl", lengths(4, 3_000))
+    ((_, documents),) = read_samples(Corpus([tmp_path / "a.jsonl"], cleaning=Numbers()), 50_000)  # type: ignore[arg-type]
+    assert lines == [*range(1, len(documents) + 1)] and 50 < len(documents) < 500
