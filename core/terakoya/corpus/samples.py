@@ -11,7 +11,7 @@ from terakoya.corpus.corpus import Block, Corpus, Document
 from terakoya.corpus.files import Source, compression_of, format_of
 
 _PLACES = 16
-_FILES_OF_A_PLACE = 100
+_MOST_FILES = 100
 
 
 def read_samples(corpus: Corpus, sample_bytes: int = 4 << 20) -> Iterator[tuple[int, list[Document]]]:
@@ -27,7 +27,7 @@ def read_samples(corpus: Corpus, sample_bytes: int = 4 << 20) -> Iterator[tuple[
     begin = stop = 0
     for file in corpus.sources:
         begin, stop = stop, stop + file.stat().st_size
-        places = [low for low in files_of if begin - size < low < stop and files_of[low] < _FILES_OF_A_PLACE]
+        places = [low for low in files_of if begin - size < low < max(stop, begin + 1) and files_of[low] < _MOST_FILES]
         blocks = [_find_block(corpus, file, max(low, begin) - begin, min(low + size, stop) - begin) for low in places]
         if None in blocks or (blocks and corpus.cleaning is not None):  # which goes by the numbers of lines
             blocks = [first_block(corpus, file, len(places) * share)]
