@@ -29,7 +29,7 @@ def read_samples(corpus: Corpus, sample_bytes: int = 4 << 20) -> Iterator[tuple[
         begin, stop = stop, stop + file.stat().st_size
         places = [low for low in files_of if begin - size < low < max(stop, begin + 1) and files_of[low] < _MOST_FILES]
         blocks = [_find_block(corpus, file, max(low, begin) - begin, min(low + size, stop) - begin) for low in places]
-        if None in blocks or (blocks and corpus.cleaning is not None):  # which goes by the numbers of lines
+        if None in blocks:
             blocks = [first_block(corpus, file, len(places) * share)]
         for low in places:
             files_of[low] += 1
@@ -38,7 +38,7 @@ def read_samples(corpus: Corpus, sample_bytes: int = 4 << 20) -> Iterator[tuple[
 
 
 def _find_block(corpus: Corpus, file: Source, low: int, high: int) -> Block | None:
-    if not isinstance(file, Path) or format_of(file) in ("csv", "parquet") or compression_of(file) is not None:
+    if not isinstance(file, Path) or format_of(file) in ("csv", "parquet") or compression_of(file) or corpus.cleaning:
         return None
     return text_formats.find_block(
         file, low, high, by_paragraph=corpus.is_by_paragraph(file), field=corpus.field, codec=corpus.encoding
