@@ -59,7 +59,8 @@ def make_pipeline(
     share, is_few = held_out_share(facts.count), facts.count < FEW_DOCUMENTS
     held_out = round(share * facts.count) or min(1, facts.count - 1)
     if is_few and held_out:
-        parameters["data"]["split"] = [facts.count - held_out, held_out]
+        percent = round(100 * held_out / facts.count)  # of fewer than 100 documents exactly those held out
+        parameters["data"]["split"] = [100 - percent, percent]
     elif is_few:
         del parameters["evaluation"]
     pipeline = {

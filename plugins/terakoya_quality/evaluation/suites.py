@@ -26,6 +26,7 @@ from terakoya_quality.finetuning.suites import (
     SIMILARITY,
     ChosenTask,
     FoundFiles,
+    bundled_suites,
     find_files,
     find_tasks,
     is_suite_task,
@@ -49,6 +50,8 @@ def measure_suites(options: TaskOptions, device: torch.device) -> Evaluation:
     tasks = find_tasks(options.tasks)
     tunings = {each.name: each.settings(given) for each in tasks}
     data = _find_data(options.stores[0])
+    # a user's own suite means the rates that it names
+    suit = () if given.keys() & {"learning_rates", "optimizer"} else tuple(bundled_suites().values())
     files: dict[str, FoundFiles] = {}
     skipped: dict[str, str] = {}
     for each in tasks:
@@ -69,9 +72,8 @@ def measure_suites(options: TaskOptions, device: torch.device) -> Evaluation:
                 continue
             with options.watch(each.task.title) as watched:
                 try:
-                    found = _measure(
-                        folder, each, files[each.name].read(options.limit), tunings[each.name], use, watched
-                    )
+                    rows = files[each.name].read(options.limit)
+                    found = _measure(folder, each, rows, tunings[each.name], use, watched, suit=each.suite in suit)
                 except UserError as error:
                     skipped[each.name] = f"{each.task.title}: {error}"
                     if len(files) > 1:  # a single one is the error
@@ -128,11 +130,18 @@ def _find_data(data: Path) -> Path:
 
 
 def _measure(
-    folder: Path, chosen: ChosenTask, sets: Mapping[str, Any], tuning: TuningSettings, use: ModelUse, watch: Watch
+    folder: Path,
+    chosen: ChosenTask,
+    sets: Mapping[str, Any],
+    tuning: TuningSettings,
+    use: ModelUse,
+    watch: Watch,
+    *,
+    suit: bool,
 ) -> dict[str, Any]:
     if chosen.task.task != SIMILARITY:
         kind = KINDS[chosen.task.task]
-        return search(folder, kind, sets, tuning, use=use, shorten=True, watch=watch).as_json()
+        return search(folder, kind, sets, tuning, use=use, shorten=True, suit=suit, watch=watch).as_json()
     vectors = TextVectors(folder, max_length=tuning.max_length, use=use)
     scores = {name: similarity_scores(vectors, rows, batch_size=tuning.batch_size) for name, rows in sets.items()}
     return {

@@ -137,6 +137,7 @@ def search(
     *,
     use: ModelUse,
     shorten: bool = False,
+    suit: bool = False,
     watch: Watch = Callbacks(),
 ) -> SearchResult:
     """Fine-tunes the model in `folder` and returns the scores.
@@ -144,6 +145,7 @@ def search(
     Args:
         sets: "train", "eval" and, if there is one, "test" -> rows. Nothing is chosen by "test".
         shorten: whether a model that takes less than `settings.max_length` tokens gets what it takes, and no error.
+        suit: whether rates of AdamW that are too low for so small a model give way to those that suit it.
 
     Raises:
         UserError: rows are no examples of the task, or without a token; the model has no head for it, or every training
@@ -154,8 +156,7 @@ def search(
     tokenizer = load_fast_tokenizer(folder, trust=use.trust, needs_offsets=task.needs_offsets)
     with torch.random.fork_rng(devices=[use.device] if use.device.type == "cuda" else []):
         model = load_with_head(folder, task, seed=1, trust=use.trust)
-        settings = settings.for_model(model.num_parameters())
-        _warn_of_low(settings, model.num_parameters())
+        settings = _with_rates(settings, model.num_parameters(), suit=suit)
         settings = settings.model_copy(
             update={"max_length": longest_input(model, settings.max_length, default=LONGEST, shorten=shorten)}
         )
@@ -215,17 +216,29 @@ def search(
     )  # fmt: skip
 
 
-def _warn_of_low(settings: TuningSettings, parameters: int) -> None:
-    """Warns where a small model gets AdamW and only rates that are those of large ones."""
-    suited, highest = suited_rate(parameters), max(settings.learning_rates or ())
-    if settings.optimizer == {"type": "adamw"} and highest < suited / 2:
-        better = f"--learning-rate {suited:g}"
-        if parameters < MUON_BELOW:
-            better = f"--optimizer '{json.dumps(MUON)}' --learning-rate {MUON_RATE:g}"
+def _with_rates(settings: TuningSettings, parameters: int, *, suit: bool) -> TuningSettings:
+    """Returns the settings for a model of so many `parameters`; warns where it is small and gets AdamW with the rates
+    of large ones, or with `suit` had got them."""
+    given, suited = settings.for_model(parameters), suited_rate(parameters)
+    if given.optimizer != {"type": "adamw"} or (highest := max(given.learning_rates or ())) >= suited / 2:
+        return given
+    if suit:
+        better = settings.model_copy(update={"optimizer": None, "learning_rates": None}).for_model(parameters)
+        assert better.optimizer is not None and better.learning_rates is not None, "both are chosen"
         logger.warning(
-            "%.1f M parameters learn little with a rate of %g: such a small model needs about %s",
-            parameters / 1e6, highest, better,
+            "%.1f M parameters learn little with a rate of %g, which is for larger models: %s with %g is taken; "
+            "--learning-rate takes others",
+            parameters / 1e6, highest, better.optimizer["type"], better.learning_rates[0],
         )  # fmt: skip
+        return better
+    option = f"--learning-rate {suited:g}"
+    if parameters < MUON_BELOW:
+        option = f"--optimizer '{json.dumps(MUON)}' --learning-rate {MUON_RATE:g}"
+    logger.warning(
+        "%.1f M parameters learn little with a rate of %g: such a small model needs about %s",
+        parameters / 1e6, highest, option,
+    )  # fmt: skip
+    return given
 
 
 def _first(task: Task[Any], trained: TrainedOnce) -> float:

@@ -33,6 +33,7 @@ from terakoya.pipeline.choosing import FAMILIES, PAPERS, Machine, choose, choose
 from terakoya.pipeline.corpus_facts import look_at
 from terakoya.pipeline.new_pipeline import make_tokenizer, render
 from terakoya.pipeline.settings import read_pipeline
+from terakoya.store.subset import document_ranges
 
 JAPANESE = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
 ENGLISH = "The quick brown fox jumps over the lazy dog and runs away. "
@@ -327,10 +328,11 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("documents", "split"), at_night([(1, None), (2, (1, 1)), (99, (79, 20))], always=[(2, (1, 1))])
+    ("documents", "held_out", "split"),
+    at_night([(1, 0, None), (2, 1, (50, 50)), (30, 6, (80, 20)), (99, 20, (80, 20))], always=[(2, 1, (50, 50))]),
 )
 def test_few_documents_are_split_without_chance(
-    documents: int, split: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    documents: int, held_out: int, split: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the hashes of their text, none of them might be held out, or all."""
     monkeypatch.chdir(tmp_path)
@@ -346,7 +348,9 @@ def test_few_documents_are_split_without_chance(
     data = pipeline.parameters["data"] | {"train": ["work/store"]}
     parameters = Parameters.from_dict(pipeline.parameters | {"data": data}, source="pipeline.json")
     assert parameters.data.split == split and bool(parameters.evaluation) == (documents > 1)
-    reason = f"takes the last {split[1]} of {documents}." if split else "There is one document"
+    assert parameters.data.odd_split() is None
+    assert document_ranges(documents, split or (1, 0))[1] == (documents - held_out, documents)
+    reason = f"takes the last {held_out} of {documents}." if split else "There is one document"
     assert reason in done.stdout and reason in Path("pipeline.json").read_text(encoding="utf-8")
 
 

@@ -258,6 +258,32 @@ def test_glue_is_read_from_its_own_files_and_from_those_of_the_hub(tmp_path: Pat
         find_files(rte, tmp_path / "own/RTE")
 
 
+@pytest.mark.parametrize(
+    ("tasks", "words", "optimizer", "rate", "told"),
+    [
+        ("rte", (), "muon", 5e-3, "a rate of 5e-05, which is for larger models: muon with 0.005 is taken"),
+        ("rte", ("--learning-rate", 4e-5), "adamw", 4e-5, "such a small model needs about --optimizer"),
+        ("own.yaml", (), "adamw", 5e-5, "such a small model needs about --optimizer"),
+    ],
+)
+def test_a_small_model_gets_rates_of_its_size_where_a_benchmark_has_those_of_large_ones(
+    tasks: str, words: tuple[Any, ...], optimizer: str, rate: float, told: str,
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_glue(tmp_path / "hub")
+    monkeypatch.chdir(tmp_path)
+    rte = {"title": "RTE", "task": "classification", "scores": ["accuracy"]}
+    rte |= {"files": {"train": "rte/train*.parquet", "eval": "rte/validation*.parquet"}}
+    rte |= {"columns": {"text1": "sentence1", "text2": "sentence2"}}
+    own = {"name": "Own", "url": "", "settings": {"learning_rates": [5e-5]}, "tasks": {"mine": rte}}
+    Path("own.yaml").write_text(json.dumps(own), encoding="utf-8")
+    short = ("--data", "hub", "--epochs", 1, "--seeds", 1, "--out", "scores.json", "--limit", 2)
+    code, _, lines = call(capsys, "evaluate", model, "--tasks", tasks, *short, *words)
+    (task,) = json.loads(Path("scores.json").read_text(encoding="utf-8"))["finetuned"].values()
+    assert code == 0 and told in " ".join(lines.split())
+    assert task["settings"]["optimizer"]["type"] == optimizer and task["settings"]["learning_rate"] == rate
+
+
 def test_data_may_be_a_data_set_in_the_cache_of_the_hub(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
