@@ -32,19 +32,19 @@ train --dry-run` says on your machine. Each run gets at most {hours} hours, also
 Japanese text in UTF-8, uncompressed. `passes` is how often the run passes over the corpus.
 
 The rules: of the presets for which the corpus is large enough, the one whose loss is expected to be lowest after the
-hours, by the fit of Hoffmann et al. (2022), 406.4 / N^0.34 + 410.7 / D^0.28 for N parameters outside the embeddings
-and D tokens. An encoder passes at most 40 times over its corpus and needs 2 different tokens for each such parameter;
-a decoder passes 4 times and needs 5. A run of fewer than 5,000 steps gets smaller batches, down to 2,048 tokens; Muon
-keeps the preset's rate, that of other optimizers falls as the square root of the rows. `terakoya init` writes the
-reason for each number into the pipeline file. `--like bert` and other models choose among the presets of their papers,
-by the same rules.
+hours, by the fit of [Besiroglu et al. (2024)](https://arxiv.org/abs/2404.10102) to the models of Chinchilla, 482 /
+N^0.348 + 2085 / D^0.366 for N parameters outside the embeddings and D tokens. An encoder passes at most 40 times over
+its corpus and needs 2 different tokens for each such parameter; a decoder passes 4 times and needs 5. A run of fewer
+than 5,000 steps gets smaller batches, down to 2,048 tokens; Muon keeps the preset's rate, that of other optimizers
+falls as the square root of the rows. `terakoya init` writes the reason for each number into the pipeline file. `--like
+bert` and other models choose among the presets of their papers, by the same rules.
 
 What they rest on: the fit is of causal models of 70 M parameters and more, 4 passes of causal models, too (Muennighoff
 et al., 2023), 40 passes are BERT's own. Two sizes of encoder were compared after the same minutes of one core, and the
-batches of short runs ([figures](../../tools/bench/README.md#sizes-after-the-same-minutes)): after 8 minutes
-`tiny_modernbert` is ahead of `bert_ja_small`, as the fit says; after 32 it still is, by 0.20, where the fit is for the
-larger one: for small encoders the fit changes too early. Where they meet was not measured. That an encoder needs 2
-different tokens is our rule, and not measured.
+batches of short runs ([figures](../../tools/bench/README.md#sizes-after-the-same-minutes)): `tiny_modernbert` is ahead
+of `bert_ja_small` by 0.36 after 8 minutes and by 0.20 after 32, as the fit says. By the fit they meet after some 80,
+which was not measured. Chinchilla's own numbers, which the fit corrects, would have the larger one ahead after 26. That
+an encoder needs 2 different tokens is our rule, and not measured.
 
 `terakoya init --from MODEL` takes the model's own size. A masked model reads the text of the field at most 10 times, a
 causal one 4 times, with as many rows of general text besides as `--replay-share` says. The learning rate is 2e-4 at a

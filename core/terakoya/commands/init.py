@@ -57,6 +57,10 @@ class Options:
     hours: Annotated[
         float | None, typer.Option(min=0.01, help="How long training may take. Default: 24, on a CPU 2.")
     ] = None
+    field: Annotated[
+        str | None,
+        typer.Option(help="The key or column with the text, or several with commas. Default: what seems to hold it."),
+    ] = None
     encoding: Annotated[str | None, PrepareOptions] = None
     max_rejects: Annotated[int | float, PrepareOptions] = 0.01
     vocab_size: Annotated[int | None, typer.Option(min=100, help="Pieces of the tokenizer. Default: chosen.")] = None
@@ -77,7 +81,7 @@ class Options:
         from terakoya.log import translated
 
         options = ["terakoya", "init", *self.corpus, *words]
-        for name in ("encoding", "max_rejects", "vocab_size", "gpus", "work", "out"):
+        for name in ("field", "encoding", "max_rejects", "vocab_size", "gpus", "work", "out"):
             if (value := getattr(self, name)) != getattr(Options, name):
                 options += [f"--{name.replace('_', '-')}", str(value)]
         return translated(f"Written by `{shlex.join(options)}`. Change what you like, then: terakoya run {self.out}")
@@ -104,14 +108,15 @@ def command(options: Options) -> None:
     check_writable(out.parent)
     asks = not options.yes and _asks()
     how: Any = {"encoding": options.encoding, "max_rejects": options.max_rejects}
+    look = partial(look_at, field=options.field, **how)
     if corpus:
-        facts = look_at(corpus, **how)
+        facts = look(corpus)
     else:
         question = "corpus: files or folders of text"
         corpus, facts = _ask(
             question,
             None,
-            lambda text: (_paths(text), look_at(_paths(text), **how)),
+            lambda text: (_paths(text), look(_paths(text))),
             asks,
             missing="CORPUS: expected files of text",
         )
@@ -152,8 +157,8 @@ def command(options: Options) -> None:
     comments = {key: translated(comment) for key, comment in comments.items()}
     write_text(out, render(pipeline, comments, heading=heading))
     read_pipeline(out)
-    for key in ("corpus", "parameters", "parameters.architecture", "parameters.data", "parameters.max_steps"):
-        if key in comments:
+    for key in ("corpus", "field", "parameters", "parameters.architecture", "parameters.data", "parameters.max_steps"):
+        if key in comments and (key != "field" or "field" in pipeline):
             console().print(comments[key], markup=False, soft_wrap=True)
     console().print(f"{out}: written; it gives the reason for each number", markup=False, soft_wrap=True)
     next_command.show("run", out)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from terakoya.pipeline.stages import StageResult
 
 
-def run(pipeline: Pipeline, *, redo: bool = False) -> list[StageResult]:
-    """Runs every stage of `pipeline` that is not done yet and prints the result of each.
+def run(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> list[StageResult]:
+    """Runs every stage of `pipeline` that is not done yet, without `trains` those before the training, and prints the
+    result of each.
 
     Raises:
         UserError: see `terakoya.pipeline.run.run_pipeline`.
@@ -24,7 +25,7 @@ def run(pipeline: Pipeline, *, redo: bool = False) -> list[StageResult]:
     from terakoya.pipeline.run import run_pipeline
 
     results = []
-    for result in run_pipeline(pipeline, redo=redo):
+    for result in run_pipeline(pipeline, redo=redo, trains=trains):
         console().print(_line(result), markup=False, soft_wrap=True)
         results.append(result)
     return results
@@ -49,15 +50,24 @@ def command(
     redo: Annotated[
         bool, typer.Option("--redo", help="Move outputs made from other settings aside and make them again.")
     ] = False,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train/--no-train", help="Train and export, or stop when the stores are made, to train elsewhere."
+        ),
+    ] = True,
 ) -> None:
     """Go from raw text to a model that Transformers loads; the same command continues an interrupted pipeline."""
     from terakoya.log import announce
 
     announce(f"terakoya run: reads {pipeline} ...")
-    from terakoya.pipeline.run import read_pipeline
+    from terakoya.pipeline.run import parameters_file, read_pipeline
 
     settings = read_pipeline(pipeline)
-    results = run(settings, redo=redo)
+    results = run(settings, redo=redo, trains=train)
+    if not train:
+        next_command.show("train", parameters_file(settings), "--out", settings.run)
+        return
     if all(result.skipped for result in results):
         from terakoya.log import error_console
 

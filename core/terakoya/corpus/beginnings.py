@@ -23,8 +23,9 @@ _CERTAIN_REJECTS = 20
 
 
 def sample_files(files: Sequence[Source]) -> Sequence[Source]:
-    """Returns up to 16 of `files`, evenly taken from all."""
-    return files[:: -(-len(files) // _SAMPLED_FILES)]
+    """Returns up to 16 of `files`, evenly taken from all, and at least one of each format."""
+    of_formats = {format_of(file): file for file in reversed(files)}
+    return list(dict.fromkeys([*files[:: -(-len(files) // _SAMPLED_FILES)], *of_formats.values()]))
 
 
 def first_block(corpus: Corpus, file: Source, block_bytes: int = 1 << 20) -> Block | None:

@@ -108,6 +108,9 @@ VALIDATION_SHARE, LEAST_BATCHES = 0.05, 10
 LEAST_STEPS_BETWEEN = 25
 """Steps between two validations or checkpoints, at least: in a run of 60 steps one after every third would take longer
 than the training, and show noise."""
+MOST_SECONDS_BETWEEN = 1800
+"""Seconds between two checkpoints or validations, at most, where the steps are no longer than expected: what a run that
+is killed has lost."""
 
 
 @dataclass(frozen=True)
@@ -286,9 +289,9 @@ def choose(
 
 def expected_loss(body: float, trained: float) -> float:
     """Returns what the loss of a model with `body` parameters outside the embeddings is expected to be after so many
-    `trained` tokens, but for a constant: the fit of Hoffmann et al. 2022 (Chinchilla), equation 10, of causal models.
-    It is used to compare sizes; docs/reference/choosing.md has what was measured of encoders beside it."""
-    return 406.4 / body**0.34 + 410.7 / trained**0.28
+    `trained` tokens, but for a constant: the fit of Besiroglu et al. 2024 (arXiv:2404.10102) to Chinchilla's causal
+    models. It is used to compare sizes; docs/reference/choosing.md has what was measured of encoders beside it."""
+    return 482.01 / body**0.3478 + 2085.43 / trained**0.3658
 
 
 @dataclass(frozen=True)
@@ -365,7 +368,11 @@ class Candidate:
         """Returns the run over `trained` tokens that fits into memory with the largest micro-batch; None: none does."""
         validated, device = None if held_out is None else -(-held_out // self.length), self.machine.device
         for raw in _runs(self.raw, trained=trained, machine=self.machine):
-            parameters, speed = Parameters.from_dict(raw, source=self.preset), self.speed(raw)
+            if (speed := self.speed(raw)) is not None:
+                most = max(LEAST_STEPS_BETWEEN, int(MOST_SECONDS_BETWEEN / speed.high))
+                for name, key in (("checkpoint", "save_steps"), ("evaluation", "steps")):
+                    raw[name] = {**raw[name], key: min(most, raw[name][key])}
+            parameters = Parameters.from_dict(raw, source=self.preset)
             estimated = estimate(
                 parameters, processes=self.machine.count, vocab_size=self.vocabulary,
                 device=device.name if device.peak_tflops or not device.gpu else None,

@@ -62,16 +62,21 @@ class CorpusFacts:
 
 
 def look_at(
-    sources: Sequence[Path | str], *, encoding: str | None = None, max_rejects: int | float = 0.01
+    sources: Sequence[Path | str],
+    *,
+    field: str | None = None,
+    encoding: str | None = None,
+    max_rejects: int | float = 0.01,
 ) -> CorpusFacts:
-    """Returns the facts of the corpus `sources`: files, folders, patterns and places. The others: see `Corpus`.
+    """Returns the facts of the corpus `sources`: files, folders, patterns and places. The others: see `Corpus`; without
+    `field` the keys and columns that seem to hold the text are found.
 
     Raises:
         UserError: a file is missing or damaged, no text is found, or more than `max_rejects` is none.
     """
     files, codec = find_files(sources), None if encoding is None else find_codec(encoding)
     sampled = sample_files(files)
-    fields = list(dict.fromkeys(field for file in sampled for field in _fields(file, codec)))
+    fields = [field] if field else list(dict.fromkeys(each for file in sampled for each in _fields(file, codec)))
     separators = [find_separator(file, codec) for file in sampled]
     counts = Counter(separators)
     documents: Literal["blank", "line"] = "line" if counts["line"] > counts["blank"] else "blank"
@@ -109,13 +114,15 @@ def look_at(
 
 
 def _fields(file: Source, codec: str | None) -> list[str]:
-    """Returns the key or column of `file` with the longest texts; nothing for txt, or where no text is found."""
+    """Returns the key or column of `file` with the longest texts, but `text` if that holds a tenth as much; nothing for
+    txt, or where no text is found."""
     lengths: Counter[str] = Counter()
     for row in _rows(file, codec):
         for key, value in row.items():
             if isinstance(value, str):
                 lengths[key] += len(value)
-    return [key for key, _ in lengths.most_common(1)]
+    longest = [key for key, _ in lengths.most_common(1)]
+    return ["text"] if longest and lengths["text"] >= lengths[longest[0]] / 10 else longest
 
 
 def _rows(file: Source, codec: str | None) -> Iterator[Mapping[str, Any]]:

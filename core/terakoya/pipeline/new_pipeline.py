@@ -128,7 +128,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         "corpus": f"{facts.files:,} file{plural(facts.files)} ({', '.join(facts.formats)}), "
         f"{facts.size / 1e6:,.1f} MB on disk; from a sample: about {facts.count:,} documents, {facts.characters:,} "
         f"characters, {translated(language[facts.language])} ({facts.japanese:.0%} Japanese characters)",
-        "field": "The keys or columns with the longest texts; the first that a line or table has is read.",
+        "field": f"The text is that of {facts.field}; of several the first that a line or table has.",
         "documents": "No blank line was seen between documents of the txt files: each line is one.",
         "clean": f"Equal documents are dropped; {share:.1%} are held out for validation, by a hash of their text.",
         "tokenizer": f"{splitter[0].upper()}{splitter[1:]}.",
@@ -156,10 +156,10 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
         f"{translated(describe_hours(choice.hours))} on {machine.name}, {translated(speed.said)}.",
         "parameters.precision": PRECISIONS[machine.precision],
-        "parameters.checkpoint": f"A checkpoint after each tenth of the run, at least {LEAST_STEPS_BETWEEN} steps "
-        "apart.",
-        "parameters.evaluation": "A validation after each tenth of the run, each twentieth of a long one, at least "
+        "parameters.checkpoint": "A checkpoint after each tenth of the run and at least every half-hour, but at least "
         f"{LEAST_STEPS_BETWEEN} steps apart.",
+        "parameters.evaluation": "A validation after each tenth of the run, each twentieth of a long one, and at least "
+        f"every half-hour, but at least {LEAST_STEPS_BETWEEN} steps apart.",
         "training_processes": "One for each GPU.",
     }
 

@@ -32,18 +32,28 @@ from terakoya.tokenization.train import make_tokenizer, train_tokenizer
 __all__ = ["Pipeline", "read_pipeline", "run_pipeline"]
 
 
-def run_pipeline(pipeline: Pipeline, *, redo: bool = False) -> Iterator[StageResult]:
+def run_pipeline(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> Iterator[StageResult]:
     """Runs the stages that are not done yet; yields the result of each stage, skipped or made.
 
-    With `redo`, outputs made from other settings are moved aside and made again.
+    With `redo`, outputs made from other settings are moved aside and made again. Without `trains` the stores are the
+    last stage, and `parameters_file` has the run's parameters, for `terakoya train` and `launch`.
 
     Raises:
         UserError: a stage failed, or its output does not match its settings.
         Stopped: training was stopped before its end; the same call resumes it.
     """
     plan = _Plan(pipeline)
-    plan.check()
-    return run_stages(plan.stages(), redo=redo)
+    plan.check(trains=trains)
+    stages = plan.stages()
+    if not trains:
+        plan.write_parameters()
+        stages = stages[:-2]
+    return run_stages(stages, redo=redo)
+
+
+def parameters_file(pipeline: Pipeline) -> Path:
+    """Returns the file for the run's parameters, with the pipeline's stores as their data."""
+    return pipeline.run.with_name(f"{pipeline.run.name}.parameters.json")
 
 
 class _Plan:
@@ -53,8 +63,9 @@ class _Plan:
         self.pipeline = pipeline
         self.corpora = [PipelineCorpus(settings, pipeline) for settings in pipeline.sources]
 
-    def check(self) -> None:
-        """Raises UserError for wrong settings of any stage, before the first stage starts."""
+    def check(self, *, trains: bool = True) -> None:
+        """Raises UserError for wrong settings of any stage, before the first stage starts; without `trains` nothing of
+        the processes that train is checked, which may be on other machines."""
         pipeline = self.pipeline
         if pipeline.tokenizer is not None:
             make_tokenizer(pipeline.tokenizer, source="pipeline: tokenizer")
@@ -75,12 +86,11 @@ class _Plan:
                     f"{folder}: expected a folder that holds a store for each of corpora, got a store itself; "
                     "give another folder"
                 )
-        self._check_training(Parameters.from_dict(self._parameters(), source="parameters"))
+        self._check_training(Parameters.from_dict(self._parameters(), source="parameters"), trains=trains)
 
-    def _check_training(self, parameters: Parameters) -> None:
+    def _check_training(self, parameters: Parameters, *, trains: bool) -> None:
         """Raises UserError where the last stages would refuse `parameters`: the model its sizes, the objective the
-        stores, the batch table the processes of this machine."""
-        from terakoya.distributed.topology import ProcessInfo, Topology, host_name, rank_batches
+        stores, the batch table the processes of this machine if it `trains`."""
         from terakoya.estimation.model_check import check_model, check_start
 
         pipeline, layout = self.pipeline, parameters.objective.row_layout().kind
@@ -89,14 +99,35 @@ class _Plan:
                 f'unit: expected "line" for rows of the layout "{layout}", got "{pipeline.unit}"; set "unit": "line", '
                 "or another layout of the objective in the parameters"
             )
-        processes = tuple(ProcessInfo(rank, 0, rank, host_name()) for rank in range(self._training_processes))
+        if trains:
+            self._check_processes(parameters)
+        vocabulary = self._vocabulary(parameters.data.sequence_length)
+        check_model(parameters, vocabulary)
+        check_start(parameters, vocabulary)
+
+    def _check_processes(self, parameters: Parameters) -> None:
+        import torch
+
+        from terakoya.distributed.topology import ProcessInfo, Topology, host_name, rank_batches
+
+        count, gpus = self._training_processes, torch.cuda.device_count()
+        if 0 < gpus < count:
+            raise UserError(
+                f"training_processes: expected at most {gpus}, the GPUs of this machine, got {count}; to train on "
+                "several machines, make the stores with --no-train and start the run with terakoya launch"
+            )
+        processes = tuple(ProcessInfo(rank, 0, rank, host_name()) for rank in range(count))
         rank_batches(
             parameters.batch_size, parameters.micro_batch_size, Topology(processes, parameters.parallel.replica_size),
             redistribute=parameters.on_lost_node == "redistribute",
         )  # fmt: skip
-        vocabulary = self._vocabulary(parameters.data.sequence_length)
-        check_model(parameters, vocabulary)
-        check_start(parameters, vocabulary)
+
+    def write_parameters(self) -> Path:
+        """Writes the parameters of the run; returns the file."""
+        file = parameters_file(self.pipeline)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(self._given_parameters()[0], ensure_ascii=False, indent=2) + "\n")
+        return file
 
     @property
     def _training_processes(self) -> int:
@@ -171,6 +202,11 @@ class _Plan:
 
     def _parameters(self) -> Mapping[str, Any]:
         """Returns the complete parameters, with the pipeline's stores as their data."""
+        raw, source = self._given_parameters()
+        return Parameters.from_dict(raw, source=source, assumed_nodes=1).dump()
+
+    def _given_parameters(self) -> tuple[Mapping[str, Any], str]:
+        """Returns the parameters as they are written, with the pipeline's stores as their data, and the file's name."""
         given = self.pipeline.parameters
         raw: Mapping[str, Any]
         if isinstance(given, Path):
@@ -186,7 +222,7 @@ class _Plan:
         data = raw.get("data", {})
         if isinstance(data, Mapping):
             raw = {**raw, "data": {**data, **stores}}
-        return Parameters.from_dict(raw, source=source, assumed_nodes=1).dump()
+        return raw, source
 
     def _run_inputs(self) -> Mapping[str, Any]:
         stores = [out for corpus in self.corpora for out in corpus.store_folders().values()]
@@ -197,19 +233,17 @@ class _Plan:
         from terakoya.launch.local import run_processes
         from terakoya.training.setup import StartOptions, train_in_this_process
 
-        pipeline, parameters, processes = self.pipeline, self._parameters(), self._training_processes
+        pipeline, processes = self.pipeline, self._training_processes
         if processes == 1:
             result = train_in_this_process(
-                Parameters.from_dict(parameters, source="parameters"),
+                Parameters.from_dict(self._parameters(), source="parameters"),
                 pipeline.run,
                 StartOptions(advice=explain_model_errors),
             )
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")
             return {"step": result.step}
-        file = pipeline.run.with_name(f".{pipeline.run.name}.parameters.json")
-        write_text(file, json.dumps(parameters, ensure_ascii=False, indent=2) + "\n")
-        code = run_processes(["train", str(file), "--out", str(pipeline.run)], processes)
+        code = run_processes(["train", str(self.write_parameters()), "--out", str(pipeline.run)], processes)
         if code == Stopped.exit_code:
             raise Stopped("train: stopped on request, checkpoint saved; the same command resumes")
         if code == TemporaryFailure.exit_code:

@@ -52,12 +52,13 @@ def validate(
     *,
     batches: int,
 ) -> dict[str, float]:
-    """Returns the means of all terms over the first `batches` x global batch rows of `source`, or fewer if it ends, and
+    """Returns the means of all terms over `batches` x global batch rows of `source`, or all where it has no more, and
     what they are in bits for each character and byte of the store's text. `maker` makes the batches of the run.
 
-    Rows are read in order and masked by their own keys, so that two validations differ only by the weights. Every rank
-    runs the same number of forward passes, as engines that shard weights gather them there. An objective that compares
-    examples compares those of each global batch.
+    The rows are spread evenly over `source`, whose first ones may be those of its longest documents. They are masked by
+    their own keys, so that two validations differ only by the weights. Every rank runs the same number of forward
+    passes, as engines that shard weights gather them there. An objective that compares examples compares those of each
+    global batch.
     """
     rank_batch, compiled = maker.plan.validation_batch, maker.compiled
     load = partial(to_device, device=context.device, flash=maker.flash, compiled=compiled)
@@ -72,7 +73,7 @@ def validate(
     def collate(micro: int) -> tuple[bool, Batch]:
         positions, _ = parts[micro]
         empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
-        loaded = source.blank_row() if empty else source.load(0, positions)
+        loaded = source.blank_row() if empty else source.load(0, positions * len(source) // rows)
         size = rank_batch.micro_batch_size if compiled else len(loaded)
         return empty, collate_rows(objective, maker.vocabulary, loaded, size, source)
 

@@ -75,8 +75,8 @@ def _continue(options: Options, name: str, replay: Sequence[str], share: float |
     machine = find_machine(options.gpu, options.gpus, measure=measure_here if options.measure else None)
     hours = options.hours or (24.0 if machine.device.gpu else 2.0)
     with error_console().status(translated("measuring and choosing"), spinner="dots"), scratch_folder(work) as scratch:
-        field, vocabulary = _fit_vocabulary(model, options.corpus, scratch / "tokenizer", **how)
-        sources = [field, *([_count(vocabulary, replay, **how)] if replay else [])]
+        field, vocabulary = _fit_vocabulary(model, options.corpus, scratch / "tokenizer", options.field, **how)
+        sources = [field, *([_count(vocabulary, replay, options.field, **how)] if replay else [])]
         fit = vocabulary.used
         finds_words = (
             not fit.knows_words and fit.gives_spans and field.facts.language == "ja" and model.kind == "masked"
@@ -121,20 +121,20 @@ def _refuse_choices(options: Options, replay: Sequence[str], share: float | None
         raise UserError(f"--replay-share {share:g}: expected a share between 0 and 1")
 
 
-def _count(vocabulary: Vocabulary, files: Sequence[str], **how: Any) -> Source:
+def _count(vocabulary: Vocabulary, files: Sequence[str], field: str | None, **how: Any) -> Source:
     """Looks at a corpus, and counts the tokens that the run's tokenizer makes of it."""
     from terakoya.pipeline.corpus_facts import look_at
     from terakoya_continuation.fit import measure_fit, sample_texts
     from terakoya_continuation.plan import Source
 
-    source = Source(files, look_at(files, **how), 0)
+    source = Source(files, look_at(files, field=field, **how), 0)
     rate = measure_fit(vocabulary.folder, sample_texts(source.corpus(**how))).rate
     return replace(source, tokens=round(rate * source.facts.characters))
 
 
 def _fit_vocabulary(
-    model: PublishedModel, files: Sequence[str], new: Path, **how: Any
-) -> tuple[Source, Vocabulary]:  # fmt: skip
+    model: PublishedModel, files: Sequence[str], new: Path, field: str | None, **how: Any
+) -> tuple[Source, Vocabulary]:
     """Looks at the text of the field, and decides whether the model gets more pieces for it, whose tokenizer is then
     in the folder `new`."""
     from terakoya import plugins
@@ -143,7 +143,7 @@ def _fit_vocabulary(
     from terakoya_continuation import plan
     from terakoya_continuation.fit import measure_fit, sample_texts
 
-    facts = look_at(files, **how)
+    facts = look_at(files, field=field, **how)
     source = plan.Source(files, facts, 0)
     texts = sample_texts(source.corpus(**how))
     fit = measure_fit(model.folder, texts)

@@ -13,6 +13,7 @@ from command_line import exit_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
@@ -103,6 +104,32 @@ def test_what_training_refuses_is_found_before_the_first_stage(
     with pytest.raises(UserError, match=message):
         run_pipeline(_read(tmp_path, **given))
     assert not (tmp_path / "out").exists()
+
+
+def test_stores_are_made_for_a_run_on_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nodes and GPUs of these are not compared with this machine's; with one for each, the same file continues."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("春が来た。\n\n夏も来た。\n\n" * 9, encoding="utf-8")
+    several = {**MODEL, "batch_size": {"*": 1}}
+    _read(tmp_path, corpus=["text.txt"], parameters=several, training_processes=16)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(UserError, match="training_processes: expected at most 8, the GPUs of this machine, got 16"):
+        run_pipeline(read_pipeline(tmp_path / "pipeline.json"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert exit_code("run", "pipeline.json", "--no-train") == 0
+    assert capsys.readouterr().err.endswith("next: terakoya train out/run.parameters.json --out out/run\n")
+    assert Path("out/store/store.json").is_file() and not Path("out/run").exists()
+    written = json.loads(Path("out/run.parameters.json").read_text(encoding="utf-8"))
+    assert written == several | {"data": {**MODEL["data"], "train": [{"store": "out/store", "weight": 1.0}],
+                                          "validation": []}}  # fmt: skip
+    nodes = Parameters.load(Path("out/run.parameters.json"), nodes=2).batch_size
+    assert nodes == {"0": 1, "1": 1}
+    _read(tmp_path, corpus=["text.txt"], parameters=several, training_processes=1)
+    assert exit_code("run", "pipeline.json") == 0
+    assert capsys.readouterr().out.count("is already made from the same settings") == 2
+    assert Path("out/model/config.json").is_file()
 
 
 # ----------------------------------------------------------------------------------------------------- the stages
