@@ -52,7 +52,7 @@ class Evaluation(Settings):
     steps: Annotated[PositiveInt, Field(examples=[1000])]
     """Steps from one validation to the next. Unit: optimizer steps."""
     batches: PositiveInt = 50
-    """The most global batches that are read from each validation store. Unit: global batches."""
+    """The most global batches that are read from each validation store: rows from all of it. Unit: global batches."""
 
 
 class Profile(Settings):

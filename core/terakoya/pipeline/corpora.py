@@ -27,6 +27,7 @@ class PipelineCorpus:
 
     def __init__(self, settings: CorpusSettings, pipeline: Pipeline) -> None:
         self.settings, self._pipeline = settings, pipeline
+        self._digests: dict[Source, str] = {}  # both parts may read the same files
 
     def check(self) -> None:
         """Raises UserError for wrong settings and, if the corpus has a name, for missing files."""
@@ -93,7 +94,7 @@ class PipelineCorpus:
         settings = self.settings
         held_out = part == "validation" and settings.splits
         files = self._find("corpus" if part == "train" or held_out else "validation_corpus")
-        corpus = Corpus(files, **settings.reading)
+        corpus = Corpus(files, **settings.reading, digests=self._digests)
         add_cleaning = self._add_cleaning()
         if add_cleaning is None:
             return corpus

@@ -56,6 +56,8 @@ def make_pipeline(
     """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path."""
     parameters = {key: value for key, value in choice.parameters.items() if key != "_comment"}
     parameters["data"] = {"sequence_length": parameters["data"]["sequence_length"]}
+    if machine.device.gpu:
+        parameters["deterministic"] = True
     share, is_few = held_out_share(facts.count), facts.count < FEW_DOCUMENTS
     held_out = round(share * facts.count) or min(1, facts.count - 1)
     if is_few and held_out:
@@ -156,6 +158,8 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         f"{_amount(choice.tokens)} tokens (at most {PASSES[kind]} are useful). Predicted: "
         f"{translated(describe_hours(choice.hours))} on {machine.name}, {translated(speed.said)}.",
         "parameters.precision": PRECISIONS[machine.precision],
+        "parameters.deterministic": "A run that is stopped goes on to the bit. false is faster: a BERT base on an H200 "
+        "1.47 times, with CUDA graphs.",
         "parameters.checkpoint": "A checkpoint after each tenth of the run and at least every half-hour, but at least "
         f"{LEAST_STEPS_BETWEEN} steps apart.",
         "parameters.evaluation": "A validation after each tenth of the run, each twentieth of a long one, and at least "

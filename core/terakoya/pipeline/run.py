@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,16 +21,22 @@ from terakoya.config.presets import find_parameters
 from terakoya.conversion.elsewhere import elsewhere
 from terakoya.conversion.export import export
 from terakoya.corpus.joined_corpora import join_corpora
-from terakoya.errors import Stopped, TemporaryFailure, UserError
+from terakoya.errors import LASTING_EXIT_CODES, Stopped, TemporaryFailure, UserError
 from terakoya.json_settings import read_settings, without_notes
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
 from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
+from terakoya.runs.checkpoints import list_checkpoints
 from terakoya.runs.finding import find_checkpoint
 from terakoya.store.token_store import PARTS, TokenStore
 from terakoya.tokenization.train import make_tokenizer, train_tokenizer
 
 __all__ = ["Pipeline", "read_pipeline", "run_pipeline"]
+
+logger = logging.getLogger("terakoya")
+
+FINAL_EXIT_CODES = (0, *LASTING_EXIT_CODES, Stopped.exit_code, 130, 143)
+"""After which training does not start again: docs/exit-codes.md."""
 
 
 def run_pipeline(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> Iterator[StageResult]:
@@ -229,12 +236,13 @@ class _Plan:
         return {"parameters": self._parameters(), "stores": [TokenStore.open(store).fingerprint for store in stores]}
 
     def _train(self) -> Mapping[str, Any]:
+        import torch
+
         from terakoya.estimation.model_errors import explain_model_errors
-        from terakoya.launch.local import run_processes
         from terakoya.training.setup import StartOptions, train_in_this_process
 
         pipeline, processes = self.pipeline, self._training_processes
-        if processes == 1:
+        if processes == 1 and not torch.cuda.is_available():  # a GPU's process may crash and start again
             result = train_in_this_process(
                 Parameters.from_dict(self._parameters(), source="parameters"),
                 pipeline.run,
@@ -243,7 +251,7 @@ class _Plan:
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")
             return {"step": result.step}
-        code = run_processes(["train", str(self.write_parameters()), "--out", str(pipeline.run)], processes)
+        code = self._train_in(processes)
         if code == Stopped.exit_code:
             raise Stopped("train: stopped on request, checkpoint saved; the same command resumes")
         if code == TemporaryFailure.exit_code:
@@ -253,7 +261,20 @@ class _Plan:
             error = UserError(failure)
             error.exit_code = code
             raise error
-        return {}
+        return {"step": step for step, _ in list_checkpoints(pipeline.run / "checkpoints")}
+
+    def _train_in(self, processes: int) -> int:
+        """Trains in so many processes, after a crash again if a checkpoint was made before; returns the exit code."""
+        from terakoya.launch.local import run_processes
+
+        words, checkpoints = ["train", str(self.write_parameters())], self.pipeline.run / "checkpoints"
+        newest = list_checkpoints(checkpoints)[-1:]
+        while True:
+            code = run_processes([*words, "--out", str(self.pipeline.run)], processes)
+            before, newest = newest, list_checkpoints(checkpoints)[-1:]
+            if code in FINAL_EXIT_CODES or newest == before:
+                return code
+            logger.warning("train: ended with exit code %d; starts again from step %d", code, newest[0][0])
 
     def _export_inputs(self) -> Mapping[str, Any]:
         checkpoint = find_checkpoint(self.pipeline.run)

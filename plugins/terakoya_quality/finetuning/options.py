@@ -85,7 +85,10 @@ class FinetuneOptions:
     limit: Annotated[
         int | None, typer.Option(min=1, help="Read only this many examples of each file, for a quick try.")
     ] = None
-    precision: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of the matrix products.")] = "fp32"
+    precision: Annotated[
+        Literal["fp32", "bf16"] | None,
+        typer.Option(help="Of the matrix products. Default: bf16 on a GPU that is fast with it, else fp32."),
+    ] = None
     device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")

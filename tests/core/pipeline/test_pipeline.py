@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,27 @@ def test_stores_are_made_for_a_run_on_other_machines(
     assert exit_code("run", "pipeline.json") == 0
     assert capsys.readouterr().out.count("is already made from the same settings") == 2
     assert Path("out/model/config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("codes", "starts"),
+    [((137, 1, 0), 3), ((139, 76, 74), 3), ((2,), 1), ((3,), 1), ((75,), 1), ((130,), 1), ((143,), 1), ((0,), 1)],
+)
+def test_a_crash_is_followed_by_a_start_while_checkpoints_are_made(
+    codes: tuple[int, ...], starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are, at steps 10 and 20."""
+    started: list[Sequence[str]] = []
+
+    def run_processes(words: Sequence[str], processes: int) -> int:
+        started.append(words)
+        (tmp_path / f"run/checkpoints/step-000000{min(len(started), 2)}0").mkdir(parents=True, exist_ok=True)
+        assert processes == 2 and words[0] == "train"
+        return codes[len(started) - 1]
+
+    monkeypatch.setattr("terakoya.launch.local.run_processes", run_processes)
+    keys = {**KEYS, "parameters": MODEL, "run": str(tmp_path / "run"), "training_processes": 2}
+    assert _Plan(Pipeline.model_validate(keys))._train_in(2) == codes[-1] and len(started) == starts
 
 
 # ----------------------------------------------------------------------------------------------------- the stages

@@ -43,6 +43,11 @@ def test_a_job_without_gpus_says_so(settings: dict[str, Any], asks: bool, tmp_pa
     assert said is not asks
 
 
+@pytest.mark.parametrize(("settings", "told"), [({"gpus": 8}, True), ({"gpus": 8, "cpus_per_process": 12}, False)])
+def test_a_job_of_one_core_for_each_gpu_is_told(settings: dict[str, Any], told: bool, tmp_path: Path) -> None:
+    assert any("one core unless told otherwise" in each for each in planned(tmp_path, settings).plan.notes) is told
+
+
 # --------------------------------------------------------------------------------------------------- the script
 
 

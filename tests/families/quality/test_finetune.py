@@ -31,6 +31,7 @@ from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning import model as head
 from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
+from terakoya_quality.finetuning.finetune import suited_precision
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, pad_id, write_model
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import TuningSettings
@@ -111,6 +112,14 @@ def test_without_a_rate_a_model_gets_the_one_of_its_size_and_is_told_of_one_that
     assert "learn little with a rate of 0.0002: such a small model needs about --optimizer '{" in told
     with pytest.raises(UserError, match="--learning-rate: expected one for lion and a model of this size"):
         finetune(model, tmp_path / "lion", **options, optimizer="lion")
+
+
+@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "fp32"), ((9, 0), "bf16")])
+def test_a_gpu_that_is_fast_with_bf16_gets_it(
+    capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert suited_precision(torch.device("cuda", 0)) == precision and suited_precision(torch.device("cpu")) == "fp32"
 
 
 @pytest.mark.nightly

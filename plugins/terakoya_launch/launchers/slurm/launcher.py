@@ -201,6 +201,8 @@ class Slurm(Launcher):
         ]
         if not self.gpus and self.gres is None and not any("gpu" in option for option in self.sbatch):
             notes.append("the job asks for no GPU; where nodes have some: --gpus N --processes N")
+        elif self.cpus_per_process is None:
+            notes.append("Slurm gives a process one core unless told otherwise: --cpus-per-process N")
         return LaunchPlan({"job.sbatch": script}, [quote("sbatch", str(folder / "job.sbatch"))], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
