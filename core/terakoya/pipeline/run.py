@@ -261,7 +261,8 @@ class _Plan:
             error = UserError(failure)
             error.exit_code = code
             raise error
-        return {"step": step for step, _ in list_checkpoints(pipeline.run / "checkpoints")}
+        step, _ = list_checkpoints(pipeline.run / "checkpoints")[-1]
+        return {"step": step}
 
     def _train_in(self, processes: int) -> int:
         """Trains in so many processes, after a crash again if a checkpoint was made before; returns the exit code."""

@@ -67,6 +67,19 @@ def test_what_it_sees_of_a_corpus_of_several_formats(tmp_path: Path) -> None:
     assert facts.characters == len(numbered(0)) * (3 * 40 + 2 * 20 + 10 + 30)
 
 
+def test_text_is_taken_before_what_is_longer_and_every_format_is_looked_at(tmp_path: Path) -> None:
+    rows = [{"url": "u", "html": numbered(n) * 6, "text": numbered(n)} for n in range(9)]
+    for number in range(40):
+        lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        (tmp_path / f"{number:02}.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "31.csv").write_text("番号,本文\n1," + numbered(1), encoding="utf-8")
+    assert look_at([tmp_path]).field == "text,本文"
+    assert look_at([tmp_path], field="html,本文").characters > 5 * 40 * 9 * len(numbered(0))
+    only = [{key: row[key] for key in ("url", "html")} for row in rows]
+    (tmp_path / "only.jsonl").write_text("\n".join(json.dumps(row) for row in only), encoding="utf-8")
+    assert look_at([tmp_path / "only.jsonl"]).field == "html"
+
+
 def test_quotes_of_a_tsv_are_text_and_a_field_may_be_long(tmp_path: Path) -> None:
     csv.field_size_limit(131_072)  # Python's own
     (tmp_path / "b.csv").write_text("title,body\n" + "題," + "word " * 40_000 + "\n題,x\n", encoding="utf-8")
@@ -288,6 +301,20 @@ def test_short_runs_are_not_all_validation(steps: int, validation: int, batches:
     assert found == (steps, {"steps": validation, "batches": batches}, checkpoint)
 
 
+@pytest.mark.parametrize(("seconds", "apart"), [(0.5, 3600), (9.0, 200), (100.0, 25)])
+def test_a_run_that_is_killed_loses_half_an_hour_or_few_steps(seconds: float, apart: int) -> None:
+    """Of a run of 20 days, whose tenth is two."""
+
+    def measure(parameters: Parameters, vocab_size: int, share: RankBatch, processes: int) -> Speed | None:
+        return Speed(seconds, seconds, 0.3, "probe", "as told")
+
+    machine = replace(CPU, device=replace(CPU.device, memory=1 << 36), measure=measure)
+    choice = choose(
+        tokens=10**9, vocabulary=4000, recipe=PAPERS["bert"], goal="model", machine=machine, hours=480, held_out=10**5
+    )
+    assert choice.parameters["checkpoint"]["save_steps"] == choice.parameters["evaluation"]["steps"] == apart
+
+
 def test_a_t5_gets_sentinels() -> None:
     assert make_tokenizer(FAMILIES["t5"], "ja", 8000)["num_unused_tokens"] == 26
     assert make_tokenizer(FAMILIES["t5"], "en", 8000)["num_unused_tokens"] == 26
@@ -335,6 +362,19 @@ def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: 
     ran = CliRunner().invoke(build_app(), ["run", "small.json"])
     assert ran.exit_code == 0, ran.output + repr(ran.exception)
     assert Path("work/model/config.json").is_file() and Path("work/store.val/store.json").is_file()
+
+
+def test_a_run_for_another_machine_says_what_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"title": numbered(1) * 9, "body": numbered(2)}
+    Path("a.jsonl").write_text("\n".join([json.dumps(row, ensure_ascii=False)] * 200), encoding="utf-8")
+    words = ["--gpu", "h100", "--gpus", "2", "--hours", "0.1", "--field", "body", "--vocab-size", "200"]
+    done = CliRunner().invoke(build_app(), ["init", "a.jsonl", *words])
+    assert done.exit_code == 0, done.output
+    assert "The text is that of body" in done.stdout and "this command measures the speed" in done.stdout
+    text = Path("pipeline.json").read_text(encoding="utf-8")
+    assert '"deterministic": true' in text and "1.47 times" in text and '"training_processes": 2' in text
+    assert "--field body" in " ".join(text.replace("//", "").split()) and '"field": "body"' in text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.rows.row_source import Rows, RowSource
 from terakoya.rows.stores import Stores
 from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import train_in_this_process
@@ -95,6 +96,29 @@ def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> 
     assert manifest["consumed_rows"] == 6 * 16
     assert any(not np.array_equal(value, saved[1][name]) for name, value in saved[0].items())
     assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "a skipped step is not saved"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batches", [1, 100])
+def test_validation_reads_rows_from_all_of_a_store(
+    batches: int, store: Path, validation_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rows of a plan are pieces of the longest documents."""
+    read = list[tuple[int, np.ndarray]]()
+    load = RowSource.load
+
+    def watched(self: RowSource, epoch: int, positions: np.ndarray) -> Rows:
+        if self.store.folder == validation_store:
+            read.append((len(self), positions))
+        return load(self, epoch, positions)
+
+    monkeypatch.setattr(RowSource, "load", watched)
+    changes = {"max_steps": 1, "evaluation": {"steps": 1, "batches": batches}}
+    train_in_this_process(settings(store, {"validation": [str(validation_store)]}, **changes), tmp_path / "run")
+    (rows,), taken = {count for count, _ in read}, np.concatenate([positions for _, positions in read])
+    count = min(16 * batches, rows)
+    each = np.arange(count) * rows // count
+    assert rows > 16 and np.array_equal(taken, [*each, *each]), "before the first step and after the last"
 
 
 @pytest.mark.slow
