@@ -261,11 +261,11 @@ class _Heartbeat:
         self.printed = now
         left = ""
         if before < done < total:
-            left = f", about {_short_duration((now - began) * (total - done) / (done - before))} left"
+            left = f", about {format_duration((now - began) * (total - done) / (done - before))} left"
         share = f" ({done / total:.0%})" if total else ""
         amounts = f"{_size(done)} / {_size(total)}" if total else _size(done)
         with suppress(OSError):
-            text = f"{self.name}: {amounts}{share} done after {_short_duration(now - self.start)}{left}"
+            text = f"{self.name}: {amounts}{share} done after {format_duration(now - self.start)}{left}"
             error_console().print(text, markup=False, soft_wrap=True)
 
 
@@ -275,11 +275,17 @@ def _size(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
-def _short_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Formats a duration for people: 42 s, 12 min, 3 h 20 min, 2 d 4 h."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
 
 
 STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}

@@ -205,7 +205,7 @@ def cpu_quota(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     """Returns how many processors' time the control groups of this process leave it, None for any. Version 2 has
     `cpu.max`, version 1 `cpu.cfs_quota_us`; `own` names this process's groups, which a container may not see."""
     folders = {cgroups, cgroups / "cpu"}
-    for line in _lines_of(own):
+    for line in lines_of(own):
         _, controllers, group = line.split(":", 2)
         if controllers in ("", "cpu") or "cpu" in controllers.split(","):
             root = cgroups / "cpu" if controllers else cgroups
@@ -213,15 +213,16 @@ def cpu_quota(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
             folders.update(folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
     limits = []
     for folder in folders:
-        two = [*_lines_of(folder / "cpu.max"), "max"][0].split()
-        one = [*_lines_of(folder / "cpu.cfs_quota_us"), *_lines_of(folder / "cpu.cfs_period_us")]
+        two = [*lines_of(folder / "cpu.max"), "max"][0].split()
+        one = [*lines_of(folder / "cpu.cfs_quota_us"), *lines_of(folder / "cpu.cfs_period_us")]
         for quota, period in (each for each in (two, one) if len(each) == 2):
             if quota.isdigit() and int(period):  # without a limit: max, and -1
                 limits.append(int(quota) / int(period))
     return min(limits, default=None)
 
 
-def _lines_of(file: Path) -> list[str]:
+def lines_of(file: Path) -> list[str]:
+    """Returns the lines of a file of the kernel; none where it cannot be read."""
     try:
         return file.read_text().splitlines()
     except OSError:

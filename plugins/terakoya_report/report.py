@@ -13,13 +13,13 @@ from typing import Any
 from terakoya.errors import UserError
 from terakoya.folder_kinds import distinct_names
 from terakoya.json_settings import leaves
-from terakoya.log import translated
+from terakoya.log import format_duration, translated
 from terakoya.runs import files as run_files
 from terakoya.runs import metrics
 from terakoya.runs import status as run_status
 from terakoya.runs.idle_starts import without_idle_starts
 from terakoya.runs.metrics import Curves
-from terakoya.runs.status import RunStatus, format_duration
+from terakoya.runs.status import RunStatus
 
 SHOWN_HOSTS = 4
 """How many machines of a start are named."""

@@ -108,15 +108,15 @@ def command(options: Options) -> None:
     check_writable(out.parent)
     asks = not options.yes and _asks()
     how: Any = {"encoding": options.encoding, "max_rejects": options.max_rejects}
-    look = partial(look_at, field=options.field, **how)
+    looking: Any = {"field": options.field, **how}
     if corpus:
-        facts = look(corpus)
+        facts = look_at(corpus, **looking)
     else:
         question = "corpus: files or folders of text"
         corpus, facts = _ask(
             question,
             None,
-            lambda text: (_paths(text), look(_paths(text))),
+            lambda text: (_paths(text), look_at(_paths(text), **looking)),
             asks,
             missing="CORPUS: expected files of text",
         )

@@ -103,8 +103,7 @@ def details(status: RunStatus) -> Table:
     """Returns the facts of one run, one a line."""
     from rich.table import Table
 
-    from terakoya.log import plural, translated
-    from terakoya.runs.status import format_duration
+    from terakoya.log import format_duration, plural, translated
     from terakoya.training.screen import bits_per_character
 
     grid = Table(box=None, show_header=False, pad_edge=False)
@@ -172,8 +171,7 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
     from rich.table import Table
 
     from terakoya.folder_kinds import distinct_names
-    from terakoya.log import translated, visible
-    from terakoya.runs.status import format_duration
+    from terakoya.log import format_duration, translated, visible
     from terakoya.training.screen import bits_per_character
 
     cells: dict[str, list[str]] = {"run": [as_written(status.folder) for status in statuses]}
@@ -238,7 +236,7 @@ def _loss(status: RunStatus) -> str | None:
 
 
 def _remaining(status: RunStatus) -> str | None:
-    from terakoya.runs.status import format_duration
+    from terakoya.log import format_duration
 
     limit = status.seconds_to_limit
     remaining = None if status.seconds_left is None else format_duration(status.seconds_left)

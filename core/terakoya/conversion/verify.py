@@ -69,6 +69,7 @@ def verify(folder: Path) -> Findings:
         return findings
     if not folder.is_dir():
         raise _unknown(folder)
+    model_folders = folder, *(folder / part for part in MODEL_PARTS)
     with reading(folder):
         if (folder / "store.json").is_file():
             _verify_store(folder, findings)
@@ -76,7 +77,7 @@ def verify(folder: Path) -> Findings:
             _verify_checkpoint(folder, findings)
         elif kind_of(folder) == "run":
             _verify_run(folder, findings)
-        elif models := [path for path in (folder, *(folder / part for part in MODEL_PARTS)) if _has_config(path)]:
+        elif models := [each for each in model_folders if (each / "config.json").is_file()]:
             for model in models:
                 _verify_model(model, findings)
         else:
@@ -87,10 +88,6 @@ def verify(folder: Path) -> Findings:
 def _unknown(folder: Path) -> UserError:
     there = describe_found(folder, "run")
     return UserError(f"{folder}: expected a run, a checkpoint, a token store or a model folder, got {there}")
-
-
-def _has_config(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
 
 
 def _verify_store(folder: Path, findings: Findings) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from terakoya.process_pool import lines_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -148,7 +150,7 @@ def check_memory(*, available: int, total: int, cgroup: Path = Path("/sys/fs/cgr
     status: Literal["ok", "warning"] = "warning" if available < 2 * GB else "ok"
     text = f"{available / GB:.1f} of {total / GB:.1f} GB available"
     findings.append(Finding("memory", status, text, remedy if status == "warning" else ""))
-    killed = re.search(r"^oom_kill (\d+)", _read_text(cgroup / "memory.events"), re.M)
+    killed = re.search(r"^oom_kill (\d+)", "\n".join(lines_of(cgroup / "memory.events")), re.M)
     if killed and int(killed[1]):
         text = f"{killed[1]} processes of this container were killed for memory since it started"
         findings.append(Finding("memory", "warning", text, remedy))
@@ -280,13 +282,6 @@ def check_threads(environment: Mapping[str, str], *, cores: int) -> list[Finding
     return [Finding("threads", "ok", text)]
 
 
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
 def _read_number(file: Path) -> int | None:
-    text = _read_text(file).strip()
+    text = "".join(lines_of(file))
     return int(text) if text.isdigit() else None

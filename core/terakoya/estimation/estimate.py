@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import batch_table
 from terakoya.config.conflicts import takes_cuda_graphs
@@ -221,7 +223,7 @@ def measure(
         outside=FLOAT16 if keeps_bf16(parameters) else FLOAT32,
         cuda_graphs=gpu and takes_cuda_graphs(parameters, processes),
     )  # fmt: skip
-    interpreter = _resident_bytes()
+    interpreter = int(psutil.Process().memory_info().rss)  # and all libraries, without tensors
     simulation = simulate_step(
         parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=sharding.gradients_stay, gpu=gpu,
         documents_per_row=documents_per_row,
@@ -290,10 +292,3 @@ def _assumptions(statistics: RowStatistics, steps: int | None) -> list[str]:
             "epochs: the number of steps, and of the checkpoints that event plugins keep, depends on the stores"
         )
     return notes
-
-
-def _resident_bytes() -> int:
-    """Bytes of this process in memory: the interpreter and all libraries of a training process, without tensors."""
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.replaced import replaced
 from terakoya.training.batches import to_device
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
@@ -207,22 +208,12 @@ def with_depth(parameters: Parameters, depth: int) -> Parameters | None:
 def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """Returns the module as it is trained."""
     module = build_module_for_training(parameters, vocabulary)
-    with _nothing_moves():  # peft moves what it adds to where the layer under it is
+    # peft moves what it adds to where the layer under it is: torch swaps tensors without data, which it cannot while
+    # they are watched
+    with replaced(nn.Module, "to", lambda each, *_, **__: each):
         transform("adapt", module, ModuleBuild(parameters, vocabulary))
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # moving it would need data
     return module
-
-
-@contextmanager
-def _nothing_moves() -> Iterator[None]:
-    """While open, `to` returns modules as they are: torch swaps tensors without data, which it cannot while they are
-    watched."""
-    move = nn.Module.to
-    nn.Module.to = lambda module, *_, **__: module  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.to = move  # type: ignore[method-assign]
 
 
 def keeps_bf16(parameters: Parameters) -> bool:
@@ -346,8 +337,7 @@ def _watch_gradients(tracker: MemoryTracker, trained: list[nn.Parameter]) -> Non
         each.register_post_accumulate_grad_hook(assign_gradient)
 
 
-@contextmanager
-def _no_scores() -> Iterator[None]:
+def _no_scores() -> AbstractContextManager[None]:
     """While open, fused attention has no dropout: only on a CPU dropout makes it keep all scores.
 
     The function is replaced, since a mode of torch would not be seen by a backward that recomputes a block.
@@ -360,11 +350,7 @@ def _no_scores() -> Iterator[None]:
     ) -> torch.Tensor:  # fmt: skip
         return fused(query, key, value, attn_mask, 0.0, **named)
 
-    F.scaled_dot_product_attention = without_dropout  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = fused
+    return replaced(F, "scaled_dot_product_attention", without_dropout)
 
 
 @contextmanager
@@ -376,15 +362,12 @@ def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, Memor
     """
     from transformers import PreTrainedModel
 
-    initialise, copy_tensor = PreTrainedModel.initialize_weights, FakeTensor.__deepcopy__
-    PreTrainedModel.initialize_weights = lambda model: None
-    FakeTensor.__deepcopy__ = _copy_without_data  # type: ignore[method-assign,assignment]
-    try:
-        with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as found:
-            yield fake, found
-    finally:
-        PreTrainedModel.initialize_weights = initialise
-        FakeTensor.__deepcopy__ = copy_tensor  # type: ignore[method-assign]
+    with (
+        replaced(PreTrainedModel, "initialize_weights", lambda model: None),
+        replaced(FakeTensor, "__deepcopy__", _copy_without_data),
+        torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as found,
+    ):  # fmt: skip
+        yield fake, found
 
 
 def _copy_without_data(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from terakoya.estimation import flash_scratch
+from terakoya.toolkit.replaced import replaced
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
@@ -70,14 +71,9 @@ class MemoryTracker(TorchDispatchMode):
         self._peak_bytes = -1
         self._update_peak()
 
-    @contextmanager
-    def on_host(self) -> Iterator[None]:
+    def on_host(self) -> AbstractContextManager[None]:
         """While open, new storages are memory of the host."""
-        before, self.others = self.others, HOST
-        try:
-            yield
-        finally:
-            self.others = before
+        return replaced(self, "others", HOST)
 
     def assign(self, tensors: Iterable[Tensor], part: str) -> None:
         """Assigns the storages of `tensors` to `part`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from terakoya.estimation.fake_step import DEPTH_FIELDS, fake_tensors, number_of_
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.json_settings import short_json
 from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.replaced import replaced
 from terakoya.training.batches import to_device
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.start_from import check_start_configs
@@ -118,7 +118,9 @@ def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | Non
     """
     elements = 0
     try:
-        with _without_log(), fake_tensors(vocabulary) as (fake, tracker):
+        # torch would log the traceback of each operation that is refused
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        with replaced(log, "disabled", True), fake_tensors(vocabulary) as (fake, tracker):
             module = build_module_for_training(parameters, vocabulary)
             elements = sum(each.numel() for each in module.parameters())
             if rows_from is None or elements < rows_from:
@@ -136,17 +138,6 @@ def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | Non
         says_nothing = isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in UNTRIED)
         return _Tried(None if says_nothing or isinstance(error, MemoryError) else error, elements)
     return _Tried(None, elements)
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """While open, torch does not log the traceback of each operation that is refused."""
-    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, torch_log.disabled = torch_log.disabled, True
-    try:
-        yield
-    finally:
-        torch_log.disabled = before
 
 
 def _one_row(parameters: Parameters, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:

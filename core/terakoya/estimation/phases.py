@@ -9,7 +9,6 @@ from typing import Any
 from terakoya.config.parameters import Parameters
 from terakoya.config.phase_plan import PhaseSpan, plan_phases
 from terakoya.estimation.estimate import Estimate, estimate
-from terakoya.estimation.speed import Speed
 from terakoya.estimation.synthetic_rows import row_statistics
 
 
@@ -61,6 +60,7 @@ def whole_run(phases: Sequence[PhaseEstimate], parameters: Parameters) -> Estima
     largest = max((each.estimate for each in phases), key=lambda each: each.memory.peak)
     flops = [each.estimate.flops for each in phases if each.estimate.flops is not None]
     hours = [each.estimate.hours for each in phases if each.estimate.hours is not None]
+    speeds = [each.estimate.speed for each in phases if each.estimate.speed]
     steps = phases[-1].span.stop_step
     checkpoint = max((each.estimate.checkpoint for each in phases), key=lambda each: sum(each.values()))
     return replace(
@@ -69,11 +69,6 @@ def whole_run(phases: Sequence[PhaseEstimate], parameters: Parameters) -> Estima
         checkpoint=checkpoint,
         disk=sum(checkpoint.values()) * (parameters.kept_checkpoints(steps) + 1),
         flops=sum(flops) if len(flops) == len(phases) else None,
-        speed=max((each.estimate.speed for each in phases if each.estimate.speed), key=_uncertainty, default=None),
+        speed=max(speeds, key=lambda each: each.high / each.low, default=None),  # the least certain
         hours=(sum(low for low, _ in hours), sum(high for _, high in hours)) if len(hours) == len(phases) else None,
     )
-
-
-def _uncertainty(speed: Speed) -> float:
-    """Returns by how much the slowest of `speed` is slower than its fastest."""
-    return speed.high / speed.low

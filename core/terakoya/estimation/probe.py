@@ -26,6 +26,7 @@ from terakoya.estimation.fake_step import number_of_layers, with_depth
 from terakoya.estimation.step_rate import LEAST_STEPS, StepRate, time_steps
 from terakoya.estimation.synthetic_rows import ONE_A_ROW, synthetic_vocabulary
 from terakoya.rows.stores import Stores
+from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
 from terakoya.training.model import determinism
 from terakoya.training.run_log import RunLog
@@ -109,7 +110,7 @@ def probe(
                 return Timed(time_steps(trainer, seconds=enough), build)
 
         return find_rate(
-            time_sample, layers=layers, period=_period(parameters, store.vocabulary), rows=rows,
+            time_sample, layers=layers, period=_period(parameters, store.facts.vocabulary), rows=rows,
             few_rows=rows if context.device.type == "cuda" else min(rows, FEW_ROWS), left=remaining,
         )  # fmt: skip
 
@@ -178,13 +179,7 @@ def _period(parameters: Parameters, vocabulary: Vocabulary) -> int:
     return next((each for each in range(1, len(kinds)) if kinds[each:] == kinds[:-each]), 1)
 
 
-@dataclass(frozen=True)
-class _Store:
-    folder: Path
-    vocabulary: Vocabulary
-
-
-def _write_store(folder: Path, parameters: Parameters, vocab_size: int) -> _Store:
+def _write_store(folder: Path, parameters: Parameters, vocab_size: int) -> TokenStore:
     """Writes a store of random tokens whose documents are as long as half a row on average, in lines."""
     length, layout = parameters.data.sequence_length, parameters.objective.row_layout()
     vocabulary = synthetic_vocabulary(vocab_size, length)
@@ -196,12 +191,11 @@ def _write_store(folder: Path, parameters: Parameters, vocab_size: int) -> _Stor
         documents.append(random.choice(ordinary, count))
     lines = [_lines(document, layout) for document in documents]
     words = [[np.arange(len(line)) % 2 == 0 for line in document] for document in lines]
-    write_store(
+    return write_store(
         folder / "store", lines, vocabulary=vocabulary,
         unit="line" if layout.kind in ("lines", "pairs") else "document", word_starts=words,
         answers=words if layout.kind == "padded" else None,
     )  # fmt: skip
-    return _Store(folder / "store", vocabulary)
 
 
 def _lines(document: np.ndarray, layout: Layout) -> list[np.ndarray]:
@@ -209,7 +203,7 @@ def _lines(document: np.ndarray, layout: Layout) -> list[np.ndarray]:
 
 
 def _shrunk(
-    parameters: Parameters, sample: Sample, store: _Store, context: DistributedContext, *, micro_steps: int
+    parameters: Parameters, sample: Sample, store: TokenStore, context: DistributedContext, *, micro_steps: int
 ) -> Parameters:
     """Returns the parameters of a run of `sample` that writes nothing and never ends."""
     smaller = with_depth(parameters, sample.layers) if sample.layers else parameters

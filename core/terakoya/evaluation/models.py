@@ -19,9 +19,10 @@ from transformers.models.auto import modeling_auto
 from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 from terakoya.folder_kinds import describe_found
-from terakoya.inference.loading import load_model_and_tokenizer, max_length
+from terakoya.inference.loading import load_model_and_tokenizer
 from terakoya.runs.checkpoints import trained_length
 from terakoya.toolkit.formats.model_folder import silence_transformers
+from terakoya.toolkit.formats.transformers_folder import longest_input
 
 Kind = Literal["causal", "masked"]
 AUTO = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
@@ -107,7 +108,7 @@ def load_checkpoint(
 def _evaluated_model(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Kind
 ) -> EvaluatedModel:
-    return EvaluatedModel(folder, model.eval(), tokenizer, kind, max_length(model))
+    return EvaluatedModel(folder, model.eval(), tokenizer, kind, longest_input(model))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from terakoya.components.tokenizer import encode_texts
 from terakoya.errors import UserError
-from terakoya.inference.loading import find_device, load_model_and_tokenizer, max_length, move
+from terakoya.inference.loading import find_device, load_model_and_tokenizer, move
 from terakoya.process_pool import time_limit
 from terakoya.toolkit.formats.chat_end import TEMPLATE_SECONDS, add_chat_end
+from terakoya.toolkit.formats.transformers_folder import longest_input
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class TextGenerator:
         chosen = find_device(device)
         model, self.tokenizer = load_model_and_tokenizer(AutoModelForCausalLM, folder, trust=trust_remote_code)
         self.model = move(model, chosen)
-        self.folder, self.max_length = folder, max_length(self.model)
+        self.folder, self.max_length = folder, longest_input(self.model)
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
         end = self.model.generation_config.eos_token_id
         self.ends = add_chat_end(self.tokenizer.eos_token_id if end is None else end, self.tokenizer)

@@ -179,13 +179,3 @@ def load_model_and_tokenizer(
     if model.config.model_type == "deberta":
         disentangled.fit_autocast(model)
     return model.eval(), tokenizer
-
-
-def max_length(model: Any) -> int | None:
-    """The largest number of tokens that `model` accepts; None if its config sets no limit."""
-    config = model.config
-    length: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if length is not None and table is not None and table.padding_idx is not None:
-        length -= table.padding_idx + 1  # RoBERTa's positions start after the padding id
-    return length

@@ -17,9 +17,9 @@ from terakoya.inference.loading import (
     find_device,
     find_model,
     load_model_and_tokenizer,
-    max_length,
     move,
 )
+from terakoya.toolkit.formats.transformers_folder import longest_input
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ def _load_with_inputs(auto: Any, folder: Path, text: str, device: str | None, *,
     chosen = find_device(device)
     model, tokenizer = load_model_and_tokenizer(auto, folder, trust=trust)
     inputs = dict(encode_texts(lambda texts: tokenizer(texts), [text]))
-    length, limit = len(inputs["input_ids"][0]), max_length(model)
+    length, limit = len(inputs["input_ids"][0]), longest_input(model)
     if limit is not None and length > limit:
         raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {limit}")
     return move(model, chosen), tokenizer, inputs

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+from terakoya.process_pool import lines_of
+
 CONTAINER, MACHINE = "this container", "this machine"
-KILL_COUNT_LINE = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def count_oom_kills(*, processes: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
     """Returns how many processes the kernel has killed so far because memory ran out, in this container (control group)
     and on this machine. A count that the system does not provide, or hides, is absent."""
-    lines = _text(processes / "self" / "cgroup").splitlines()
-    paths = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
+    groups_of_it = (line.split(":", 2) for line in lines_of(processes / "self" / "cgroup"))
+    paths = {controllers: path.lstrip("/") for _, controllers, path in groups_of_it}
     files = {
         CONTAINER: [
             *(groups / "memory" / paths[each] / "memory.oom_control" for each in paths if "memory" in each.split(",")),
@@ -26,7 +26,8 @@ def count_oom_kills(*, processes: Path = Path("/proc"), groups: Path = Path("/sy
     }
     kills = {}
     for scope, candidates in files.items():
-        counts = [int(match[1]) for file in candidates if (match := KILL_COUNT_LINE.search(_text(file)))]
+        lines = [line for file in candidates for line in lines_of(file)]
+        counts = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
         if counts:
             kills[scope] = max(counts)
     return kills
@@ -49,10 +50,3 @@ def explain_exit(rank: int, code: int, before: Mapping[str, int], after: Mapping
     return (
         f"{message}, but not by the kernel out of memory: it counts no such kill. A user or a scheduler sent the signal"
     )
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

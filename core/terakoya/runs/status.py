@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from terakoya.errors import UserError
+from terakoya.log import format_duration
 from terakoya.runs import files as run_files
 from terakoya.runs import metrics
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
@@ -324,16 +325,3 @@ def _last_text(records: Sequence[Mapping[str, Any]]) -> str | None:
 def _last_value(records: Sequence[Mapping[str, Any]], name: str) -> Any:
     """Returns the value of `name` in the last of `records` that has it, else None."""
     return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
-
-
-def format_duration(seconds: float) -> str:
-    """Formats a duration for people: 42 s, 12 min, 3 h 20 min, 2 d 4 h."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"

@@ -144,11 +144,6 @@ class StoreFacts(BaseModel):
         )
 
     @property
-    def learned(self) -> bool:
-        """Whether it is marked which tokens a model learns to write: those of answers."""
-        return self.answers
-
-    @property
     def sizes(self) -> bool:
         """Whether the store knows how much text its documents are."""
         return SIZES_FILE in self.files
@@ -224,10 +219,6 @@ class Index:
 def _pointers_at(index: Index) -> int:
     """The byte of tokens.idx at which the pointers begin."""
     return IDX_HEADER.size + 4 * len(index.lengths)
-
-
-def _documents_at(index: Index) -> int:
-    return IDX_HEADER.size + 12 * len(index.lengths)
 
 
 @dataclass(frozen=True)
@@ -357,7 +348,7 @@ class TokenStore:
 
     def first_sequences(self, documents: np.ndarray) -> np.ndarray:
         """Returns the first sequence of each of `documents` (n,); for D, N. Raises UserError for damage."""
-        self._touch_index(_documents_at(self.index), documents)
+        self._touch_index(IDX_HEADER.size + 12 * len(self.index.lengths), documents)
         return self.index.documents[documents]
 
     def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
@@ -429,7 +420,7 @@ class TokenStore:
 
     def read_learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
-        if not self.facts.learned:
+        if not self.facts.answers:
             raise UserError(
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"

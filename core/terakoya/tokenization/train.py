@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pydantic import ValidationError
-
 from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components.tokenizer import RECORD
 from terakoya.errors import UserError
@@ -134,15 +132,12 @@ def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") ->
     Raises UserError, whose message begins with `source`, for an unknown type, an unknown setting or a wrong value.
     """
     from terakoya import plugins
-    from terakoya.json_settings import explain
+    from terakoya.plugins.create import create_component
 
     fields = dict(settings)
     kind = fields.pop("type", None)
     names = plugins.registry().names("tokenizers")
     if not isinstance(kind, str):
         raise UserError(f"{source}: type: expected one of {', '.join(names)}, got {kind!r}")
-    component: type[Tokenizer] = plugins.registry().component("tokenizers", kind)
-    try:
-        return component.model_validate(fields)
-    except ValidationError as error:
-        raise UserError("\n".join(f"{source}: {problem}" for problem in explain(error, component))) from None
+    component: Tokenizer = create_component("tokenizers", kind, fields, where=source)
+    return component

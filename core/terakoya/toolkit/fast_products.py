@@ -30,7 +30,8 @@ PROBE_SIZE = 192
 def multiplies_fast(precision: str, device: torch.device) -> bool:
     """Returns whether `device` multiplies matrices in `precision`, "bf16" or "fp16", about as fast as in float32."""
     if device.type == "cuda":
-        return precision == "fp16" or torch.version.hip is not None or _is_ampere(device)
+        is_known = precision == "fp16" or torch.version.hip is not None
+        return is_known or torch.cuda.get_device_capability(device) >= MIN_BF16_CAPABILITY
     if device.type != "cpu" or not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -44,10 +45,6 @@ def multiplies_fast(precision: str, device: torch.device) -> bool:
     if precision == "bf16":
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.cpu._is_amx_fp16_supported() and allowed.endswith(("ALL", "DEFAULT", "AMX_FP16"))
-
-
-def _is_ampere(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= MIN_BF16_CAPABILITY
 
 
 @functools.cache

@@ -83,15 +83,12 @@ def create_throughput(
     sources, weights = zip(*mixture, strict=True)
     mean_context_length = float(np.average([_mean_context(source) for source in sources], weights=weights))
     flops = objective.flops_per_token(module, architecture, context=mean_context_length)
-    devices = tuple(context.gather(device_name(context.device)))
+    device = context.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    devices = tuple(context.gather(name))
     peaks = [peak_tflops(name) for name in devices]
     known = [peak for peak in peaks if peak is not None]
     return Throughput(flops, devices, sum(known) if len(known) == len(peaks) else None)
-
-
-def device_name(device: torch.device) -> str:
-    """Returns the device's name as its driver gives it; "cpu" for a processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_tflops(name: str) -> float | None:

@@ -18,7 +18,7 @@ from terakoya.components.tokenizer import load_tokenizer
 from terakoya.conversion.export import export
 from terakoya.conversion.import_checkpoint import copy_tokenizer
 from terakoya.errors import UserError
-from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer, max_length
+from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer
 from terakoya.runs.finding import names_checkpoint
 from terakoya.toolkit.formats import folder_digests, transformers_folder
 from terakoya.toolkit.formats.model_folder import silence_transformers
@@ -171,7 +171,7 @@ def longest_input(model: PreTrainedModel, wanted: int | None, *, default: int, s
     Raises:
         UserError: the model does not take `wanted` tokens; with `shorten` its limit is returned instead.
     """
-    limit = max_length(model)
+    limit = transformers_folder.longest_input(model)
     if wanted is not None and limit is not None and wanted > limit:
         if shorten:
             return limit

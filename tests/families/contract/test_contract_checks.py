@@ -314,6 +314,6 @@ def test_a_broken_initializer_fails(
 def test_texts_that_are_cut_to_more_than_the_model_accepts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     case = ArchitectureCase("architectures", "bert", registry().component("architectures", "bert"))
     check_long_texts(case)
-    monkeypatch.setattr(transformers_folder, "_longest_input", lambda model: 100)
+    monkeypatch.setattr(transformers_folder, "longest_input", lambda model: 100)
     with pytest.raises(CheckFailed, match=r"10,000 characters to 100 tokens, which the model does not accept"):
         check_long_texts(case)

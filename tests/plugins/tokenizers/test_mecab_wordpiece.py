@@ -290,7 +290,7 @@ def test_a_full_word_cache_is_emptied_and_gives_the_same_ids(trained: Path, monk
     encoder = MecabWordPiece().encoder(trained)
     expected = encoder.encode(TEXTS)
     monkeypatch.setattr(encoder._cache, "_max_words", 20)
-    monkeypatch.setattr("terakoya.toolkit.tokenizers.word_encoder.CHUNK_CHARACTERS", 50)
+    monkeypatch.setattr("terakoya.toolkit.tokenizers.line_encoder.BATCH_CHARACTERS", 50)
     for _ in range(3):
         again = encoder.encode(TEXTS)
         assert again.ids.tolist() == expected.ids.tolist()

@@ -21,7 +21,8 @@ def complete_overview(command: Any) -> None:
         if parameter.nargs == -1:
             shown = (parameter.metavar or parameter.name.upper()).removesuffix("...") + "..."
             parameter.metavar = shown
-            parameter.get_usage_pieces = partial(_usage, shown if parameter.required else f"[{shown}]")
+            pieces = [shown if parameter.required else f"[{shown}]"]
+            parameter.get_usage_pieces = lambda ctx, pieces=pieces: pieces
     for each in getattr(command, "commands", {}).values():
         each.short_help = " ".join((each.help or "").split("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
         complete_overview(each)
@@ -30,10 +31,6 @@ def complete_overview(command: Any) -> None:
 def _type_of_one(display_type: Callable[[Any], str | None], ctx: Any) -> str | None:
     shown = display_type(ctx)
     return shown and re.sub(r"list\[(.*)\]", r"\1", shown).replace("<Path>", "<path>")
-
-
-def _usage(shown: str, ctx: Any) -> list[str]:
-    return [shown]
 
 
 def example_text(example: str) -> str:

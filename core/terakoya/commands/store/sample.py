@@ -3,10 +3,10 @@ labels of causal models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from terakoya.components import Objective
     from terakoya.rows.sample import SampledToken
     from terakoya.store.token_store import TokenStore
 
@@ -73,6 +72,7 @@ def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
     have.
     """
     from terakoya.commands.component_settings import gather
+    from terakoya.plugins.create import create_component
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
     from terakoya.tokenization.recognise import load_decoder
@@ -87,27 +87,12 @@ def sample(store: TokenStore, options: Options) -> list[list[SampledToken]]:
         return sample_rows(store, tokenizer, rows=options.rows, start=options.start, most_tokens=options.tokens)
     if options.masks:
         settings = {"layout": "stream", "whole_word_mask": store.facts.word_starts, **settings}
-    name = _MASKED if options.masks else _ANSWERS if store.facts.learned else _CAUSAL
+    name = _MASKED if options.masks else _ANSWERS if store.facts.answers else _CAUSAL
     first_rows = sample_masked if options.masks else sample_causal
     return first_rows(
-        store, tokenizer, _objective(name, settings), rows=options.rows, sequence_length=options.sequence_length,
-        seed=options.seed,
+        store, tokenizer, create_component("objectives", name, settings, where="--set"), rows=options.rows,
+        sequence_length=options.sequence_length, seed=options.seed,
     )  # fmt: skip
-
-
-def _objective(name: str, settings: Mapping[str, Any]) -> Objective:
-    """Returns the objective `name` with `settings`. Raises UserError if it does not have them."""
-    from pydantic import ValidationError
-
-    from terakoya import plugins
-    from terakoya.json_settings import explain
-
-    kind = plugins.registry().component("objectives", name)
-    try:
-        objective: Objective = kind.model_validate(settings)
-    except ValidationError as error:
-        raise UserError("\n".join(f"--set: {line}" for line in explain(error, kind))) from None
-    return objective
 
 
 def format_plain(row: Sequence[SampledToken]) -> str:
@@ -174,7 +159,7 @@ def command(options: Options) -> None:
     shown = sample(opened, options)
     out = console()
     template = opened.tokenizer_folder / "chat_template.jinja"
-    if opened.facts.learned and template.is_file():
+    if opened.facts.answers and template.is_file():
         out.print(Text(f"{template}:\n{template.read_text(encoding='utf-8').rstrip()}\n", "dim"), soft_wrap=True)
     for row in shown:
         if out.is_terminal:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from terakoya.components.flops import mean_context
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import _attention_backends, _document_attention
 
@@ -307,12 +308,8 @@ def wasted_scores(document_ids: np.ndarray) -> float:
     Args:
         document_ids: (B, T); equal neighbours are one document; -1 for padding.
     """
-    rows, length = document_ids.shape
-    starts = np.ones((rows, length), dtype=bool)
-    starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    found = np.flatnonzero(starts.ravel())
-    lengths = np.diff(found, append=rows * length)[document_ids.ravel()[found] >= 0]
-    return rows * length**2 / max(1, int((lengths**2).sum()))
+    needed = mean_context(document_ids) * np.count_nonzero(document_ids >= 0)
+    return document_ids.size * document_ids.shape[1] / max(1.0, float(needed))
 
 
 def dropout(module: nn.Module) -> float:

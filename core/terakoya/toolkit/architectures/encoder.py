@@ -74,17 +74,16 @@ class EncoderArchitecture(TransformersArchitecture):
 
         if self.positions_follow_padding:
             batch = {**batch, "position_ids": batch["position_ids"] + first_position(model.config.pad_token_id)}
-        if self.document_masking == "mask_4d":
-            return _hidden_by_mask(model, batch)
-        body = model.base_model
+        body, documents = model.base_model, batch["document_ids"]
+        given = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"]}
+        if self.document_masking == "mask_4d":  # an encoder with its own attention, which takes the mask alone
+            embedded = body.embeddings(**given, token_type_ids=batch.get("token_type_ids"), mask=documents >= 0)
+            mask = attention.document_mask(documents)
+            return body.encoder(embedded, mask, output_hidden_states=False).last_hidden_state
         arguments = attention.arguments(model, batch)
         if self.calls_whole_body:
-            return body(input_ids=batch["input_ids"], position_ids=batch["position_ids"], **arguments).last_hidden_state
-        embedded = body.embeddings(
-            input_ids=batch["input_ids"],
-            position_ids=batch["position_ids"],
-            token_type_ids=batch.get("token_type_ids"),
-        )
+            return body(**given, **arguments).last_hidden_state
+        embedded = body.embeddings(**given, token_type_ids=batch.get("token_type_ids"))
         if hasattr(body, "embeddings_project"):  # where embeddings are narrower than the layers
             embedded = body.embeddings_project(embedded)
         return body.encoder(embedded, **arguments).last_hidden_state
@@ -116,22 +115,6 @@ class EncoderArchitecture(TransformersArchitecture):
 def first_position(pad: int | None) -> int:
     """Returns the position of a document's first token in models that count positions from the padding id + 1."""
     return (pad or 0) + 1
-
-
-def _hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the last hidden states (B, T, H) of a body whose encoder has its own attention and takes a mask
-    (B, 1, T, T) bool: which position may attend to which."""
-    from terakoya.toolkit.architectures import attention
-
-    body = model.base_model
-    documents = batch["document_ids"]
-    embedded = body.embeddings(
-        input_ids=batch["input_ids"],
-        position_ids=batch["position_ids"],
-        token_type_ids=batch.get("token_type_ids"),
-        mask=documents >= 0,
-    )
-    return body.encoder(embedded, attention.document_mask(documents), output_hidden_states=False).last_hidden_state
 
 
 def layer_partition(num_attention_heads: int, intermediate_size: int) -> TensorPartition:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import torch
 import transformers.modeling_utils as transformers_models
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from terakoya.toolkit.replaced import replaced
 
 log = logging.getLogger("terakoya")
 
@@ -34,8 +35,12 @@ def save(
 ) -> None:
     """Saves `model`, or the state dict `state` of it, into `folder`; `value_of` returns a tensor with its values. Where
     Transformers needs the values of all weights to save a model, it gets them."""
+
+    def write(tensors: Mapping[str, Tensor], filename: str, metadata: dict[str, str] | None = None) -> None:
+        write_file(tensors, Path(filename), metadata, value_of)
+
     try:
-        with _writing_files(value_of):  # Transformers empties the state dict that it gets
+        with replaced(transformers_models, SAVE, write):  # Transformers empties the state dict that it gets
             model.save_pretrained(folder, state_dict=None if state is None else dict(state))
     except OSError:
         raise
@@ -56,19 +61,6 @@ def _with_values(state: Mapping[str, Tensor], value_of: Callable[[Tensor], Tenso
 
 def _identity(value: Tensor) -> Any:
     return value.untyped_storage()._cdata, value.shape, value.stride(), value.storage_offset()
-
-
-@contextmanager
-def _writing_files(value_of: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    def write(tensors: Mapping[str, Tensor], filename: str, metadata: dict[str, str] | None = None) -> None:
-        write_file(tensors, Path(filename), metadata, value_of)
-
-    before = getattr(transformers_models, SAVE)
-    setattr(transformers_models, SAVE, write)
-    try:
-        yield
-    finally:
-        setattr(transformers_models, SAVE, before)
 
 
 def write_file(

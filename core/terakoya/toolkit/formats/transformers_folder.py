@@ -115,7 +115,8 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     elif "token_type_ids" not in names and _judges_pairs(model):
         names.insert(1, "token_type_ids")  # trained with them, although Transformers 5 makes none for this class
     settings["model_input_names"] = names  # defaults of the same class differ between Transformers 4 and 5
-    settings["model_max_length"] = _longest_input(model)  # the tokenizer may be from a model with fewer positions
+    # not the tokenizer's own: it may be from a model with fewer positions
+    settings["model_max_length"] = longest_input(model) or RELATIVE_LENGTH
     if tokenizer.pad_token is None and (pad := _choose_padding(tokenizer, model)):
         settings["pad_token"] = str(pad)  # an id that the model has; the attention mask says what is padding
     code = None
@@ -166,16 +167,15 @@ def _write(file: Path, settings: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _longest_input(model: PreTrainedModel) -> int:
-    """The tokens that `model` has positions for; what it is configured for if its positions are relative alone, as
-    DeBERTa's may be, and `RELATIVE_LENGTH` if its config does not say, as T5's."""
-    positions: int | None = getattr(model.config, "max_position_embeddings", None)
-    if positions is None:
-        return int(getattr(model.config, "n_positions", RELATIVE_LENGTH))
+def longest_input(model: PreTrainedModel) -> int | None:
+    """The largest number of tokens that `model` accepts, or is configured for if its positions are relative alone, as
+    DeBERTa's may be; None if its config does not say, as T5's."""
+    named = (getattr(model.config, each, None) for each in ("max_position_embeddings", "n_positions"))
+    length: int | None = next(filter(None, named), None)
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if getattr(table, "padding_idx", None) is not None:  # RoBERTa counts from padding + 1
-        positions -= table.padding_idx + 1  # type: ignore[union-attr]
-    return positions
+    if length is not None and getattr(table, "padding_idx", None) is not None:  # RoBERTa counts from padding + 1
+        length -= table.padding_idx + 1  # type: ignore[union-attr]
+    return length
 
 
 def _load_tokenizer(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:

@@ -107,7 +107,7 @@ class Pieces:
         if self.marks == "inside" and not begins_word:
             return ()  # a WordPiece model takes whole words alone
         if self.marks == "bytes":
-            word = _to_characters(b" " * begins_word + text)
+            word = "".join(_CHARACTERS[byte] for byte in b" " * begins_word + text)
         else:
             try:
                 word = text.decode()
@@ -183,7 +183,3 @@ def _from_characters(piece: str) -> bytes:
     if all(character in _BYTES for character in piece):
         return bytes(_BYTES[character] for character in piece)
     return piece.encode()
-
-
-def _to_characters(text: bytes) -> str:
-    return "".join(_CHARACTERS[byte] for byte in text)

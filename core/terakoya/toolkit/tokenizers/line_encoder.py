@@ -154,7 +154,7 @@ def encode_lines(
         ends[number] = len(lines)
     ids, lengths = [np.empty(0, dtype)], [np.empty(0, np.int64)]
     facts = [np.empty((0, 2), np.int64) if spans else np.empty(0, bool)]
-    for batch in _batches(lines):
+    for batch in in_batches(lines):
         rows, batch_facts = rows_of(batch, bool(literals))
         lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
         ids.append(join_rows(rows, dtype))
@@ -238,7 +238,7 @@ def _word_starts(words: Sequence[int | None]) -> np.ndarray:
     return starts
 
 
-def _batches(lines: Sequence[str]) -> Iterator[list[str]]:
+def in_batches(lines: Sequence[str]) -> Iterator[list[str]]:
     """Yields `lines` in order, about `BATCH_CHARACTERS` at a time."""
     start = size = 0
     for stop, line in enumerate(lines, 1):

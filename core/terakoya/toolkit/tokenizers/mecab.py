@@ -11,21 +11,8 @@ from pathlib import Path
 
 from terakoya.errors import UserError, nearest
 from terakoya_tokenizer import mecab
-from terakoya_tokenizer.mecab import DICTIONARIES, MecabSplitter
-
-__all__ = [
-    "DICTIONARIES",
-    "MecabSplitter",
-    "build_splitter",
-    "copy_user_dictionaries",
-    "dictionary_fingerprint",
-    "dictionary_folder",
-    "dictionary_options",
-    "named_files",
-    "options_fingerprint",
-    "options_folder",
-    "user_dictionaries",
-]
+from terakoya_tokenizer.mecab import DICTIONARIES as DICTIONARIES
+from terakoya_tokenizer.mecab import MecabSplitter as MecabSplitter
 
 
 def dictionary_folder(dictionary: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,12 @@ from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.unread_text import find_unread
 from terakoya.toolkit.tokenizers.bert_folder import BertFolder
+from terakoya.toolkit.tokenizers.line_encoder import in_batches
 from terakoya.toolkit.tokenizers.word_splitters import WordSplitter
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX
 from terakoya_tokenizer.characters import lower_cased
 from terakoya_tokenizer.word_cache import LINE_END, MARK, WordCache
 from terakoya_tokenizer.wordpiece import Pieces
-
-CHUNK_CHARACTERS = 1 << 19
 
 
 class WordEncoder:
@@ -73,8 +72,8 @@ class WordEncoder:
             lines[place] = each
         dtype = self.vocabulary.dtype()
         ids, word_starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
-        for chunk in _chunks(lines):
-            chunk_ids, chunk_starts, chunk_lengths = self._cache.encode(chunk)
+        for batch in in_batches(lines):  # each line with a space behind it
+            chunk_ids, chunk_starts, chunk_lengths = self._cache.encode(f" {LINE_END} ".join([*batch, ""]))
             ids.append(chunk_ids)
             word_starts.append(chunk_starts)
             lengths.append(chunk_lengths)
@@ -119,13 +118,3 @@ class WordEncoder:
             ids = [int(id) for id in word[len(MARK) :].split(",")]
             return ids, [0] * len(ids), [0] * len(ids)
         return self._pieces(word)
-
-
-def _chunks(lines: Sequence[str]) -> Iterator[str]:
-    """Yields the words and line ends of all `lines`, each with a space behind it, some `CHUNK_CHARACTERS` at a time."""
-    start = size = 0
-    for stop, line in enumerate(lines, 1):
-        size += len(line)
-        if size >= CHUNK_CHARACTERS or stop == len(lines):
-            yield f" {LINE_END} ".join([*lines[start:stop], ""])
-            start, size = stop, 0

@@ -42,7 +42,9 @@ from terakoya.runs.checkpoints import (
 from terakoya.training.checkpoint import event_tensors as event_tensors_files
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.event_tensors import EventTensors
-from terakoya.training.checkpoint.state import ShardSource, WrittenState
+from terakoya.training.checkpoint.snapshot import Snapshot
+from terakoya.training.checkpoint.state import WrittenState
+from terakoya.training.engines.engine import Engine
 
 log = logging.getLogger("terakoya")
 MINIMUM_KEPT = 2
@@ -83,7 +85,7 @@ class Content:
     """
 
     facts: Mapping[str, Any]
-    source: ShardSource
+    source: Engine | Snapshot
     event_tensors: EventTensors
     write_models: Callable[[Path], None]
     keep_before: int | None = None
