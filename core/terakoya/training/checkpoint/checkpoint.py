@@ -42,9 +42,7 @@ from terakoya.runs.checkpoints import (
 from terakoya.training.checkpoint import event_tensors as event_tensors_files
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.event_tensors import EventTensors
-from terakoya.training.checkpoint.snapshot import Snapshot
-from terakoya.training.checkpoint.state import WrittenState
-from terakoya.training.engines.engine import Engine
+from terakoya.training.checkpoint.state import ShardSource, WrittenState
 
 log = logging.getLogger("terakoya")
 MINIMUM_KEPT = 2
@@ -85,7 +83,7 @@ class Content:
     """
 
     facts: Mapping[str, Any]
-    source: Engine | Snapshot
+    source: ShardSource
     event_tensors: EventTensors
     write_models: Callable[[Path], None]
     keep_before: int | None = None

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
@@ -29,7 +29,6 @@ from terakoya.errors import UserError
 from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
 from terakoya.toolkit.deferred_tensors import DeferredTensors
 from terakoya.toolkit.formats import model_folder
-from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 from terakoya.training.model.module_parts import saved_values
@@ -38,6 +37,13 @@ FILE_BYTES = 1 << 30
 """A process begins another file when one has reached this size."""
 HEADER = "pieces"
 """The key in a file's header under which its shards are located."""
+
+
+class ShardSource(Protocol):
+    """Where the shards come from that this process writes: an `Engine`, or a `Snapshot` of one."""
+
+    def shards_to_save(self, kind: Kind) -> Iterable[TensorShard]:
+        """See `Engine`."""
 
 
 # --------------------------------------------------------------------------------------------------------- writing
@@ -55,7 +61,7 @@ class WrittenState(NamedTuple):
     not_finite: list[str]
 
 
-def write(folder: Path, rank: int, source: Engine | Snapshot) -> WrittenState:
+def write(folder: Path, rank: int, source: ShardSource) -> WrittenState:
     """Writes the shards of `source` as the files of `rank` into `folder`, which is a checkpoint's `state/`.
 
     Iterating over shards may be collective: after a failure the loop continues to their end without writing, so that no
