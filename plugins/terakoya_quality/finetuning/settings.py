@@ -33,7 +33,7 @@ HIGHEST_RATE = 5e-4
 MUON = {"type": "muon", "norm_factor": 0.25, "momentum": 0.9, "betas": [0.8, 0.95]}
 MUON_RATE, MUON_BELOW = 5e-3, 4_000_000
 """The optimizer of the smallest models, its rate, and the number of parameters below which they get it: models of 2.6
-million learn more with it (docs/how-to/quality.md), larger ones were not compared."""
+million learn more with it (docs/how-to/quality.md); of larger ones only one was compared, which was hardly trained."""
 
 
 def suited_rate(parameters: int) -> float:
