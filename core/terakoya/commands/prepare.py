@@ -33,19 +33,18 @@ def announce(options: PrepareOptions) -> None:
 
 def show(options: PrepareOptions, facts: StoreFacts) -> None:
     """Prints what the finished store holds, and the next command."""
-    from terakoya.log import plural
+    from terakoya.log import console
 
-    print_facts(options.out, facts, f"; {facts.rejected:,} document{plural(facts.rejected)} rejected")
+    console().print(_describe(options.out, facts), soft_wrap=True, markup=False)
     if options.shard is None:
         next_command.after_store(options.out, facts)
 
 
-def print_facts(out: Path, facts: StoreFacts, more: str = "") -> None:
-    """Prints how much the new store `out` holds, and `more` in the same line."""
-    from terakoya.log import console, plural
+def _describe(out: Path, facts: StoreFacts) -> str:
+    from terakoya.log import plural
 
-    console().print(
+    return (
         f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
-        f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens{more}",
-        soft_wrap=True, markup=False,
-    )  # fmt: skip
+        f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens; "
+        f"{facts.rejected:,} document{plural(facts.rejected)} rejected"
+    )

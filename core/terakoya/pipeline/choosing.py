@@ -109,8 +109,8 @@ LEAST_STEPS_BETWEEN = 25
 """Steps between two validations or checkpoints, at least: in a run of 60 steps one after every third would take longer
 than the training, and show noise."""
 MOST_SECONDS_BETWEEN = 1800
-"""Seconds between two checkpoints or validations, at most, where the steps are no longer than expected: what a run that
-is killed has lost."""
+"""Seconds between two checkpoints, at most, where the steps are no longer than expected: what a run that is killed has
+lost. Validations are as often as long as they take no more than their share of the time."""
 
 
 @dataclass(frozen=True)
@@ -370,8 +370,9 @@ class Candidate:
         for raw in _runs(self.raw, trained=trained, machine=self.machine):
             if (speed := self.speed(raw)) is not None:
                 most = max(LEAST_STEPS_BETWEEN, int(MOST_SECONDS_BETWEEN / speed.high))
-                for name, key in (("checkpoint", "save_steps"), ("evaluation", "steps")):
-                    raw[name] = {**raw[name], key: min(most, raw[name][key])}
+                rare = math.ceil(raw["evaluation"]["batches"] * FORWARD_SHARE / VALIDATION_SHARE)
+                for name, key, steps in (("checkpoint", "save_steps", most), ("evaluation", "steps", max(most, rare))):
+                    raw[name] = {**raw[name], key: min(steps, raw[name][key])}
             parameters = Parameters.from_dict(raw, source=self.preset)
             estimated = estimate(
                 parameters, processes=self.machine.count, vocab_size=self.vocabulary,

@@ -15,6 +15,7 @@ from terakoya.pipeline.choosing import (
     LEAST_STEPS,
     LEAST_STEPS_BETWEEN,
     PASSES,
+    VALIDATION_SHARE,
     Choice,
     Goal,
     Machine,
@@ -163,7 +164,8 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         "parameters.checkpoint": "A checkpoint after each tenth of the run and at least every half-hour, but at least "
         f"{LEAST_STEPS_BETWEEN} steps apart.",
         "parameters.evaluation": "A validation after each tenth of the run, each twentieth of a long one, and at least "
-        f"every half-hour, but at least {LEAST_STEPS_BETWEEN} steps apart.",
+        f"every half-hour where that takes no more than {VALIDATION_SHARE:.0%} of the time, but at least "
+        f"{LEAST_STEPS_BETWEEN} steps apart.",
         "training_processes": "One for each GPU.",
     }
 

@@ -301,9 +301,9 @@ def test_short_runs_are_not_all_validation(steps: int, validation: int, batches:
     assert found == (steps, {"steps": validation, "batches": batches}, checkpoint)
 
 
-@pytest.mark.parametrize(("seconds", "apart"), [(0.5, 3600), (9.0, 200), (100.0, 25)])
-def test_a_run_that_is_killed_loses_half_an_hour_or_few_steps(seconds: float, apart: int) -> None:
-    """Of a run of 20 days, whose tenth is two."""
+@pytest.mark.parametrize(("seconds", "apart", "validation"), [(0.5, 3600, 3600), (9.0, 200, 334), (100.0, 25, 334)])
+def test_a_run_that_is_killed_loses_half_an_hour_or_few_steps(seconds: float, apart: int, validation: int) -> None:
+    """Of a run of 20 days, whose tenth is two. A validation of 50 batches takes as long as a 20th of 334 steps."""
 
     def measure(parameters: Parameters, vocab_size: int, share: RankBatch, processes: int) -> Speed | None:
         return Speed(seconds, seconds, 0.3, "probe", "as told")
@@ -312,7 +312,8 @@ def test_a_run_that_is_killed_loses_half_an_hour_or_few_steps(seconds: float, ap
     choice = choose(
         tokens=10**9, vocabulary=4000, recipe=PAPERS["bert"], goal="model", machine=machine, hours=480, held_out=10**5
     )
-    assert choice.parameters["checkpoint"]["save_steps"] == choice.parameters["evaluation"]["steps"] == apart
+    assert choice.parameters["checkpoint"]["save_steps"] == apart
+    assert choice.parameters["evaluation"] == {"steps": validation, "batches": 50}
 
 
 def test_a_t5_gets_sentinels() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
-from terakoya.commands.prepare import print_facts
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def merge_command(
     from terakoya.store.merge import merge
 
     facts = merge(stores, out, word_starts=word_starts)
-    print_facts(out, facts)
+    _print_facts(out, facts)
     next_command.after_store(out, facts)
 
 
@@ -47,8 +46,19 @@ def split_command(
 
     made: list[tuple[int, Path, StoreFacts]] = []
     for folder, facts in zip(out, split(store, out, weights=parse_weights(parts), seed=seed), strict=True):
-        print_facts(folder, facts)
+        _print_facts(folder, facts)
         made.append((facts.tokens, folder, facts))
     made.sort(key=lambda each: -each[0])
     (_, train, facts), *others = made
     next_command.after_store(train, facts, validation=others[0][1] if others else None)
+
+
+def _print_facts(out: Path, facts: StoreFacts) -> None:
+    from terakoya.log import console, plural
+
+    console().print(
+        f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
+        f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens",
+        soft_wrap=True,
+        markup=False,
+    )
