@@ -284,7 +284,7 @@ def validation_batches(raw: Mapping[str, Any]) -> Batches:
     count = min(len(source), size * parameters.evaluation.batches)
     batches = []
     for start in range(0, count, size):
-        batch = objective.collate(source.load(0, np.arange(start, min(start + size, count))), store.facts.vocabulary)
+        batch = objective.collate(source.load(0, source.spread(count)[start : start + size]), store.facts.vocabulary)
         batches.append(_unpacked(batch.arrays))
     return batches
 

@@ -37,7 +37,7 @@ KINDS = (
         PIPELINE,
         2,
         "corpus corpora tokenizer tokenizer_folder store parameters run export",
-        "start it with `terakoya run {file}`",
+        "start it with `terakoya run {file}`, which with --no-train makes stores and a parameter file",
     ),
     FileKind(
         "a checkpoint's manifest",

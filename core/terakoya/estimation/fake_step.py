@@ -33,7 +33,7 @@ from terakoya.distributed.topology import ProcessInfo, Topology
 from terakoya.estimation.memory_tracker import BATCH, CAST_WEIGHTS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
-from terakoya.toolkit.replaced import replaced
+from terakoya.toolkit.attributes import replace_attribute
 from terakoya.training.batches import to_device
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
@@ -210,7 +210,7 @@ def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     module = build_module_for_training(parameters, vocabulary)
     # peft moves what it adds to where the layer under it is: torch swaps tensors without data, which it cannot while
     # they are watched
-    with replaced(nn.Module, "to", lambda each, *_, **__: each):
+    with replace_attribute(nn.Module, "to", lambda each, *_, **__: each):
         transform("adapt", module, ModuleBuild(parameters, vocabulary))
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # moving it would need data
     return module
@@ -350,7 +350,7 @@ def _no_scores() -> AbstractContextManager[None]:
     ) -> torch.Tensor:  # fmt: skip
         return fused(query, key, value, attn_mask, 0.0, **named)
 
-    return replaced(F, "scaled_dot_product_attention", without_dropout)
+    return replace_attribute(F, "scaled_dot_product_attention", without_dropout)
 
 
 @contextmanager
@@ -363,8 +363,8 @@ def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, Memor
     from transformers import PreTrainedModel
 
     with (
-        replaced(PreTrainedModel, "initialize_weights", lambda model: None),
-        replaced(FakeTensor, "__deepcopy__", _copy_without_data),
+        replace_attribute(PreTrainedModel, "initialize_weights", lambda model: None),
+        replace_attribute(FakeTensor, "__deepcopy__", _copy_without_data),
         torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as found,
     ):  # fmt: skip
         yield fake, found

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from terakoya.estimation import flash_scratch
-from terakoya.toolkit.replaced import replaced
+from terakoya.toolkit.attributes import replace_attribute
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
@@ -73,7 +73,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def on_host(self) -> AbstractContextManager[None]:
         """While open, new storages are memory of the host."""
-        return replaced(self, "others", HOST)
+        return replace_attribute(self, "others", HOST)
 
     def assign(self, tensors: Iterable[Tensor], part: str) -> None:
         """Assigns the storages of `tensors` to `part`."""

@@ -18,7 +18,7 @@ from terakoya.estimation.fake_step import DEPTH_FIELDS, fake_tensors, number_of_
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.json_settings import short_json
 from terakoya.toolkit.architectures import attention
-from terakoya.toolkit.replaced import replaced
+from terakoya.toolkit.attributes import replace_attribute
 from terakoya.training.batches import to_device
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.start_from import check_start_configs
@@ -120,7 +120,7 @@ def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | Non
     try:
         # torch would log the traceback of each operation that is refused
         log = logging.getLogger("torch._subclasses.fake_tensor")
-        with replaced(log, "disabled", True), fake_tensors(vocabulary) as (fake, tracker):
+        with replace_attribute(log, "disabled", True), fake_tensors(vocabulary) as (fake, tracker):
             module = build_module_for_training(parameters, vocabulary)
             elements = sum(each.numel() for each in module.parameters())
             if rows_from is None or elements < rows_from:

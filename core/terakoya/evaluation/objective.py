@@ -118,7 +118,7 @@ class RunObjective:
         A validation store of the run gets the same rows and masks as in the run's validation.
 
         Args:
-            rows: evaluate only the first `rows` rows; None: all.
+            rows: evaluate only so many rows, evenly taken from all; None: all.
             batch_tokens: largest number of tokens in a batch.
 
         Returns:
@@ -141,8 +141,9 @@ class RunObjective:
         meter = Meter(terms, self.device, objective.derive_metrics)
         counts = dict.fromkeys(sorted({"tokens", *(term.count for term in terms.values())}), 0)
         number_of_rows = len(source) if rows is None else min(rows, len(source))
+        spread = source.spread(number_of_rows)
         for positions in _row_batches(number_of_rows, max(1, batch_tokens // length)):
-            batch = objective.collate(source.load(0, positions), self.vocabulary)
+            batch = objective.collate(source.load(0, spread[positions]), self.vocabulary)
             with torch.no_grad():
                 meter.add_sums(self.module(to_device(batch, self.device, flash=self.flash)))
             for name, count in zip(counts, total_counts([batch], list(counts)), strict=True):

@@ -131,7 +131,9 @@ def _comments(facts: CorpusFacts, choice: Choice, *, recipe: Recipe, machine: Ma
         "corpus": f"{facts.files:,} file{plural(facts.files)} ({', '.join(facts.formats)}), "
         f"{facts.size / 1e6:,.1f} MB on disk; from a sample: about {facts.count:,} documents, {facts.characters:,} "
         f"characters, {translated(language[facts.language])} ({facts.japanese:.0%} Japanese characters)",
-        "field": f"The text is that of {facts.field}; of several the first that a line or table has.",
+        "field": f"The text is that of {facts.field}, the first of them that a line or table has."
+        if "," in facts.field
+        else f"The text is that of {facts.field}.",
         "documents": "No blank line was seen between documents of the txt files: each line is one.",
         "clean": f"Equal documents are dropped; {share:.1%} are held out for validation, by a hash of their text.",
         "tokenizer": f"{splitter[0].upper()}{splitter[1:]}.",

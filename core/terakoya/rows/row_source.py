@@ -76,6 +76,10 @@ class RowSource:
         with self.store.reading():
             return self._builder.load(epoch, rows, keys)
 
+    def spread(self, rows: int) -> np.ndarray:
+        """Positions of `rows` rows, evenly taken from all: the first ones may be those of the longest documents."""
+        return np.arange(rows) * len(self) // max(1, rows)
+
     def documents(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Numbers in the store, from 0, of the documents with text in the rows `load(epoch, positions)`, sorted."""
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))

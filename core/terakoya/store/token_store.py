@@ -144,6 +144,11 @@ class StoreFacts(BaseModel):
         )
 
     @property
+    def learned(self) -> bool:
+        """Whether it is marked which tokens a model learns to write: those of answers."""
+        return self.answers
+
+    @property
     def sizes(self) -> bool:
         """Whether the store knows how much text its documents are."""
         return SIZES_FILE in self.files
@@ -420,7 +425,7 @@ class TokenStore:
 
     def read_learned(self, start: int, stop: int) -> np.ndarray:
         """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
-        if not self.facts.answers:
+        if not self.facts.learned:
             raise UserError(
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"

@@ -9,7 +9,7 @@ from operator import add
 import numpy as np
 from torch import Tensor
 
-from terakoya.components import Batch, LossTerm, Objective
+from terakoya.components import Batch, Objective
 from terakoya.distributed.context import DistributedContext
 from terakoya.distributed.topology import RankBatch, split_evenly
 from terakoya.rows.loader import Prefetcher
@@ -63,7 +63,7 @@ def validate(
     rank_batch, compiled = maker.plan.validation_batch, maker.compiled
     load = partial(to_device, device=context.device, flash=maker.flash, compiled=compiled)
     rows = min(len(source), batches * rank_batch.global_rows)
-    terms: Mapping[str, LossTerm] = objective.terms()
+    spread, terms = source.spread(rows), objective.terms()
     meter = Meter(terms, context.device, objective.derive_metrics)
     names = sorted({term.count for term in terms.values()})
     compares = objective.compares_examples
@@ -73,7 +73,7 @@ def validate(
     def collate(micro: int) -> tuple[bool, Batch]:
         positions, _ = parts[micro]
         empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
-        loaded = source.blank_row() if empty else source.load(0, positions * len(source) // rows)
+        loaded = source.blank_row() if empty else source.load(0, spread[positions])
         size = rank_batch.micro_batch_size if compiled else len(loaded)
         return empty, collate_rows(objective, maker.vocabulary, loaded, size, source)
 

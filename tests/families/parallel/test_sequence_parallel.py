@@ -144,7 +144,7 @@ def reference(settings: Mapping[str, Any], *, validation: bool = False) -> Refer
     objective = parameters.objective
     if validation:
         (source,) = stores.validation_rows(objective.row_layout(), seed=parameters.seed).values()
-        rows = source.load(0, np.arange(min(len(source), 10)))
+        rows = source.load(0, source.spread(min(len(source), 10)))
     else:
         rows = stores.loader(objective.row_layout(), seed=parameters.seed, global_rows=5).load(0, 5)
     return Reference(parameters, objective.collate(rows, stores.vocabulary))

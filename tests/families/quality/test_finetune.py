@@ -119,7 +119,10 @@ def test_a_gpu_that_is_fast_with_bf16_gets_it(
     capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert suited_precision(torch.device("cuda", 0)) == precision and suited_precision(torch.device("cpu")) == "fp32"
+    assert (
+        suited_precision(torch.device("cuda", capability[0])) == precision
+        and suited_precision(torch.device("cpu")) == "fp32"
+    )
 
 
 @pytest.mark.nightly

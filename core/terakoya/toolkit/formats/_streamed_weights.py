@@ -17,7 +17,7 @@ import transformers.modeling_utils as transformers_models
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from terakoya.toolkit.replaced import replaced
+from terakoya.toolkit.attributes import replace_attribute
 
 log = logging.getLogger("terakoya")
 
@@ -40,7 +40,7 @@ def save(
         write_file(tensors, Path(filename), metadata, value_of)
 
     try:
-        with replaced(transformers_models, SAVE, write):  # Transformers empties the state dict that it gets
+        with replace_attribute(transformers_models, SAVE, write):  # Transformers empties the state dict that it gets
             model.save_pretrained(folder, state_dict=None if state is None else dict(state))
     except OSError:
         raise

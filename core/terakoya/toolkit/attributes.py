@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While open, the attribute `name` of `owner` is `value`."""
     before = getattr(owner, name)
     setattr(owner, name, value)
