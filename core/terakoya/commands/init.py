@@ -160,7 +160,8 @@ def command(options: Options) -> None:
     for key in ("corpus", "field", "parameters", "parameters.architecture", "parameters.data", "parameters.max_steps"):
         if key in comments and (key != "field" or "field" in pipeline):
             console().print(comments[key], markup=False, soft_wrap=True)
-    if choice.estimated.speed and choice.estimated.speed.source == "range":
+    speed = choice.estimated.speed
+    if speed is not None and speed.source == "range" and choice.hours[1] > 0.9 * hours:
         told = translated("Where the run trains, this command measures the speed, and the run then fills the hours.")
         console().print(told, soft_wrap=True)
     console().print(f"{out}: written; it gives the reason for each number", markup=False, soft_wrap=True)
