@@ -109,11 +109,11 @@ def measure_rows(objective: RunObjective, like: Parameters, store: TokenStore, l
     if longest is not None and length > longest:
         raise UserError(f"{folder}: takes at most {longest} tokens, and A's rows have {length}; name that model first")
     source = validation_rows(store, wanted.row_layout(), sequence_length=length, seed=like.seed)
-    number = len(source) if limit is None else min(limit, len(source))
+    positions = source.spread(len(source) if limit is None else min(limit, len(source)))
     terms = {name: term for name, term in wanted.terms().items() if not term.bins}
     sums, counts, tokens = [], [], 0
-    for row in range(number):
-        rows = source.load(0, np.array([row]))
+    for position in positions:
+        rows = source.load(0, np.array([position]))
         tokens += int((rows.document_ids >= 0).sum())
         batch = wanted.collate(rows, objective.vocabulary)
         with torch.no_grad():
@@ -121,25 +121,25 @@ def measure_rows(objective: RunObjective, like: Parameters, store: TokenStore, l
         sums.append(torch.stack([found[name].double() for name in terms]))
         counts.append([batch.counts[term.count] for term in terms.values()])
     return RowLosses(
-        terms, torch.stack(sums).cpu().numpy(), np.array(counts, np.float64), find_blocks(source, number), tokens,
+        terms, torch.stack(sums).cpu().numpy(), np.array(counts, np.float64), find_blocks(source, positions), tokens,
         store.text_per_token,
     )  # fmt: skip
 
 
-def find_blocks(source: RowSource, number: int) -> np.ndarray:
-    """Returns the number of the block of each of the first `number` rows, (n,): rows that share a document are in one.
+def find_blocks(source: RowSource, positions: np.ndarray) -> np.ndarray:
+    """Returns the number of the block of each of the rows at `positions` (n,): rows that share a document are in one.
     Rows of a layout that joins all documents are a block each."""
     if source.layout.kind in JOINED:
-        return np.arange(number)
-    parents, first_row = list(range(number)), dict[int, int]()
+        return np.arange(len(positions))
+    parents, first_row = list(range(len(positions))), dict[int, int]()
 
     def root(row: int) -> int:
         while parents[row] != row:
             parents[row] = row = parents[parents[row]]
         return row
 
-    for row in range(number):
-        for document in source.documents(0, np.array([row])).tolist():
+    for row, position in enumerate(positions):
+        for document in source.documents(0, np.array([position])).tolist():
             parents[root(row)] = root(first_row.setdefault(document, row))
-    found: np.ndarray = np.unique([root(row) for row in range(number)], return_inverse=True)[1]
+    found: np.ndarray = np.unique([root(row) for row in range(len(positions))], return_inverse=True)[1]
     return found

@@ -101,12 +101,15 @@ def test_rows_that_share_a_document_are_one_block(validation_store: Path, runs: 
     source = validation_rows(
         open_store(validation_store), parameters.objective.row_layout(), sequence_length=16, seed=1
     )  # fmt: skip
-    blocks = find_blocks(source, len(source))
+    blocks = find_blocks(source, source.spread(len(source)))
     documents = [set(source.documents(0, np.array([row])).tolist()) for row in range(len(source))]
     for one in range(len(source)):
         for other in range(one):
             assert blocks[one] == blocks[other] or not documents[one] & documents[other]
     assert 1 < len(set(blocks.tolist())) < len(source) and max(blocks) == len(set(blocks.tolist())) - 1
+    some = source.spread(len(source) // 3)
+    for block in set(find_blocks(source, some).tolist()):
+        assert len({blocks[row] for row in some[find_blocks(source, some) == block]}) == 1, "of some rows, of all"
 
 
 def test_every_token_of_a_masked_model_is_predicted_once(models: list[Path], texts: Path) -> None:
