@@ -93,11 +93,14 @@ class _Plan:
                     f"{folder}: expected a folder that holds a store for each of corpora, got a store itself; "
                     "give another folder"
                 )
-        self._check_training(Parameters.from_dict(self._parameters(), source="parameters"), trains=trains)
+        parameters = Parameters.from_dict(self._parameters(), source="parameters")
+        if trains:
+            self._check_processes(parameters)
+        self._check_training(parameters)
 
-    def _check_training(self, parameters: Parameters, *, trains: bool) -> None:
+    def _check_training(self, parameters: Parameters) -> None:
         """Raises UserError where the last stages would refuse `parameters`: the model its sizes, the objective the
-        stores, the batch table the processes of this machine if it `trains`."""
+        stores."""
         from terakoya.estimation.model_check import check_model, check_start
 
         pipeline, layout = self.pipeline, parameters.objective.row_layout().kind
@@ -106,13 +109,12 @@ class _Plan:
                 f'unit: expected "line" for rows of the layout "{layout}", got "{pipeline.unit}"; set "unit": "line", '
                 "or another layout of the objective in the parameters"
             )
-        if trains:
-            self._check_processes(parameters)
         vocabulary = self._vocabulary(parameters.data.sequence_length)
         check_model(parameters, vocabulary)
         check_start(parameters, vocabulary)
 
     def _check_processes(self, parameters: Parameters) -> None:
+        """Raises UserError where this machine has too few GPUs, or its processes do not fit the batch table."""
         import torch
 
         from terakoya.distributed.topology import ProcessInfo, Topology, host_name, rank_batches

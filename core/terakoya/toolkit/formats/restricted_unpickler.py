@@ -73,8 +73,7 @@ def load(file: Path) -> Any:
                 f"{file}: contains {', '.join(unknown[:5])}, which is not known to be harmless; nothing was read. "
                 "In the program that wrote it, save only the weights (tensors by name), or save them as safetensors"
             )
-        stubs = {name: type(name.rpartition(".")[2], (Stub,), {"qualified_name": name}) for name in names}
-        classes: list[Any] = [(SAFE_CLASSES.get(name, stub), name) for name, stub in stubs.items()]
+        classes: list[Any] = [(SAFE_CLASSES.get(name) or _make_stub(name), name) for name in names]
         with torch.serialization.safe_globals(classes):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
@@ -87,3 +86,7 @@ def _is_zip(file: Path) -> bool:
     it."""
     with file.open("rb") as stream:
         return stream.read(2) == b"PK"
+
+
+def _make_stub(name: str) -> type[Stub]:
+    return type(name.rpartition(".")[2], (Stub,), {"qualified_name": name})
