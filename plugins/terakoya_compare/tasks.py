@@ -24,6 +24,7 @@ from terakoya_compare.result import Comparison, Difference
 from terakoya_compare.statistics import bootstrap, bootstrap_of_sums, paired_t, sign_flip_p
 
 if TYPE_CHECKING:
+    from terakoya_quality.finetuning.model import ModelUse
     from terakoya_quality.finetuning.suites import ChosenTask
     from terakoya_quality.finetuning.task import Feature, Task
 
@@ -54,6 +55,7 @@ def compare_tasks(options: CompareOptions) -> Comparison:
     """
     if find_spec("terakoya_quality") is None:
         raise UserError(f"--task: fine-tuning is not there{missing_family('verbs', 'finetune')}")
+    from terakoya_quality.finetuning.model import ModelUse
     from terakoya_quality.finetuning.suites import SIMILARITY, find_files, find_tasks
 
     if options.data is None:
@@ -66,27 +68,35 @@ def compare_tasks(options: CompareOptions) -> Comparison:
     if len({*names}) < len(names):
         names = distinct_names(options.sources)
     differences, notes = [], []
+    device = find_device(options.device, precision=options.precision or "fp32")
+    use = ModelUse.for_training(device, options.precision, trust=options.trust_remote_code)
     for task in tasks:
         files = find_files(task, options.data)
         compared = "test" if "test" in files.layout.sets & ({*files.paths} | {*files.layout.shares}) else "eval"
         if compared == "eval":
             notes.append(f"{task.name}: has no test set: the examples that are compared chose the settings, too")
-        found = [_outcomes(options, source, task, files, tuning, compared) for source in options.sources]
+        found = [_outcomes(options, source, task, files, tuning, compared, use) for source in options.sources]
         for number in range(1, len(names)):
             differences += _differences(task, found[0], found[number], (names[0], names[number]))
     if any(len(each.further["seeds"][0]) == 1 for each in differences):
         notes.append("one seed: whether another one of the fine-tuning says the same is not known")
-    settings = {"seeds": options.seeds, "limit": options.limit, "precision": options.precision or "fp32"}
+    settings = {"seeds": options.seeds, "limit": options.limit, "precision": use.precision}
     return Comparison("tasks", settings, differences, notes)
 
 
 def _outcomes(
-    options: CompareOptions, source: Path, task: ChosenTask, files: Any, tuning: Mapping[str, Any], compared: str
+    options: CompareOptions,
+    source: Path,
+    task: ChosenTask,
+    files: Any,
+    tuning: Mapping[str, Any],
+    compared: str,
+    use: ModelUse,
 ) -> Outcomes:
     """Fine-tunes the model `source` and returns its answers to the examples of the set `compared`."""
     from terakoya_quality.commands.training_scores import TuningProgress
     from terakoya_quality.finetuning.kinds import KINDS
-    from terakoya_quality.finetuning.model import ModelUse, finished_model
+    from terakoya_quality.finetuning.model import finished_model
     from terakoya_quality.finetuning.search import Callbacks, TrainedOnce, search
 
     scored: list[tuple[Task[Any], Sequence[Any], Sequence[Feature], Sequence[np.ndarray]]] = []
@@ -101,10 +111,6 @@ def _outcomes(
             found: dict[str, float] = super().scores(examples, features, logits)
             return found
 
-    use = ModelUse(
-        device=find_device(options.device, precision=options.precision or "fp32"),
-        precision=options.precision or "fp32", trust=options.trust_remote_code,
-    )  # fmt: skip
     sets = files.read(options.limit)
     with finished_model(source) as folder, TuningProgress(f"{source.name}, {task.task.title}") as shown:
 

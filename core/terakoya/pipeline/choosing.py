@@ -139,10 +139,12 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
     Raises:
         UserError: the device is unknown, or this machine has no GPU but several are wanted.
     """
+    import torch
+
+    from terakoya.toolkit.fast_products import multiplies_fast
+
     device = devices.find_device(gpu) if gpu else devices.local_device()
     if device.gpu:
-        import torch
-
         measure = measure if devices.is_here(device) else None
         if device.peak_tflops is None and measure is None:
             raise UserError(
@@ -154,7 +156,8 @@ def find_machine(gpu: str | None, count: int | None, *, measure: Measure | None 
         return Machine(device, count or here, "bf16" if has_bf16 else "fp16", measure)
     if count and count > 1:
         raise UserError(f"--gpus {count}: this machine has no GPU; name the kind with --gpu, such as --gpu h100")
-    return Machine(replace(device, memory=device.memory or _memory()), 1, "fp32", measure)
+    precision: Literal["bf16", "fp32"] = "bf16" if multiplies_fast("bf16", torch.device("cpu")) else "fp32"
+    return Machine(replace(device, memory=device.memory or _memory()), 1, precision, measure)
 
 
 def _memory() -> int:

@@ -34,7 +34,11 @@ FEW_DOCUMENTS = 100
 SENTINELS = 26
 """Unused pieces of a tokenizer for T5, which mark the spans that are cut out of rows of up to 512 tokens."""
 
-PRECISIONS = {"bf16": "bf16 on GPUs.", "fp16": "This GPU has no bf16.", "fp32": "A CPU computes in fp32."}
+PRECISIONS = {
+    "bf16": "Products of matrices in bfloat16. A processor without instructions for it needs fp32.",
+    "fp16": "This GPU has no bf16.",
+    "fp32": "This CPU has no instructions for bf16.",
+}
 LIMITS = {
     "corpus": "a larger model would learn this corpus by heart",
     "hours": "a larger model would not see enough tokens in the given hours",

@@ -63,8 +63,8 @@ def measure_suites(options: TaskOptions, device: torch.device) -> Evaluation:
         raise UserError("\n".join(skipped.values()))
     for reason in skipped.values():
         logger.warning("%s", f"skipped: {reason}")
-    use = ModelUse(device=device, precision=options.model_precision, trust=options.trust_remote_code)
-    settings = {"limit": options.limit, "precision": options.model_precision, **versions()}
+    use = ModelUse.for_training(device, options.precision, trust=options.trust_remote_code)
+    settings = {"limit": options.limit, "precision": use.precision, **versions()}
     finetuned: dict[str, Any] = {}
     with finished_model(options.source) as folder:
         for each in tasks:

@@ -11,7 +11,6 @@ from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.errors import UserError, nearest
 from terakoya.inference.loading import find_device
 from terakoya.places import as_fields
-from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya_quality.finetuning.kinds import KINDS
 from terakoya_quality.finetuning.model import ModelUse, finished_model, load_with_head, write_model
 from terakoya_quality.finetuning.options import FinetuneOptions
@@ -42,8 +41,7 @@ def finetune_model(options: FinetuneOptions) -> SearchResult:
     files = {"train": options.train, "eval": options.eval, **({} if options.test is None else {"test": options.test})}
     sets = {name: read_rows(file, columns=dict(options.columns), limit=options.limit) for name, file in files.items()}
     device = find_device(options.device, precision=options.precision or "fp32")
-    precision = options.precision or suited_precision(device)
-    use = ModelUse(device=device, precision=precision, trust=options.trust_remote_code)
+    use = ModelUse.for_training(device, options.precision, trust=options.trust_remote_code)
     with finished_model(options.source) as folder:
         result = search(
             folder, KINDS[options.task], sets, settings, use=use, watch=Callbacks(options.report, options.progress)
@@ -53,10 +51,5 @@ def finetune_model(options: FinetuneOptions) -> SearchResult:
             model.load_state_dict(result.best_weights)
             write_model(model, folder, draft)
             scores = {options.eval.name: {**result.as_json(), "limit": options.limit}}
-            write_scores(draft, options.source, scores, settings={"precision": precision})
+            write_scores(draft, options.source, scores, settings={"precision": use.precision})
     return result
-
-
-def suited_precision(device: torch.device) -> str:
-    """Returns bf16 for a GPU that multiplies it fast, else fp32."""
-    return "bf16" if device.type == "cuda" and multiplies_fast("bf16", device) else "fp32"

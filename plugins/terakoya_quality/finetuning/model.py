@@ -20,6 +20,7 @@ from terakoya.conversion.import_checkpoint import copy_tokenizer
 from terakoya.errors import UserError
 from terakoya.inference.loading import custom_code_files, find_model, load_model_and_tokenizer
 from terakoya.runs.finding import names_checkpoint
+from terakoya.toolkit.fast_products import multiplies_fast
 from terakoya.toolkit.formats import folder_digests, transformers_folder
 from terakoya.toolkit.formats.model_folder import silence_transformers
 from terakoya_quality.finetuning.task import Task
@@ -49,6 +50,13 @@ class ModelUse:
     device: torch.device
     precision: str = "fp32"
     trust: bool = False
+
+    @classmethod
+    def for_training(cls, device: torch.device, precision: str | None, *, trust: bool) -> ModelUse:
+        """Returns how a model is fine-tuned on `device`: without a `precision` in bf16 on a GPU that multiplies it
+        fast, else in fp32."""
+        suited = "bf16" if device.type == "cuda" and multiplies_fast("bf16", device) else "fp32"
+        return cls(device=device, precision=precision or suited, trust=trust)
 
 
 @contextmanager

@@ -220,6 +220,15 @@ def test_a_gpu_in_no_list_is_measured(has_bf16: bool, precision: str, monkeypatc
         find_machine(None, None)
 
 
+@pytest.mark.parametrize(("is_fast", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_a_cpu_trains_in_the_precision_that_it_multiplies_fast(
+    is_fast: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terakoya.toolkit.fast_products.multiplies_fast", lambda *asked: is_fast)
+    monkeypatch.setattr(choosing.devices, "local_device", lambda: CPU.device)
+    assert find_machine(None, None).precision == precision
+
+
 @pytest.mark.nightly
 def test_a_model_that_one_gpu_cannot_hold_is_sharded_or_left() -> None:
     assert chosen(1e12, "rtx-4090", 1, 1e6, "llama").preset == "llama_1b"

@@ -19,7 +19,7 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
 from terakoya.errors import UserError
-from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.architectures import _attention_backends, attention
 from terakoya.training.model import determinism
 
 LENGTHS = [5, 9, 3]
@@ -96,6 +96,64 @@ def test_a_layer_of_local_attention_sees_the_same_positions_as_in_transformers(b
         everywhere = model(batch["input_ids"], position_ids=batch["position_ids"], **given).last_hidden_state
     assert (together - alone).abs().max() < 2e-6
     assert (everywhere - alone).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "blocks"), [(128, 9, True), (512, 65, True), (512, 1, True), (80, 9, False)]
+)
+def test_local_attention_in_blocks_is_that_of_a_mask(
+    length: int, window: int, blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    fused = _attention_backends._fused
+    monkeypatch.setattr(
+        _attention_backends,
+        "_fused",
+        lambda *given, **kept: [computed.append(given[1].shape[2]), fused(*given, **kept)][1],
+    )
+    generator = torch.Generator().manual_seed(1)
+    document_ids = (torch.rand(2, length, generator=generator) < 0.05).cumsum(1)
+    document_ids[1, -40:] = -1
+    states = torch.randn(3, 2, length, 4, 8, generator=generator, dtype=torch.float64).transpose(2, 3)
+    change = torch.randn(2, length, 4, 8, generator=generator, dtype=torch.float64)
+    mask = attention.document_mask(document_ids)
+    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+
+    def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scores = (query @ key.mT / 8**0.5).masked_fill(~(mask & (distance < window)), float("-inf"))
+        return (scores.softmax(-1) @ value).transpose(1, 2)
+
+    def ours(*states: torch.Tensor) -> torch.Tensor:
+        return _attention_backends.sdpa(torch.nn.Identity(), *states, None, document_mask=mask, sliding_window=window)[
+            0
+        ]
+
+    found = []
+    for attend in (ours, reference):
+        given = states.clone().requires_grad_()
+        attended = attend(*given)
+        attended.backward(change)
+        found.append((attended, given.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    assert (computed[0] <= length / 2) == blocks, "keys that each query is compared with"
+
+
+@pytest.mark.parametrize(("length", "products"), [(64, torch.float32), (512, torch.bfloat16)])
+def test_on_a_cpu_short_rows_attend_in_float32(
+    length: int, products: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.dtype] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: torch.Tensor, *further: Any, **options: Any) -> torch.Tensor:
+        seen.append(query.dtype)
+        return attend(query, *further, **options)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
+    states = torch.randn(3, 1, 2, length, 8, dtype=torch.bfloat16)
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool)
+    attended, _ = _attention_backends.sdpa(torch.nn.Identity(), *states, None, document_mask=mask)
+    assert seen == [products] and attended.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])

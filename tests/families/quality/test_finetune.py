@@ -31,7 +31,6 @@ from terakoya_quality.finetuning import loop, metrics
 from terakoya_quality.finetuning import model as head
 from terakoya_quality.finetuning.answers import Answers
 from terakoya_quality.finetuning.entities import NamedEntities, TaggedText, _token_tags, _without_spaces
-from terakoya_quality.finetuning.finetune import suited_precision
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, pad_id, write_model
 from terakoya_quality.finetuning.rows import Row
 from terakoya_quality.finetuning.settings import TuningSettings
@@ -119,10 +118,12 @@ def test_a_gpu_that_is_fast_with_bf16_gets_it(
     capability: tuple[int, int], precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert (
-        suited_precision(torch.device("cuda", capability[0])) == precision
-        and suited_precision(torch.device("cpu")) == "fp32"
-    )
+    uses = [
+        ModelUse.for_training(device, asked, trust=False).precision
+        for device in (torch.device("cuda", capability[0]), torch.device("cpu"))
+        for asked in (None, "bf16")
+    ]
+    assert uses == [precision, "bf16", "fp32", "bf16"]
 
 
 @pytest.mark.nightly
