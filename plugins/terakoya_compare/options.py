@@ -72,7 +72,7 @@ class CompareOptions:
     batch_tokens: Annotated[int, typer.Option(min=1, help="Positions computed at once; fewer need less memory.")] = 4096
     precision: Annotated[
         Precision | None,
-        typer.Option(help="Default: fp32; for runs, their own; for tasks, bf16 on a GPU fast with it."),
+        typer.Option(help="Default: fp32; for runs, their own; for tasks, bf16 where that is fast."),
     ] = None
     device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     trust_remote_code: Annotated[

@@ -233,6 +233,14 @@ def test_muon_is_no_burden_without_bf16() -> None:
 
 
 @pytest.mark.nightly
+def test_precisions_and_masks_of_a_cpu_take_turns(tmp_path: Path) -> None:
+    store = toy.make_store(tmp_path / "text", documents=60, seed=1)
+    printed = run("cpu_precision", "--store", store, "--preset", "tiny_modernbert", *options(steps=1, rounds=1))
+    found = re.findall(r"^bf16 is [\d.]+ x as fast as (.+)$", printed, re.MULTILINE)
+    assert found == ["bf16, masks", "fp32", "fp32, masks"], printed
+
+
+@pytest.mark.nightly
 def test_products_are_most_of_a_step() -> None:
     lines = run("step_profile", "bert", "llama", *options(steps=2, vocabulary=2000)).splitlines()
     found = dict(line.split(": products ") for line in lines if ": products " in line)

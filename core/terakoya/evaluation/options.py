@@ -86,7 +86,7 @@ class EvaluateOptions:
     batch_tokens: Annotated[int, typer.Option(min=1, help="Positions computed at once; fewer need less memory.")] = 4096
     precision: Annotated[
         Precision | None,
-        typer.Option(help="Default: fp32; for the objective, the run's own; to fine-tune, bf16 on a GPU fast with it."),
+        typer.Option(help="Default: fp32; for the objective, the run's own; to fine-tune, bf16 where that is fast."),
     ] = None
     device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     trust_remote_code: Annotated[

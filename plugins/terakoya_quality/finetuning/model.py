@@ -53,9 +53,9 @@ class ModelUse:
 
     @classmethod
     def for_training(cls, device: torch.device, precision: str | None, *, trust: bool) -> ModelUse:
-        """Returns how a model is fine-tuned on `device`: without a `precision` in bf16 on a GPU that multiplies it
-        fast, else in fp32."""
-        suited = "bf16" if device.type == "cuda" and multiplies_fast("bf16", device) else "fp32"
+        """Returns how a model is fine-tuned on `device`: without a `precision` in bf16 where it multiplies that fast,
+        else in fp32."""
+        suited = "bf16" if multiplies_fast("bf16", device) else "fp32"
         return cls(device=device, precision=precision or suited, trust=trust)
 
 

@@ -87,7 +87,7 @@ class FinetuneOptions:
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16"] | None,
-        typer.Option(help="Of the matrix products. Default: bf16 on a GPU that is fast with it, else fp32."),
+        typer.Option(help="Of the matrix products. Default: bf16 on a device that is fast with it, else fp32."),
     ] = None
     device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     trust_remote_code: Annotated[
