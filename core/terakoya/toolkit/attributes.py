@@ -1,8 +1,9 @@
-"""An attribute that has another value for a while."""
+"""Attributes and environment variables that have other values for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,3 +17,18 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextmanager
+def replace_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """While open, environment variables have `values`."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

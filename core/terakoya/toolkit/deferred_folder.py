@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """Transformers' names of a folder's weights: one file, or the list of several."""
 SYNCHRONOUS = "HF_DEACTIVATE_ASYNC_LOAD"
-"""The variable at which Transformers handles weights in the thread that loads a model."""
+"""The variable at which Transformers handles weights in the thread that loads a model, where tensors are deferred."""
 
 
 def deferred_weights(folder: Path, deferred: DeferredTensors) -> dict[str, Tensor]:
@@ -47,17 +44,3 @@ def _read(path: Path, key: str) -> Tensor:
     with safe_open(path, "pt") as file:
         value: Tensor = file.get_tensor(key)
         return value.clone()  # the file is mapped into memory, and changes nothing of what was read
-
-
-@contextmanager
-def in_this_thread() -> Iterator[None]:
-    """While open, Transformers loads models in the thread that asks for it, in which tensors are deferred."""
-    before = os.environ.get(SYNCHRONOUS)
-    os.environ[SYNCHRONOUS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SYNCHRONOUS]
-        else:
-            os.environ[SYNCHRONOUS] = before

@@ -1,12 +1,13 @@
-"""An attribute that has another value for a while."""
+"""Attributes and environment variables that have other values for a while."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from terakoya.toolkit.attributes import replace_attribute
+from terakoya.toolkit.attributes import replace_attribute, replace_variables
 
 
 def test_an_attribute_has_its_value_again_also_after_an_error() -> None:
@@ -18,3 +19,13 @@ def test_an_attribute_has_its_value_again_also_after_an_error() -> None:
         assert owner.name == 3
         raise RuntimeError
     assert owner.name == 1
+
+
+def test_variables_have_their_values_again_or_are_unset_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_TEST_SET", "before")
+    monkeypatch.delenv("TERAKOYA_TEST_UNSET", raising=False)
+    names = ("TERAKOYA_TEST_SET", "TERAKOYA_TEST_UNSET")
+    with pytest.raises(RuntimeError), replace_variables(dict.fromkeys(names, "while open")):
+        assert [os.environ[name] for name in names] == ["while open"] * 2
+        raise RuntimeError
+    assert [os.environ.get(name) for name in names] == ["before", None]

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from terakoya.atomic_files import os_error_of
+from terakoya.toolkit.attributes import replace_variables
 from terakoya.toolkit.formats import _streamed_weights
 
 FORMER_NAMES_OF_TWO = {"gemma3_text": ("rope_theta", "rope_local_base_freq")}
@@ -145,10 +146,5 @@ def silence_logging() -> None:
     transformers_logging.disable_progress_bar()
     if "deepspeed" in sys.modules or not importlib.util.find_spec("deepspeed") or torch.cuda.is_available():
         return
-    before = os.environ.get("DS_ACCELERATOR")
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
+    with replace_variables({"DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}):
         importlib.import_module("deepspeed")
-    finally:
-        if before is None:
-            del os.environ["DS_ACCELERATOR"]

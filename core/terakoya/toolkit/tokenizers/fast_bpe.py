@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
+from terakoya.toolkit.attributes import replace_variables
 from terakoya.toolkit.tokenizers.fast_encoder import FastEncoder
 
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 _THREADS = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
+"""How many threads the library makes, when it first encodes: one, as every process of `prepare` has its own."""
 
 
 class FastBpe(FastEncoder):
@@ -34,7 +34,7 @@ class FastBpe(FastEncoder):
         if any(getattr(token, flag) for token in added for flag in _FLAGS):
             return None
         encoder = cls(backend, split=split)
-        with _one_thread():
+        with replace_variables(dict.fromkeys(_THREADS, "1")):
             encoder._fast = fastokens.Tokenizer.from_json_str(backend.to_str())
             encoder.rows(["a"])
         return encoder
@@ -44,19 +44,3 @@ class FastBpe(FastEncoder):
         ids, ends = self._fast.encode_batch_flat(list(lines), split_special_tokens=self.split)
         flat, stops = np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.uint64).tolist()
         return [flat[start:stop] for start, stop in itertools.pairwise(stops)]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Lets the library make its threads, which it does when it first encodes, in a world with one processor: every
-    process of `prepare` has its own."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

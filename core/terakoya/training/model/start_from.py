@@ -29,7 +29,8 @@ from terakoya.distributed.context import DistributedContext
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.tokenizer_identity import vocabulary_problems
-from terakoya.toolkit.deferred_folder import deferred_weights, in_this_thread
+from terakoya.toolkit.attributes import replace_variables
+from terakoya.toolkit.deferred_folder import SYNCHRONOUS, deferred_weights
 from terakoya.toolkit.deferred_tensors import CannotDeferError, DeferredTensors
 from terakoya.toolkit.formats import folder_digests
 from terakoya.toolkit.formats.model_folder import silence_transformers
@@ -220,7 +221,7 @@ def _read_model(
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder}
             if deferred is not None:
                 source = {"pretrained_model_name_or_path": None, "state_dict": deferred_weights(folder, deferred)}
-            with in_this_thread():
+            with replace_variables({SYNCHRONOUS: "1"}):
                 model, info = kind.from_pretrained(
                     **source,
                     config=config,
