@@ -267,14 +267,15 @@ class Parameters(ParameterFields):
             problems += [f"events.{name}: {_unknown(name, registry)}" for name in off if _unknown(name, registry)]
             values["events"] = dict.fromkeys(off)
         elif isinstance(raw.get("events"), list):  # as trackers are
-            named = {each.pop("type", "NAME"): each for each in map(dict, filter(_is_object, raw["events"]))}
+            objects = [dict(each) for each in raw["events"] if isinstance(each, Mapping)]
+            named = {each.pop("type", "NAME"): each for each in objects}
             problems.append(f"events: expected an object, got a list; write {short_json(named or {'NAME': {}})}")
             values["events"] = {}
         failed = []
         explain_unknown = _explain_unknown(raw, registry)
         for path, kind, value in parts:
-            if kind == "events":
-                value = _with_type(path.removeprefix("events."), value)
+            if kind == "events" and isinstance(value, Mapping) and "type" not in value:
+                value = {"type": path.removeprefix("events."), **value}
             component = _component(value, kind, path, registry, explain_unknown)
             if isinstance(component, list):
                 failed.append(path)
@@ -365,15 +366,6 @@ def _unknown(name: str, registry: Registry) -> str | None:
     """Returns what is wrong with the name of an event plugin that is switched off; None where it is installed."""
     names = registry.names("events")
     return None if name in names else f"event {name}: not installed{nearest(name, names)}"
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _with_type(name: str, value: Any) -> Any:
-    """Returns the JSON `value` of the key `name` of `events` as that of a component."""
-    return {"type": name, **value} if isinstance(value, Mapping) and "type" not in value else value
 
 
 def _component(
