@@ -5,15 +5,11 @@ See docs/design/launching.md.
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from terakoya.components.base import Component
 from terakoya.errors import UserError
@@ -181,7 +177,7 @@ def run_commands(commands: Sequence[str]) -> int:
         handlers = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # the terminal sends it there too
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                handlers[number] = signal.signal(number, partial(_forward_stop, process))
+                handlers[number] = signal.signal(number, lambda *_, process=process: process.terminate())
         try:
             code = process.wait()
         finally:
@@ -190,8 +186,3 @@ def run_commands(commands: Sequence[str]) -> int:
         if code:
             return code if code > 0 else 128 - code
     return 0
-
-
-def _forward_stop(process: subprocess.Popen[Any], number: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)

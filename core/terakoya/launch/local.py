@@ -56,7 +56,7 @@ def run_processes(arguments: Sequence[str], processes: int, *, module: str = "te
     def forward(number: int, frame: FrameType | None) -> None:
         forwarded.append(number)
         for child in children:
-            _send(child, number)
+            child.send_signal(number)
 
     handlers = {
         number: signal.signal(number, forward)
@@ -74,22 +74,16 @@ def run_processes(arguments: Sequence[str], processes: int, *, module: str = "te
             )
             children.append(child)
             for number in forwarded[:1]:  # it came before there was this child
-                _send(child, number)
+                child.send_signal(number)
         return _code(_wait(children, kills_before, forwarded), forwarded)
     finally:
         if SAID_VARIABLE in common:
             shutil.rmtree(common[SAID_VARIABLE], ignore_errors=True)
         for child in children:
-            if child.poll() is None:
-                child.kill()
+            child.kill()
             child.wait()
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _send(child: subprocess.Popen[Any], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.send_signal(number)
 
 
 def _wait(
@@ -120,8 +114,7 @@ def _wait(
             sent.append(last_words.pop(0))
             deadline = time.monotonic() + grace
             for child in children:
-                if child.poll() is None:
-                    _send(child, sent[-1])
+                child.send_signal(sent[-1])
         time.sleep(0.05)
 
 
