@@ -77,7 +77,7 @@ def find_files(sources: Sequence[Source | str] | Path | str) -> tuple[Source, ..
     if not files:
         raise UserError("corpus: expected at least one file, got none")
     for file in files:
-        if not _is_utf8(str(file)):
+        if re.search("[\ud800-\udfff]", str(file)):  # how Python keeps other bytes of a name
             name = ascii(str(file))
             raise UserError(f"{name}: expected a name in UTF-8; rename the file or its folder")
     refuse_pointers(file for file in files if isinstance(file, Path))
@@ -93,15 +93,6 @@ def _placed_files(source: Path | str) -> Sequence[Source]:
         if format_of(file) is None:
             raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
     return files
-
-
-def _is_utf8(name: str) -> bool:
-    """Whether `name` can be written: Python reads other bytes of a file's name as lone surrogates."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _local_files(source: Path) -> list[Path]:
