@@ -105,6 +105,14 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: 
         raise UserError(f"{folder}: expected a tokenizer that Transformers loads; it says: {reason}") from error
 
 
+def try_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase | None:
+    """Returns what `load_tokenizer` does; None if the tokenizer cannot be loaded."""
+    try:
+        return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    except UserError:
+        return None
+
+
 @dataclass(frozen=True)
 class EncodedDocuments:
     """Documents, converted to token ids.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terakoya.atomic_files import FileFacts
-from terakoya.components.tokenizer import load_tokenizer
+from terakoya.components.tokenizer import load_tokenizer, try_tokenizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.file_hashes import TOKENIZER
@@ -23,7 +23,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats.model_files import belongs_to_model
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig
 
 SHOWN = 5
 """Ids with another meaning that an error shows."""
@@ -155,7 +155,7 @@ def _decides_ids(file: Path) -> bool:
 
 def _read_pieces(folder: Path) -> dict[str, int]:
     """The id of every piece of the tokenizer in `folder`; none if Transformers cannot load it."""
-    tokenizer = _load(folder)
+    tokenizer = try_tokenizer(folder)
     return {} if tokenizer is None else dict(tokenizer.get_vocab())
 
 
@@ -163,15 +163,8 @@ def _same_rules(first: Path, other: Path) -> bool:
     """Whether two tokenizers of the `tokenizers` library split text by the same rules, however they were saved."""
     rules = []
     for folder in (first, other):
-        backend = getattr(_load(folder), "backend_tokenizer", None)
+        backend = getattr(try_tokenizer(folder), "backend_tokenizer", None)
         if backend is None:
             return False
         rules.append({**json.loads(backend.to_str()), "truncation": None, "padding": None})
     return rules[0] == rules[1]
-
-
-def _load(folder: Path) -> PreTrainedTokenizerBase | None:
-    try:
-        return load_tokenizer(folder)
-    except UserError:
-        return None

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.components.tokenizer import load_tokenizer
-from terakoya.errors import UserError
+from terakoya.components.tokenizer import try_tokenizer
 from terakoya.toolkit.formats.chat_end import write_chat_end
 from terakoya.toolkit.formats.model_files import tokenizer_files
 from terakoya.toolkit.tokenizers import sentencepiece_folder
@@ -94,7 +93,7 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     Code that came with the tokenizer is not run, and not named any more: the tokenizer loads without it. If the model
     has code of its own, this runs it. The code is that of the plugin which has just trained the model.
     """
-    tokenizer = _load_tokenizer(original)
+    tokenizer = try_tokenizer(original)
     if tokenizer is None:
         return
     write_chat_end(folder, tokenizer)
@@ -138,7 +137,7 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     _write(file, settings)
     is_builtin = tokenizer_class.__module__.startswith("transformers.")
     trust = model._auto_class is not None
-    if code is None and is_builtin and type(_load_tokenizer(folder, trust=trust)) is not tokenizer_class:
+    if code is None and is_builtin and type(try_tokenizer(folder, trust_remote_code=trust)) is not tokenizer_class:
         code = CODE.format(name=tokenizer_class.__name__)
     if code is not None:
         (folder / "tokenization.py").write_text(code, encoding="utf-8")
@@ -176,11 +175,3 @@ def longest_input(model: PreTrainedModel) -> int | None:
     if length is not None and getattr(table, "padding_idx", None) is not None:  # RoBERTa counts from padding + 1
         length -= table.padding_idx + 1  # type: ignore[union-attr]
     return length
-
-
-def _load_tokenizer(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:
-    """Loads the tokenizer of `folder` with AutoTokenizer; None if that fails. `trust` allows running its code."""
-    try:
-        return load_tokenizer(folder, trust_remote_code=trust)
-    except UserError:
-        return None
