@@ -18,6 +18,7 @@ from terakoya.evaluation.perplexity import open_data_sets
 from terakoya.folder_kinds import distinct_names
 from terakoya.inference.loading import find_device
 from terakoya.inference.padded_attention import use_safe_attention
+from terakoya.rows.stores import open_validation
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.tokenizer_identity import describe_different_ids
@@ -76,7 +77,7 @@ def _by_objective(
         objective = RunObjective(checkpoint, manifest, device=device, precision=options.precision)
         if like is None:
             like = objective.parameters
-            stores = stores or objective.validation_stores()
+            stores = stores or open_validation(objective.parameters)
         other = [key for key in changed_keys(like, objective.parameters) if key.startswith("objective.")]
         if other:
             notes.append(f"{name} was trained with another objective ({', '.join(other)}); all are measured by A's")

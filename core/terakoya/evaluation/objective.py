@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from terakoya.components.vocabulary import Vocabulary
@@ -46,7 +45,7 @@ def measure_objective(options: EvaluateOptions, device: torch.device) -> Evaluat
     with while_kept(checkpoint):
         manifest = read_manifest(checkpoint)
         objective = RunObjective(checkpoint, manifest, device=device, precision=options.precision)
-        stores = {str(path): open_store(path) for path in options.stores} or objective.validation_stores()
+        stores = {str(path): open_store(path) for path in options.stores} or open_validation(objective.parameters)
         if not stores:
             raise UserError(f"{checkpoint}: its run has no validation store; name a store: --data STORE")
         results = {
@@ -104,14 +103,6 @@ class RunObjective:
         autocast_forward(module, device, self.precision)
         self.module, self.flash = module, backend == "flash"
 
-    def validation_stores(self) -> dict[str, TokenStore]:
-        """The run's validation stores by name, with `data.split` the parts of all training stores.
-
-        Raises:
-            UserError: a store is missing or damaged.
-        """
-        return open_validation(self.parameters)
-
     def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Numbers:
         """Evaluates the objective on the rows of `store`.
 
@@ -142,8 +133,9 @@ class RunObjective:
         counts = dict.fromkeys(sorted({"tokens", *(term.count for term in terms.values())}), 0)
         number_of_rows = len(source) if rows is None else min(rows, len(source))
         spread = source.spread(number_of_rows)
-        for positions in _row_batches(number_of_rows, max(1, batch_tokens // length)):
-            batch = objective.collate(source.load(0, spread[positions]), self.vocabulary)
+        size = max(1, batch_tokens // length)
+        for first in range(0, number_of_rows, size):
+            batch = objective.collate(source.load(0, spread[first : first + size]), self.vocabulary)
             with torch.no_grad():
                 meter.add_sums(self.module(to_device(batch, self.device, flash=self.flash)))
             for name, count in zip(counts, total_counts([batch], list(counts)), strict=True):
@@ -151,9 +143,3 @@ class RunObjective:
         meter.add_counts(counts)
         means = meter.take_means(meter.local_sums())
         return {**means, **to_bits(means, terms, store.text_per_token), **counts, "rows": number_of_rows}
-
-
-def _row_batches(rows: int, size: int) -> Iterator[np.ndarray]:
-    """Yields the numbers 0 to `rows` - 1 in arrays of `size`."""
-    for first in range(0, rows, size):
-        yield np.arange(first, min(first + size, rows))
