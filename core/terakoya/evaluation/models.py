@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +80,7 @@ def load_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust
     kind = _kind(folder, config)
     with silence_transformers():
         model, tokenizer = load_model_and_tokenizer(AUTO[kind], folder, trust=trust_remote_code, dtype=dtype)
-    return _evaluated_model(folder, model.to(device), tokenizer, kind)
+    return EvaluatedModel(folder, model.to(device).eval(), tokenizer, kind, longest_input(model))
 
 
 def load_checkpoint(
@@ -101,14 +101,10 @@ def load_checkpoint(
     with silence_transformers():
         tokenizer = load_tokenizer(folder / "tokenizer")
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    evaluated = _evaluated_model(folder, model.to(device, dtype), tokenizer, _kind(folder, config, model))
-    return replace(evaluated, trained_length=trained_length(manifest))
-
-
-def _evaluated_model(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Kind
-) -> EvaluatedModel:
-    return EvaluatedModel(folder, model.eval(), tokenizer, kind, longest_input(model))
+    kind = _kind(folder, config, model)
+    return EvaluatedModel(
+        folder, model.to(device, dtype).eval(), tokenizer, kind, longest_input(model), trained_length(manifest)
+    )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
