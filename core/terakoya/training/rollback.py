@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from terakoya.distributed.context import DistributedContext
 from terakoya.errors import Diverged, RollingBack, TemporaryFailure
 from terakoya.log import plural
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
@@ -125,19 +123,15 @@ class SkippedSteps:
         return plan.rows(rollback.first - 1)[0], plan.rows(rollback.last - 1)[1]
 
 
-def remove_checkpoints_since(rollback: Rollback, run: Path, context: DistributedContext) -> None:
-    """Removes the checkpoints of `run` with updates of the steps that are passed over, the newest first; collective.
+def remove_checkpoints_since(rollback: Rollback, run: Path) -> None:
+    """Removes the checkpoints of `run` with updates of the steps that are passed over, the newest first.
 
     A process that is killed in between continues from one of those that are left, and decides the same.
 
     Raises:
-        Diverged: on every rank, if no older checkpoint is whole; nothing was removed.
-        UserError: on every rank, if checkpoints cannot be read or removed now.
+        Diverged: no older checkpoint is whole; nothing was removed.
+        UserError: checkpoints cannot be read or removed now.
     """
-    context.decide_on_main(partial(_remove_since, rollback, run))
-
-
-def _remove_since(rollback: Rollback, run: Path) -> None:
     found = list_checkpoints(run / "checkpoints")
     older = [folder for step, folder in found if step < rollback.first]
     if all(find_problems(folder) for folder in reversed(older)):

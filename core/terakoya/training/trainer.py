@@ -271,7 +271,7 @@ class Trainer:
             self.skipped.require_another_rollback(going.rollback)
             self._report_saved(self.saver.finish())  # one that is under way would appear later
             self.events.raise_error()
-            remove_checkpoints_since(going.rollback, self.run.folder, self.context)
+            self.context.decide_on_main(partial(remove_checkpoints_since, going.rollback, self.run.folder))
             going.rollbacks = (*self.skipped.rollbacks, going.rollback)
             raise
 
