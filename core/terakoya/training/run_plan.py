@@ -149,11 +149,6 @@ class RunPlan:
     validation_batch: RankBatch
     has_phases: bool = False
 
-    @property
-    def total_rows(self) -> int:
-        """The rows of all steps, those before a fork included; an expectation where the length is in tokens."""
-        return self.length.rows or self.phases[-1].span.stop_row
-
     def phase_at(self, step: int) -> PlannedPhase:
         """Returns the phase of optimizer step `step`, counted from 0; the last one for steps after the run."""
         return next((phase for phase in self.phases if step < phase.span.stop_step), self.phases[-1])
@@ -189,7 +184,8 @@ class RunPlan:
         if phase.has_own_objective:
             span = phase.span
             return min(1.0, (row - span.first_row) / (span.stop_row - span.first_row))
-        return min(1.0, row / self.total_rows)
+        all_rows = self.length.rows or self.phases[-1].span.stop_row  # expected ones where the length is in tokens
+        return min(1.0, row / all_rows)
 
     def remaining_rows(self, step: int, max_steps: int) -> float:
         """Returns how many rows, of the length of those before `step`, the steps from it on to `max_steps` take."""
