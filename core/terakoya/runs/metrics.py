@@ -170,7 +170,9 @@ def curves(metrics: Metrics, names: Collection[str] | None = None) -> Curves:
             trained, hours = int(record.get("tokens") or 0), 0.0
             tokens_at, hours_at = {step: trained}, {step: hours}
         elif kind == "resume":
-            _drop_after(result, step)
+            for name, points in result.points.items():
+                result.points[name] = [point for point in points if point.step <= step]
+            result.restarts = [restart for restart in result.restarts if restart[0] <= step]
             tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
             hours_at = {logged: value for logged, value in hours_at.items() if logged <= step}
             trained, hours = max(tokens_at.values(), default=0), max(hours_at.values(), default=0.0)
@@ -204,13 +206,6 @@ def _add(
         if wanted and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             point = Point(step, hours, float(value), int(record.get("tokens") or tokens))
             result.points.setdefault(prefix + name, []).append(point)
-
-
-def _drop_after(result: Curves, step: int) -> None:
-    """Drops the points after `step`."""
-    for name, points in result.points.items():
-        result.points[name] = [point for point in points if point.step <= step]
-    result.restarts = [restart for restart in result.restarts if restart[0] <= step]
 
 
 def store_names(stores: Iterable[str]) -> dict[str, str]:
