@@ -28,7 +28,7 @@ FORMER_NAMES_OF_TWO = {"gemma3_text": ("rope_theta", "rope_local_base_freq")}
 two; ModernBERT's names where it is not here."""
 
 VALUE_OF = "value_of_weight"
-"""The attribute of a model with what computes its weights."""
+"""The attribute of a model with what computes its weights: `write` does it one at a time, for lack of memory."""
 
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
@@ -42,11 +42,6 @@ def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None 
         else:
             _streamed_weights.save(model, folder, state, value_of)
     _add_former_rotary_keys(folder / "config.json")
-
-
-def compute_when_written(model: PreTrainedModel, value_of: Callable[[Tensor], Tensor]) -> None:
-    """Lets `write` compute the weights of `model` one at a time, by `value_of`: it has no memory for them."""
-    setattr(model, VALUE_OF, value_of)
 
 
 def _with_former_bias(

@@ -79,11 +79,6 @@ def write_tokenizer(model: PreTrainedModel, tokenizer_folder: Path, folder: Path
     _fit_tokenizer(model, folder, tokenizer_folder)
 
 
-def _judges_pairs(model: PreTrainedModel) -> bool:
-    """Returns whether `model` has a head for next-sentence prediction, and so knows first and second texts apart."""
-    return any(name.endswith("seq_relationship") for name, _ in model.named_modules())
-
-
 def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None:
     """Rewrites tokenizer_config.json in `folder` as `write_tokenizer` says; `original` is where the tokenizer is from.
 
@@ -109,9 +104,10 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
         or getattr(model.config, "type_vocab_size", 2) < 2
         or ("token_type_ids" not in parameters and "args" not in parameters)
     )
+    judges_pairs = any(name.endswith("seq_relationship") for name, _ in model.named_modules())  # next sentences
     if has_no_types:
         names = [name for name in names if name != "token_type_ids"]
-    elif "token_type_ids" not in names and _judges_pairs(model):
+    elif "token_type_ids" not in names and judges_pairs:
         names.insert(1, "token_type_ids")  # trained with them, although Transformers 5 makes none for this class
     settings["model_input_names"] = names  # defaults of the same class differ between Transformers 4 and 5
     # not the tokenizer's own: it may be from a model with fewer positions

@@ -93,7 +93,7 @@ def models_to_write(
         log.info("%s: its models are written from whole weights: %s: %s", folder, type(error).__name__, error)
         return parameters.objective.exports(restore())
     for model in models.values():
-        model_folder.compute_when_written(model, deferred.value)
+        setattr(model, model_folder.VALUE_OF, deferred.value)
     return models
 
 
