@@ -61,7 +61,7 @@ class PrepareJob:
     recorded: dict[str, str | int | bool | None]
     block_bytes: int
     shard: Shard | None
-    files: tuple[tuple[int, int | str], ...]
+    files: list[tuple[int, object]]
 
     @classmethod
     def create(
@@ -82,7 +82,7 @@ class PrepareJob:
             raise UserError(f'unit: expected "document" or "line", got "{unit}"')
         if not folder.is_dir():
             raise UserError(f"{folder}: expected a tokenizer's folder, got {describe_found(folder, 'tokenizer')}")
-        files = _sizes_and_times(corpus)
+        files = corpus.sizes_and_times()
         block_bytes = _block_bytes(corpus)
         recorded: dict[str, str | int | bool | None] = {
             "unit": unit,
@@ -171,7 +171,7 @@ class PrepareJob:
 
         Raises UserError if a corpus file has changed, for too many rejects, and if there is no document.
         """
-        if _sizes_and_times(self.task.corpus) != self.files:
+        if self.task.corpus.sizes_and_times() != self.files:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
         cleaning = self.task.corpus.cleaning
         if not totals.tokens and cleaning is not None and (hint := cleaning.explain_empty()) is not None:
@@ -250,10 +250,6 @@ def _tell_unknown(totals: Counts) -> None:
         )
     elif share:
         logger.info("%.3f %% of the tokens are unknown", 100 * share)
-
-
-def _sizes_and_times(corpus: Corpus) -> tuple[tuple[int, int | str], ...]:
-    return tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in corpus.sources)
 
 
 def _block_bytes(corpus: Corpus) -> int:
