@@ -8,7 +8,6 @@ See docs/design/start-from.md.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from terakoya.atomic_files import FileFacts
 from terakoya.components import StartModel
 from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
@@ -341,8 +341,4 @@ def _keep_initialised(source: PreTrainedModel, target: PreTrainedModel, names: l
 def _hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of the folder's config and weights, by file."""
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-    hashes = {}
-    for path in [folder / "config.json", *weights]:
-        with path.open("rb") as file:
-            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
+    return {path.name: FileFacts.of(path).sha256 for path in [folder / "config.json", *weights]}
