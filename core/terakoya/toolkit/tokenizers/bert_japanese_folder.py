@@ -59,7 +59,7 @@ def splitting(config: Mapping[str, Any], *, max_words: int, sample_bytes: int | 
     option, or if what splits words is not installed."""
     word_splitters.build_splitter(config, special=SPECIAL_TOKENS)  # finds a wrong dictionary here and not in a worker
     return Splitting(
-        functools.partial(word_splitters.document_splitter, config, SPECIAL_TOKENS),
+        functools.partial(word_splitters.DocumentSplitter, config, SPECIAL_TOKENS),
         word_splitters.splitter_identity(config),
         max_words=max_words,
         sample_bytes=sample_bytes,

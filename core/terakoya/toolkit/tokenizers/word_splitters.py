@@ -134,18 +134,15 @@ def _juman_words(juman: Any, line: str) -> list[str]:
 class DocumentSplitter:
     """A function from a document to its words, for `word_counts.count_words`."""
 
-    def __init__(self, words: WordSplitter) -> None:
-        self._words, self.stops_at_nul = words, words.stops_at_nul
+    def __init__(self, config: Mapping[str, Any], special: Sequence[str]) -> None:
+        """Raises UserError like `build_splitter`."""
+        self._words = build_splitter(config, special=special)
+        self.stops_at_nul = self._words.stops_at_nul
 
     def __call__(self, text: str) -> Iterator[str]:
         """Yields the words of `text`."""
         for line in self._words.split(self._words.lines(text)):
             yield from line.split()
-
-
-def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> DocumentSplitter:
-    """Returns the `DocumentSplitter` that `config` describes. Raises UserError like `build_splitter`."""
-    return DocumentSplitter(build_splitter(config, special=special))
 
 
 def splitter_identity(config: Mapping[str, Any], folder: Path | None = None) -> dict[str, str]:
