@@ -20,12 +20,7 @@ from terakoya.places import is_local
 from terakoya.process_pool import available_cores
 from terakoya.rows.blending import PERIOD, integer_weights
 
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Files = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Files = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 Count = Annotated[int, Field(ge=0)]
 MaxRejects = Count | Annotated[float, Field(ge=0, le=1)]
 Documents = Literal["blank", "line"]

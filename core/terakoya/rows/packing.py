@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from terakoya.atomic_files import FileFacts, HashedFile, commit_folder, dump_hashed_json, load_hashed_json, take_lock
+from terakoya.components.rows import group_indices
 from terakoya.errors import UserError
 from terakoya.store.file_hashes import find_changes
 
@@ -111,14 +112,9 @@ def plan_single_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length
 def split_spans(starts: np.ndarray, lengths: np.ndarray, body: int) -> tuple[np.ndarray, np.ndarray]:
     """Splits spans into pieces of at most `body` tokens, in order: starts and lengths (P,) int64. Empty spans are left
     out."""
-    lengths = np.asarray(lengths, np.int64)
-    pieces = -(-lengths // body)
-    first = np.cumsum(pieces) - pieces
-    number = np.arange(int(pieces.sum())) - np.repeat(first, pieces)
-    return (
-        np.repeat(np.asarray(starts, np.int64), pieces) + number * body,
-        np.minimum(np.repeat(lengths, pieces) - number * body, body),
-    )
+    starts, lengths = np.asarray(starts, np.int64), np.asarray(lengths, np.int64)
+    span, number = group_indices(-(-lengths // body))
+    return starts[span] + number * body, np.minimum(lengths[span] - number * body, body)
 
 
 Spans = Callable[[int, int], tuple[np.ndarray, np.ndarray]]

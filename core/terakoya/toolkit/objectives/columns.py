@@ -74,11 +74,6 @@ class Columns:
     classes: int
     part: VocabularyPart | None = None
 
-    @property
-    def group(self) -> Group | None:
-        """The processes that have the columns of other ids."""
-        return None if self.part is None else self.part.group
-
 
 def without_padding(logits: Tensor, columns: Columns | None) -> Tensor:
     """Returns the columns of `logits` (N, W) that stand for ids; None stands for all."""

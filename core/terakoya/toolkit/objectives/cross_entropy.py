@@ -92,8 +92,9 @@ def _without_gradient(logits: Tensor, labels: Tensor, columns: Columns | None) -
 def _largest(own: Tensor, columns: Columns | None) -> Tensor:
     """Returns the largest logit of each row (N, 1), of those of all processes."""
     largest = own.amax(1, keepdim=True)
-    group = None if columns is None else columns.group
-    return largest if group is None else group.all_reduce(largest, largest=True)
+    if columns is None or columns.part is None:
+        return largest
+    return columns.part.group.all_reduce(largest, largest=True)
 
 
 def _exponentiate(
