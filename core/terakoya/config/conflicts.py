@@ -151,9 +151,7 @@ def _compile_conflicts(parameters: ParameterFields) -> Iterator[str]:
     if parameters.compile in ("blocks", "whole"):
         obstacle = compile_obstacle(parameters, parameters.compile)
         if obstacle is not None:
-            remedy = 'use "blocks"' if parameters.compile == "whole" else 'use "off"'
-            if parameters.compile == "whole" and compile_obstacle(parameters, "blocks") is not None:
-                remedy = 'use "off"'
+            remedy = 'use "blocks"' if compile_obstacle(parameters, "blocks") is None else 'use "off"'
             yield f'compile: "{parameters.compile}" does not work here: {obstacle}; {remedy}'
 
 

@@ -72,9 +72,7 @@ class StartFrom(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_folder(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return value if KEYS & value.keys() else {"folder": value}
-        return {"folder": value}
+        return value if isinstance(value, Mapping) and KEYS & value.keys() else {"folder": value}
 
     @field_validator("folder", mode="before")
     @classmethod
