@@ -152,8 +152,11 @@ def test_on_a_cpu_short_rows_attend_in_float32(
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
     states = torch.randn(3, 1, 2, length, 8, dtype=torch.bfloat16)
     mask = torch.ones(1, 1, length, length, dtype=torch.bool)
-    attended, _ = _attention_backends.sdpa(torch.nn.Identity(), *states, None, document_mask=mask)
-    assert seen == [products] and attended.dtype == torch.bfloat16
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            attended, _ = _attention_backends.sdpa(torch.nn.Identity(), *states, None, document_mask=mask)
+        assert attended.dtype == torch.bfloat16
+    assert seen == [products] * 2 and not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])

@@ -95,32 +95,32 @@ def sdpa(
             dropout=dropout, softcap=softcap, s_aux=s_aux,
         )  # fmt: skip
         return attended, None
-    attend = partial(_fused, dropout=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+    fused = partial(_fused, dropout=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
     mask: Tensor | None = None
     if document_mask is not None:
         mask = _window_mask(document_mask, sliding_window, first_query)
         if sliding_window is not None and query.device.type == "cpu" and query.shape == key.shape:
             size = _window_attention.block_size(query.shape[2], reach := sliding_window - 1)
             if size is not None:
-                blocks = _window_attention.by_block(attend, query, key, value, mask, size=size, reach=reach)
+                blocks = _window_attention.by_block(fused, query, key, value, mask, size=size, reach=reach)
                 return blocks.transpose(1, 2), None
     elif not causal:
         mask = _additive_mask(attention_mask, position_bias).to(query.dtype)
     elif sliding_window is not None and sliding_window < query.shape[2]:
         mask = _triangle(query, sliding_window)
-    return attend(query, key, value, mask).transpose(1, 2), None
+    return fused(query, key, value, mask).transpose(1, 2), None
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, **options: Any) -> Tensor:
     """Returns torch's scaled dot-product attention, causal without a `mask`; computed on a CPU in float32 where that is
     faster."""
-    attend = partial(F.scaled_dot_product_attention, dropout_p=dropout, is_causal=mask is None, **options)
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-    if query.device.type != "cpu" or dtype != torch.bfloat16 or key.shape[2] >= SHORT:
-        return attend(query, key, value, mask)
-    with torch.autocast("cpu", enabled=False):
+    if query.device.type == "cpu" and dtype == torch.bfloat16 and key.shape[2] < SHORT:
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
-        return attend(query.float(), key.float(), value.float(), mask).to(value.dtype)
+        with torch.autocast("cpu", enabled=False):
+            attended = _fused(query.float(), key.float(), value.float(), mask, dropout=dropout, **options)
+        return attended.to(value.dtype)
+    return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None, **options)
 
 
 def eager(
