@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def measure_suites(options: TaskOptions, device: torch.device) -> Evaluation:
     for reason in skipped.values():
         logger.warning("%s", f"skipped: {reason}")
     use = ModelUse.for_training(device, options.precision, trust=options.trust_remote_code)
+    untrained = replace(use, precision=options.model_precision)
     settings = {"limit": options.limit, "precision": use.precision, **versions()}
     finetuned: dict[str, Any] = {}
     with finished_model(options.source) as folder:
@@ -73,7 +75,8 @@ def measure_suites(options: TaskOptions, device: torch.device) -> Evaluation:
             with options.watch(each.task.title) as watched:
                 try:
                     rows = files[each.name].read(options.limit)
-                    found = _measure(folder, each, rows, tunings[each.name], use, watched, suit=each.suite in suit)
+                    how = untrained if each.task.task == SIMILARITY else use
+                    found = _measure(folder, each, rows, tunings[each.name], how, watched, suit=each.suite in suit)
                 except UserError as error:
                     skipped[each.name] = f"{each.task.title}: {error}"
                     if len(files) > 1:  # a single one is the error
@@ -146,7 +149,7 @@ def _measure(
     scores = {name: similarity_scores(vectors, rows, batch_size=tuning.batch_size) for name, rows in sets.items()}
     return {
         "task": chosen.task.task,
-        "settings": {"max_length": vectors.encoder.max_length, "pooling": "mean"},
+        "settings": {"max_length": vectors.encoder.max_length, "pooling": "mean", "precision": use.precision},
         "scores": summaries_as_json([scores]),
         "examples": {name: len(rows) for name, rows in sets.items()},
         "cut": {"all": vectors.encoder.cut} if vectors.encoder.cut else {},
