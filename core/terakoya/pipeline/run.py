@@ -114,12 +114,16 @@ class _Plan:
         check_start(parameters, vocabulary)
 
     def _check_processes(self, parameters: Parameters) -> None:
-        """Raises UserError where this machine has too few GPUs, or its processes do not fit the batch table."""
+        """Raises UserError where this machine has too few GPUs, its processes do not fit the batch table, or its CPU is
+        slow in the precision, which another machine may have been given."""
         import torch
 
         from terakoya.distributed.topology import ProcessInfo, Topology, host_name, rank_batches
+        from terakoya.toolkit.fast_products import precision_problems
 
         count, gpus = self._training_processes, torch.cuda.device_count()
+        if not gpus and (slow := [*precision_problems(parameters.precision, torch.device("cpu"))]):
+            raise UserError(f"parameters.precision: {slow[0]}")
         if 0 < gpus < count:
             raise UserError(
                 f"training_processes: expected at most {gpus}, the GPUs of this machine, got {count}; to train on "

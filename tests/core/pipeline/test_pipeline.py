@@ -106,6 +106,20 @@ def test_what_training_refuses_is_found_before_the_first_stage(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_pipeline_of_another_processor_is_refused_where_its_precision_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terakoya.toolkit.fast_products.multiplies_fast", lambda precision, device: False)
+    monkeypatch.setattr("terakoya.toolkit.fast_products.slowdown", lambda precision, device: 41.0)
+    (tmp_path / "text.txt").write_text("春が来た。\n")
+    given = {"corpus": [str(tmp_path / "text.txt")], "parameters": {**MODEL, "precision": "bf16"}}
+    with pytest.raises(
+        UserError, match=r"^parameters.precision: .* multiplies bf16 41 times slower than fp32; use fp32"
+    ):
+        run_pipeline(_read(tmp_path, **given))
+    run_pipeline(_read(tmp_path, **given), trains=False).close()
+
+
 def test_stores_are_made_for_a_run_on_other_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
