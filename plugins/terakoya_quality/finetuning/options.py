@@ -73,7 +73,7 @@ class FinetuneOptions:
         typer.Option(
             parser=str,
             metavar="NAME",
-            help="An optimizer, or as JSON its type and settings. Default: adamw; below 4 M parameters muon.",
+            help="An optimizer, or as JSON its type and settings. Default: adamw; below 10 M parameters muon.",
         ),
     ] = None
     schedule: Annotated[

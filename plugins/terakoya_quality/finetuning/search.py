@@ -20,7 +20,7 @@ from terakoya_quality.finetuning import loop
 from terakoya_quality.finetuning.metrics import mean_and_interval
 from terakoya_quality.finetuning.model import ModelUse, load_fast_tokenizer, load_with_head, longest_input, pad_id
 from terakoya_quality.finetuning.rows import Row
-from terakoya_quality.finetuning.settings import LONGEST, MUON, MUON_BELOW, MUON_RATE, TuningSettings, suited_rate
+from terakoya_quality.finetuning.settings import LONGEST, MUON, TuningSettings, muon_rate, suited_rate
 from terakoya_quality.finetuning.task import Task, TextEncoder
 
 Scores = Mapping[str, float]
@@ -232,8 +232,8 @@ def _with_rates(settings: TuningSettings, parameters: int, *, suit: bool) -> Tun
         )  # fmt: skip
         return better
     option = f"--learning-rate {suited:g}"
-    if parameters < MUON_BELOW:
-        option = f"--optimizer '{json.dumps(MUON)}' --learning-rate {MUON_RATE:g}"
+    if of_muon := muon_rate(parameters):
+        option = f"--optimizer '{json.dumps(MUON)}' --learning-rate {of_muon:g}"
     logger.warning(
         "%.1f M parameters learn little with a rate of %g: such a small model needs about %s",
         parameters / 1e6, highest, option,

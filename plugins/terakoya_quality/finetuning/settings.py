@@ -31,9 +31,14 @@ LONGEST, SHORTEST = 512, 8
 
 HIGHEST_RATE = 5e-4
 MUON = {"type": "muon", "norm_factor": 0.25, "momentum": 0.9, "betas": [0.8, 0.95]}
-MUON_RATE, MUON_BELOW = 5e-3, 4_000_000
-"""The optimizer of the smallest models, its rate, and the number of parameters below which they get it: models of 2.6
-million learn more with it (docs/how-to/quality.md); of larger ones only one was compared, which was hardly trained."""
+MUON_RATES = {4_000_000: 5e-3, 10_000_000: 2.5e-3}
+"""The optimizer of small models, and its rate for those of fewer parameters than a key: models of 2.6 and 7.5 million
+learn more with it than with AdamW (docs/how-to/quality.md); larger ones were not compared."""
+
+
+def muon_rate(parameters: int) -> float | None:
+    """Returns Muon's learning rate for a model of so many parameters; None for those that AdamW fine-tunes."""
+    return next((rate for below, rate in MUON_RATES.items() if parameters < below), None)
 
 
 def suited_rate(parameters: int) -> float:
@@ -70,7 +75,7 @@ class TuningSettings(BaseModel):
     """Weight decay, of matrices alone; of an optimizer that has it and none of its own in `optimizer`."""
     optimizer: Named | None = None
     """An optimizer of `terakoya plugins list`: its name, or an object with its `type` and settings. Null is AdamW, but
-    for the smallest models Muon, where no learning rate is given."""
+    for models of less than 10 million parameters Muon, where no learning rate is given."""
     schedule: Named | None = None
     """A schedule in the same way, with `warmup_ratio` where it names no other warm-up; null is a linear warm-up from 0
     and a linear way down to 0, as in the scripts of BERT and GLUE."""
@@ -86,12 +91,12 @@ class TuningSettings(BaseModel):
 
     def for_model(self, parameters: int) -> TuningSettings:
         """Returns the settings for a model of so many parameters, with an optimizer and rates. Raises UserError for an
-        optimizer without a rate, but for AdamW and, of the smallest models, Muon."""
-        optimizer, rates, is_small = self.optimizer, self.learning_rates, parameters < MUON_BELOW
+        optimizer without a rate, but for AdamW and, of small models, Muon."""
+        optimizer, rates, of_muon = self.optimizer, self.learning_rates, muon_rate(parameters)
         if optimizer is None:
-            optimizer = MUON if rates is None and is_small else {"type": "adamw"}
-        if rates is None and optimizer["type"] == "muon" and is_small:
-            rates = (MUON_RATE,)
+            optimizer = MUON if rates is None and of_muon else {"type": "adamw"}
+        if rates is None and optimizer["type"] == "muon" and of_muon:
+            rates = (of_muon,)
         elif rates is None and optimizer["type"] in ("adamw", "stable_adamw"):
             rates = (suited_rate(parameters),)
         elif rates is None:

@@ -88,9 +88,14 @@ def test_the_rate_of_a_model_follows_its_size(parameters: float, rate: float) ->
 
 @pytest.mark.parametrize(
     ("parameters", "given", "optimizer", "rate"),
-    [(3.9e6, {}, "muon", 5e-3), (4e6, {}, "adamw", 2.6e-4), (3.9e6, {"learning_rates": (1e-3,)}, "adamw", 1e-3)],
+    [
+        (3.9e6, {}, "muon", 5e-3),
+        (7.5e6, {}, "muon", 2.5e-3),
+        (1e7, {}, "adamw", 1.7e-4),
+        (3.9e6, {"learning_rates": (1e-3,)}, "adamw", 1e-3),
+    ],
 )
-def test_the_smallest_models_get_muon(parameters: float, given: Any, optimizer: str, rate: float) -> None:
+def test_small_models_get_muon(parameters: float, given: Any, optimizer: str, rate: float) -> None:
     settings = TuningSettings(**given).for_model(int(parameters))
     assert settings.optimizer is not None and settings.optimizer["type"] == optimizer
     assert settings.learning_rates == (rate,)
