@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -80,19 +81,19 @@ def test_its_first_steps_on_a_processor_with_avx2_alone(finished: tuple[Demo, li
     parameters = json.loads((files.folder / "run/parameters.json").read_text())
     parameters |= {"logging_steps": 1, "evaluation": None, "trackers": [], "checkpoint": {"save_steps": 30}}
     imitated = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
-    taken = {}
-    for name, steps in (("muon", 30), ("adamw", 10)):
-        changed = {"max_steps": steps, "optimizer": {"type": name, "learning_rate": 1e-2, "weight_decay": 0.1}}
+    losses, seconds = {}, {}
+    for name in ("muon", "adamw"):
+        changed = {"max_steps": 30, "optimizer": {"type": name, "learning_rate": 1e-2, "weight_decay": 0.1}}
         (files.folder / f"{name}.json").write_text(json.dumps(parameters | changed))
         out = files.folder / name
         command = [sys.executable, "-m", "terakoya", "train", str(out.with_suffix(".json")), "--out", str(out)]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         subprocess.run(command, env={**os.environ, **imitated}, check=True, capture_output=True)
+        seconds[name] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        taken[name] = [line for line in lines if line["kind"] == "step"]
-    losses = [line["loss"] for line in taken["muon"]]
-    assert len(losses) == 30 and losses[-1] < losses[0] - 2
-    fastest = {name: max(line["tokens_per_second"] for line in lines) for name, lines in taken.items()}
-    assert fastest["muon"] > fastest["adamw"] / 2.5, fastest
+        losses[name] = [line["loss"] for line in lines if line["kind"] == "step"]
+    assert len(losses["muon"]) == 30 and losses["muon"][-1] < losses["muon"][0] - 2
+    assert seconds["muon"] < 1.5 * seconds["adamw"], "of the processor, so that other programs change little"
 
 
 def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[StageResult]]) -> None:

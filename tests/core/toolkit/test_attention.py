@@ -105,10 +105,10 @@ def test_local_attention_in_blocks_is_that_of_a_mask(
     length: int, window: int, blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
-    fused = _attention_backends._fused
+    fused = _attention_backends._attend_fused
     monkeypatch.setattr(
         _attention_backends,
-        "_fused",
+        "_attend_fused",
         lambda *given, **kept: [computed.append(given[1].shape[2]), fused(*given, **kept)][1],
     )
     generator = torch.Generator().manual_seed(1)

@@ -95,7 +95,7 @@ def sdpa(
             dropout=dropout, softcap=softcap, s_aux=s_aux,
         )  # fmt: skip
         return attended, None
-    fused = partial(_fused, dropout=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+    fused = partial(_attend_fused, dropout=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
     mask: Tensor | None = None
     if document_mask is not None:
         mask = _window_mask(document_mask, sliding_window, first_query)
@@ -111,14 +111,16 @@ def sdpa(
     return fused(query, key, value, mask).transpose(1, 2), None
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, **options: Any) -> Tensor:
+def _attend_fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, **options: Any
+) -> Tensor:
     """Returns torch's scaled dot-product attention, causal without a `mask`; computed on a CPU in float32 where that is
     faster."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     if query.device.type == "cpu" and dtype == torch.bfloat16 and key.shape[2] < SHORT:
         mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
         with torch.autocast("cpu", enabled=False):
-            attended = _fused(query.float(), key.float(), value.float(), mask, dropout=dropout, **options)
+            attended = _attend_fused(query.float(), key.float(), value.float(), mask, dropout=dropout, **options)
         return attended.to(value.dtype)
     return F.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=mask is None, **options)
 
