@@ -53,7 +53,6 @@ class PlannedCleaning(Cleaning):
     """A cleaning that makes its plan."""
 
     def make_plan(self, corpus: Corpus, *, processes: int, name: str = "") -> object:
-        """Implements `terakoya.corpus.cleaning.Cleaning.make_plan`."""
         return make_plan(corpus, processes=processes, name=name)
 
 

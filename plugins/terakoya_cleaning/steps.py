@@ -36,7 +36,6 @@ class Nfkc(CleaningStep):
     drops: ClassVar = False
 
     def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
         return unicodedata.normalize("NFKC", text)
 
 
@@ -46,7 +45,6 @@ class Sentences(CleaningStep):
     drops: ClassVar = False
 
     def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
         return split_sentences(text)
 
 
@@ -59,11 +57,9 @@ class Length(CleaningStep):
     """The longest document that stays; null is no limit. Unit: characters."""
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return self.min_characters <= len(text) and (self.max_characters is None or len(text) <= self.max_characters)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return f"{len(text):,} character{plural(len(text))}"
 
 
@@ -86,12 +82,10 @@ class Characters(CleaningStep):
         return self.of
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         matching, total = self._count(text)
         return self.min_share * total <= matching <= self.max_share * total
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         matching, total = self._count(text)
         return f"{matching:,} of {total:,} characters"
 
@@ -108,11 +102,9 @@ class ExactDuplicates(CleaningStep):
         return np.dtype(("<u8", (2,)))
 
     def note(self, text: str) -> np.ndarray:
-        """Implements `CleaningStep.note`."""
         return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), "<u8")
 
     def drop(self, notes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
-        """Implements `CleaningStep.drop`."""
         return deduplication.find_exact_duplicates(notes, left)
 
 
@@ -132,7 +124,6 @@ class NearDuplicates(CleaningStep):
         return near_duplicates.Layout.of(self.threshold, self.permutations)
 
     def versions(self) -> Mapping[str, str]:
-        """Implements `CleaningStep.versions`."""
         return {"sketches": str(sketches.VERSION)}
 
     @property
@@ -141,11 +132,9 @@ class NearDuplicates(CleaningStep):
         return np.dtype(("<u8", (self.permutations * self._layout.bits // 64,)))
 
     def note(self, text: str) -> np.ndarray:
-        """Implements `CleaningStep.note`."""
         return sketches.sketch_text(text, size=self.permutations, characters=self.characters, bits=self._layout.bits)
 
     def drop(self, notes: Sequence[np.ndarray], left: np.ndarray) -> np.ndarray:
-        """Implements `CleaningStep.drop`."""
         progress = notes.progress if isinstance(notes, ArraysOnDisk) else None
         return near_duplicates.find_near_duplicates(notes, left, self._layout, progress=progress)
 

@@ -67,17 +67,14 @@ class ConversationFormat:
         return {CHAT_TEMPLATE: self.template.text}
 
     def read(self, file: Source, line: int, value: Mapping[str, Any], record: bytes) -> Document | Reject:
-        """Implements `RecordReader.read`."""
         return conversation_document(file, line, value, record)
 
     def encoder(
         self, tokenizer: Tokenizer, folder: Path, vocabulary: Vocabulary
     ) -> Callable[[Sequence[str]], EncodedDocuments]:
-        """Implements `RecordFormat.encoder`."""
         return ConversationEncoder(tokenizer.load(folder), self.template, vocabulary).encode
 
     def tell(self, notes: Mapping[str, int], documents: int) -> None:
-        """Implements `RecordFormat.tell`."""
         if count := notes.get(UNLIKE_PROMPT):
             shown = (f"{count:,}", f"{documents:,}")
             logger.warning("%s of %s conversations begin with other ids than their prompts", *shown)
@@ -86,7 +83,6 @@ class ConversationFormat:
             logger.warning("keys that are not read, and how many conversations have them: %s", counts)
 
     def tell_store(self, folder: Path, learned: float) -> None:
-        """Implements `RecordFormat.tell_store`."""
         written = folder / "tokenizer" / CHAT_TEMPLATE
         logger.info(
             "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * learned, self.template.name, written

@@ -33,11 +33,9 @@ class UrlReader:
 
     @property
     def remedies(self) -> Mapping[str, str]:
-        """Implements `RecordReader.remedies`."""
         return {}
 
     def read(self, file: Source, line: int, value: Mapping[str, Any], record: bytes) -> Document | Reject:
-        """Implements `RecordReader.read`."""
         field = choose_field(self.field, value)
         if field not in value:
             return reject_bytes(file, line, "missing field", record)

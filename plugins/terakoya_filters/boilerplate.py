@@ -97,7 +97,6 @@ class Boilerplate(CleaningStep):
     """Whether documents with the words "lorem ipsum" stay (C4: no)."""
 
     def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
         if self.remove_citations and ("[" in text or "［" in text):
             text = _CITATIONS.sub("", text)
         lowered = text.lower()
@@ -126,11 +125,9 @@ class Boilerplate(CleaningStep):
         return [*_ENGLISH_LINES, *_JAPANESE_LINES, *map(str.lower, self.phrases)] if self.remove_lines else []
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return not self.why(text)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         if not self.keep_lorem_ipsum and "lorem ipsum" in text.lower():
             return "lorem ipsum"
         if not self.keep_curly_brackets and "{" in text:

@@ -33,11 +33,9 @@ class Kana(CleaningStep):
     """A document with fewer hiragana, katakana and kanji stays. Unit: characters."""
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return not self.why(text)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         counts = {kind: sum(map(len, pattern.findall(text))) for kind, pattern in _KINDS.items()}
         total = sum(counts.values())
         if total < max(self.min_japanese, 1):

@@ -39,7 +39,6 @@ class LanguageStep(CleaningStep):
     """How much of a text's beginning py3langid reads. Unit: characters."""
 
     def versions(self) -> Mapping[str, str]:
-        """Implements `CleaningStep.versions`."""
         if _SCRIPTS.issuperset(self.languages):
             return {}
         try:
@@ -50,11 +49,9 @@ class LanguageStep(CleaningStep):
             ) from error
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return self._language(text) in self.languages
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return self._language(text) or "no language"
 
     def _language(self, text: str) -> str:

@@ -45,11 +45,9 @@ class Lines(CleaningStep):
     """The largest number of line breaks for each word; FineWeb's number."""
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return not self.why(text)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         text = text.strip()
         if len(text) < self.min_characters:
             return "short"

@@ -52,15 +52,12 @@ class Markup(CleaningStep):
     out."""
 
     def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
         return strip_markup(text) if self.action == "strip" else text
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return self.action == "strip" or len(text) - len(strip_markup(text)) <= self.max_share * len(text)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return "much markup"
 
 

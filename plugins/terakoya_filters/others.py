@@ -58,15 +58,12 @@ class _LibraryFilter(CleaningStep):
         return {self.library: _version(self.library, self.filter)}
 
     def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
         return self._judge(text)[0]
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return self._judge(text)[1]
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return self._judge(text)[2]
 
     @cached_property

@@ -45,11 +45,9 @@ class Repetition(CleaningStep):
     which the words do not show."""
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return not self.why(text)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         text = text.strip()
         if not text:
             return ""

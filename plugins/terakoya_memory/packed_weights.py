@@ -89,7 +89,6 @@ class PackedLinear(nn.Linear):
         return weight.T if self.transposed else weight
 
     def forward(self, states: Tensor) -> Tensor:
-        """See `nn.Linear`."""
         shape = (self.out_features, self.in_features)
         result: Tensor = _Product.apply(states, self.bias, self.packed, self.scales, self.kind, shape)
         return result

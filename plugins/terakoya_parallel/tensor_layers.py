@@ -94,17 +94,14 @@ class ProcessTensorParallelGroup(TensorParallelGroup):
     group: dist.ProcessGroup
 
     def all_reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
-        """See `TensorParallelGroup`."""
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
         return total
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
-        """See `TensorParallelGroup`."""
         return reduce_scatter(values, 1, self.group)
 
     def all_gather(self, part: Tensor) -> Tensor:
-        """See `TensorParallelGroup`."""
         return all_gather(part, 1, self.group)
 
 

@@ -92,7 +92,6 @@ class WideNormAttention(RotaryAttention):
     """Norms of queries and keys are those of all heads together."""
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `RotaryAttention`."""
         parts: Any = self
         query, key, value = self.products(hidden_states)
         states = parts.q_norm(query), parts.k_norm(key), value
@@ -104,7 +103,6 @@ class ModernBertAttention(RotaryAttention):
     """Queries, keys and values are those of one layer in the encoder; dropout follows."""
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `RotaryAttention`."""
         parts: Any = self
         if not hasattr(self, "Wqkv"):
             return super().heads(hidden_states)
@@ -112,7 +110,6 @@ class ModernBertAttention(RotaryAttention):
         return query, key, value
 
     def output(self, attended: Tensor) -> Tensor:
-        """See `RotaryAttention`."""
         parts: Any = self
         states: Tensor = parts.out_drop(parts.Wo(attended))
         return states

@@ -35,23 +35,18 @@ class PersonalData(CleaningStep):
         return frozenset(self.kinds)
 
     def change(self, text: str) -> str:
-        """Implements `CleaningStep.change`."""
         return self.show(text) if self.action == "mask" else text
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return self.action == "mask" or not find_personal_data(text, self._kinds)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return ", ".join(f"{kind} {count:,}" for kind, count in self.count(text).items())
 
     def count(self, text: str) -> Mapping[str, int]:
-        """Implements `CleaningStep.count`."""
         return Counter(found.kind for found in find_personal_data(text, self._kinds))
 
     def show(self, excerpt: str) -> str:
-        """Implements `CleaningStep.show`."""
         pieces, end = [], 0
         for found in find_personal_data(excerpt, self._kinds):
             pieces += [excerpt[end : found.start], f"[{found.kind.upper()}]"]
@@ -80,18 +75,15 @@ class Words(CleaningStep):
         return self.file.name
 
     def versions(self) -> Mapping[str, str]:
-        """Implements `CleaningStep.versions`."""
         return _hashes([self.file])
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         found = self._list.find(text)
         if len(found) < self.least:
             return True
         return sum(map(len, found)) < self.least_share * len("".join(text.split()))
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return f"words {len(self._list.find(text)):,}"
 
     @cached_property
@@ -125,16 +117,13 @@ class Decontaminate(CleaningStep):
         return self
 
     def versions(self) -> Mapping[str, str]:
-        """Implements `CleaningStep.versions`."""
         sets = find_sets(self.files, self.tasks, self.data, tell=True)
         return _hashes(file for files in sets.values() for file in files)
 
     def keeps(self, text: str) -> bool:
-        """Implements `CleaningStep.keeps`."""
         return not self._sets.find(text)
 
     def why(self, text: str) -> str:
-        """Implements `CleaningStep.why`."""
         return "text of " + ", ".join(f"{name} {count:,}" for name, count in self._sets.find(text).items())
 
     @cached_property

@@ -26,11 +26,9 @@ class SpikeJudge(StepJudge):
         self.goes_back = parameters.spikes.action == "rollback"
 
     def skip_above(self, step: int) -> float:
-        """See `StepJudge`."""
         return self.detector.norm_limit(step) if self.settings.action == "skip" else math.inf
 
     def judge(self, health: StepHealth, step: PendingStep, loss: float) -> None:
-        """See `StepJudge`."""
         if math.isfinite(step.grad_norm):
             spikes = self.detector.add(step.step, loss=loss, grad_norm=step.grad_norm)
             if step.left_out and not any(spike.signal == "grad_norm" for spike in spikes):
@@ -52,15 +50,12 @@ class SpikeJudge(StepJudge):
             raise DecidedRollback(Rollback(max(1, lasting.step - 1), step.step, facts, seen))
 
     def first_open_step(self) -> int | None:
-        """See `StepJudge`."""
         return None if self.detector.lasting is None else self.detector.lasting.step
 
     def state(self) -> Any:
-        """See `StepJudge`."""
         return self.detector.state()
 
     def load(self, state: Any) -> None:
-        """See `StepJudge`."""
         self.detector.load(state)
 
 

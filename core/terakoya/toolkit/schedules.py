@@ -97,7 +97,6 @@ class DecaySchedule(WarmupSchedule):
         return self
 
     def check(self, start: Progress) -> None:
-        """See `Schedule.check`."""
         check_min_lr(self.min_lr, start)
         span = self.decay_span(start)
         if self._given_end is not None and span.end <= span.start:

@@ -78,7 +78,6 @@ class OnnxExporter(Exporter):
     for_transformers = False
 
     def check(self) -> None:
-        """Implements `Exporter.check`."""
         from terakoya.toolkit.formats.other_programs import require_libraries
 
         require_libraries("onnx", "onnx", LIBRARIES)

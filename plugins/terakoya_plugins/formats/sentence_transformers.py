@@ -49,7 +49,6 @@ class SentenceTransformersExporter(Exporter):
     """Whether vectors have length 1."""
 
     def check(self) -> None:
-        """Implements `Exporter.check`."""
         from terakoya.toolkit.formats.other_programs import require_libraries
 
         require_libraries(FORMAT, "sentence-transformers", ["sentence_transformers"])

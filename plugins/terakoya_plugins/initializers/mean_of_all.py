@@ -16,7 +16,6 @@ class MeanOfAll(Initializer):
     """The mean of all rows of the old vocabulary, the same for each new piece (Hewitt, 2021)."""
 
     def weights(self, change: VocabularyChange) -> list[Mapping[int, float]]:
-        """Implements `Initializer.weights`."""
         return [{} for _ in change.missing]
 
 

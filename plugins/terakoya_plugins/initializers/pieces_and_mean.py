@@ -26,7 +26,6 @@ class PiecesAndMean(Initializer):
     """What part of a row its pieces make; the mean of all rows makes the rest."""
 
     def weights(self, change: VocabularyChange) -> list[Mapping[int, float]]:
-        """Implements `Initializer.weights`."""
         from terakoya.toolkit.initializers.pieces import Pieces
 
         old, new = Pieces(change.old), Pieces(change.new)

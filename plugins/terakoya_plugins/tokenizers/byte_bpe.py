@@ -77,7 +77,6 @@ class ByteBpe(Tokenizer):
         )
 
     def planned_vocabulary(self) -> Vocabulary:
-        """Implements `Tokenizer.planned_vocabulary`."""
         pieces = {name.removesuffix("_token"): getattr(self, name) for name in _SPECIAL_FIELDS}
         pieces = {role: piece for role, piece in pieces.items() if piece is not None}
         return planned_vocabulary(self.vocab_size, pieces, self.additional_special_tokens)
@@ -118,7 +117,6 @@ class ByteBpe(Tokenizer):
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Implements `Tokenizer.fingerprint`."""
         files = ("tokenizer.json", "tokenizer_config.json")
         return {
             **{name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},

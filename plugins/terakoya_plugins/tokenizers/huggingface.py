@@ -76,13 +76,11 @@ class HuggingFace(Tokenizer):
         return tokenizer
 
     def encoder(self, folder: Path) -> LineEncoder:
-        """Implements `Tokenizer.encoder`."""
         from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Implements `Tokenizer.fingerprint`."""
         names = [*type(self.load(folder)).vocab_files_names.values(), *_FILES]
         facts = {}
         for name in sorted({*names} - {_CONFIG}):

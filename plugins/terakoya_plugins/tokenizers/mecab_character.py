@@ -58,7 +58,6 @@ class MecabCharacter(Tokenizer):
         return japanese_folder.splitting(self._config(), max_words=self.max_words, sample_bytes=self.sample_bytes)
 
     def planned_vocabulary(self) -> Vocabulary:
-        """Implements `Tokenizer.planned_vocabulary`."""
         characters = self.limit_alphabet * (2 if self.continuation_marks else 1)
         return japanese_folder.planned_vocabulary(characters, self.num_unused_tokens)
 
@@ -115,7 +114,6 @@ class MecabCharacter(Tokenizer):
         )
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Implements `Tokenizer.fingerprint`."""
         return japanese_folder.fingerprint(folder)
 
     def _config(self) -> dict[str, Any]:

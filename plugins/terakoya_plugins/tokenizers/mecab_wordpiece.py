@@ -67,7 +67,6 @@ class MecabWordPiece(Tokenizer):
         return japanese_folder.splitting(self._config(), max_words=self.max_words, sample_bytes=self.sample_bytes)
 
     def planned_vocabulary(self) -> Vocabulary:
-        """Implements `Tokenizer.planned_vocabulary`."""
         return japanese_folder.planned_vocabulary(self.vocab_size, self.num_unused_tokens)
 
     def train(
@@ -146,7 +145,6 @@ class MecabWordPiece(Tokenizer):
         )
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Implements `Tokenizer.fingerprint`."""
         return japanese_folder.fingerprint(folder)
 
     def _config(self) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class Mecab(WordFinder):
     are those in the text as it is."""
 
     def build(self) -> FindWords:
-        """Implements `WordFinder.build`."""
         splitter = mecab.build_splitter(self._options(), normalize=self.normalize_text)
 
         def find(texts: Sequence[str]) -> list[np.ndarray]:
@@ -50,7 +49,6 @@ class Mecab(WordFinder):
         return find
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Implements `WordFinder.fingerprint`."""
         return {
             "dictionary": mecab.options_fingerprint(self._options()),
             "fugashi": importlib.metadata.version("fugashi"),

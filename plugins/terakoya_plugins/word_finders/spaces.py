@@ -23,7 +23,6 @@ class Spaces(WordFinder):
     it touches."""
 
     def build(self) -> FindWords:
-        """Implements `WordFinder.build`."""
         marks = _marks() if self.punctuation else ""
         pattern = re.compile(rf"[{marks}]|[^\s{marks}]+" if marks else r"\S+")
 

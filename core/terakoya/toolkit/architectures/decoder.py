@@ -115,7 +115,6 @@ class DecoderArchitecture(TransformersArchitecture):
         return list(getattr(model.base_model, self.block_list))
 
     def keep_stage_blocks(self, model: PreTrainedModel, stage: range) -> None:
-        """See `Architecture.keep_stage_blocks`."""
         from torch.nn import Identity
 
         body = model.base_model

@@ -25,7 +25,6 @@ class FastBpe(FastEncoder):
 
     @classmethod
     def of(cls, backend: Any, *, split: bool) -> Self | None:
-        """See `FastEncoder`."""
         try:
             import fastokens
         except ImportError:
@@ -40,7 +39,6 @@ class FastBpe(FastEncoder):
         return encoder
 
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """See `FastEncoder`."""
         ids, ends = self._fast.encode_batch_flat(list(lines), split_special_tokens=self.split)
         flat, stops = np.frombuffer(ids, np.uint32), np.frombuffer(ends, np.uint64).tolist()
         return [flat[start:stop] for start, stop in itertools.pairwise(stops)]

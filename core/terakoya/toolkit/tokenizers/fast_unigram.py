@@ -74,7 +74,6 @@ class FastUnigram(NativeEncoder):
 
     @classmethod
     def of(cls, backend: Any, *, split: bool) -> Self | None:
-        """See `FastEncoder`."""
         return None if unigram_kernels() is None else cls(backend, json.loads(backend.to_str()), split=split)
 
     def __init__(self, backend: Any, content: Mapping[str, Any], *, split: bool) -> None:
@@ -91,7 +90,6 @@ class FastUnigram(NativeEncoder):
         self._pieces = Unigram(pieces, scores, unknown=unknown, in_bytes=in_bytes)
 
     def find(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See `NativeEncoder`."""
         return self._pieces.find(*in_characters(texts))
 
 

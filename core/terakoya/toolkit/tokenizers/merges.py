@@ -94,7 +94,6 @@ class NativeBpe(NativeEncoder):
 
     @classmethod
     def of(cls, backend: Any, *, split: bool) -> Self | None:
-        """See `FastEncoder`."""
         return None if merge_kernels() is None else cls(backend, json.loads(backend.to_str()), split=split)
 
     def __init__(self, backend: Any, content: Mapping[str, Any], *, split: bool) -> None:
@@ -118,5 +117,4 @@ class NativeBpe(NativeEncoder):
         self._merges = Merges(pieces, ids, merges, unknown=unknown, in_bytes=in_bytes)
 
     def find(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """See `NativeEncoder`."""
         return self._merges.find(*in_utf8(texts))

@@ -43,7 +43,6 @@ class GgufExporter(Exporter):
     """Whether to write a tokenizer whose normalisation of text llama.cpp does not have."""
 
     def check(self) -> None:
-        """Implements `Exporter.check`."""
         from terakoya.toolkit.formats.other_programs import require_libraries
 
         require_libraries("gguf", "gguf", ["gguf"])

@@ -45,7 +45,6 @@ class NativeModel(FastEncoder):
 
     @classmethod
     def of(cls, backend: SentencePieceProcessor, *, split: bool = True) -> Self | None:
-        """See `FastEncoder`."""
         every = (_kernels(), merge_kernels(), unigram_kernels())
         return None if None in every else cls(backend, split=split)
 
@@ -98,7 +97,6 @@ class NativeModel(FastEncoder):
         self._pieces = Merges(pieces, ids, merges, unknown=backend.unk_id(), in_bytes=in_bytes)
 
     def rows(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """See `FastEncoder`."""
         text, sizes = in_utf8(lines)
         counts = np.empty(len(sizes), np.int64)
         room, done = 2 * len(text) + 64, 0
@@ -113,7 +111,6 @@ class NativeModel(FastEncoder):
         return self._pieces.find(out.view(np.uint32)[:total] if self._wide else out[:total], counts)
 
     def library_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `FastEncoder`."""
         ids: list[list[int]] = self.backend.encode(list(texts), num_threads=1)
         return ids
 

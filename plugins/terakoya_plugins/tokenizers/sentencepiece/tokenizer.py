@@ -173,7 +173,6 @@ class SentencePiece(Tokenizer):
         return self
 
     def planned_vocabulary(self) -> Vocabulary:
-        """Implements `Tokenizer.planned_vocabulary`."""
         absent = {role for role in ("unk", "bos", "eos", "pad") if self._id(role) < 0}
         pieces = {role: str(self._piece(role)) for role in self._roles() if role not in absent and self._piece(role)}
         return planned_vocabulary(self.vocab_size, pieces, self.control_symbols)
@@ -253,11 +252,9 @@ class SentencePiece(Tokenizer):
         return cls(vocab_size=sentencepiece_folder.load_model(file).get_piece_size())
 
     def load(self, folder: Path) -> PreTrainedTokenizerBase:
-        """Implements `Tokenizer.load`."""
         return sentencepiece_folder.load_tokenizer(folder)
 
     def encoder(self, folder: Path) -> SentencePieceEncoder:
-        """Implements `Tokenizer.encoder`."""
         return SentencePieceEncoder(
             sentencepiece_folder.read_sentencepiece_folder(folder),
             self._word_bounds() if self.pretokenization_delimiter else None,
@@ -266,7 +263,6 @@ class SentencePiece(Tokenizer):
         )
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Implements `Tokenizer.fingerprint`."""
         model = sentencepiece_folder.model_file(folder)
         if model is None:
             raise UserError(f"{folder}: expected a SentencePiece tokenizer's folder")
