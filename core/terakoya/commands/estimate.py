@@ -13,6 +13,7 @@ import typer
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import NodesOption, ParametersSet
 from terakoya.errors import UserError
+from terakoya.log import console, error_console, plural, translated
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,8 +75,6 @@ def command(request: Request) -> None:
     Memory is that of a step on tensors without data. Hours are from a measurement where there is one: of --run, of
     steps on this machine, or of a card with that name. Otherwise they are a range.
     """
-    from terakoya.log import error_console
-
     with error_console().status("measuring", spinner="dots"):
         answer = estimate_run(request)
     show(request, answer)
@@ -123,8 +122,6 @@ def estimate_run(request: Request) -> Answer:
 
 def show(request: Request, answer: Answer, more: Mapping[str, Any] | None = None) -> None:
     """Prints tables, or one JSON object with the keys of `more` in it."""
-    from terakoya.log import console
-
     if request.as_json:
         keys = {**answer.estimate.as_json(), **(more or {})}
         keys |= {"phases": [phase.as_json() for phase in answer.phases]} if answer.phases else {}
@@ -160,14 +157,10 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str, style: str | None = None) -> None:
-    from terakoya.log import translated
-
     table.add_row(*map(translated, cells), style=style)
 
 
 def _model_table(estimated: Estimate) -> Table:
-    from terakoya.log import plural
-
     sizes, share = estimated.sizes, estimated.share
     table = _table("model and work", "", "")
     _add(table, "parameters", f"{sizes.parameters:,}", f"{sizes.trained:,} trained, {sizes.embeddings:,} embeddings")
@@ -199,8 +192,6 @@ def _phase_table(phases: Sequence[PhaseEstimate]) -> Table:
 
 
 def _memory_table(estimated: Estimate) -> Table:
-    from terakoya.log import translated
-
     memory = estimated.memory
     engine = estimated.engine if estimated.zero_stage is None else f"ZeRO stage {estimated.zero_stage}"
     title = f"memory of each of {estimated.processes} ranks ({engine})" if estimated.processes > 1 else "memory"
@@ -224,7 +215,6 @@ def _memory_table(estimated: Estimate) -> Table:
 
 def _other_lines(estimated: Estimate) -> list[str]:
     from terakoya.estimation.speed import describe_hours
-    from terakoya.log import translated
 
     state, model = estimated.checkpoint["state"], estimated.checkpoint["model"]
     lines = [

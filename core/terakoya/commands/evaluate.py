@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.errors import UserError
 from terakoya.evaluation.options import EvaluateOptions
+from terakoya.log import console, error_console, translated
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +43,6 @@ def command(options: Options) -> None:
     pseudo-perplexity; tokens are masked one at a time. A run or checkpoint on stores: the losses of its objective.
     """
     from terakoya.evaluation.evaluate import evaluate_model
-    from terakoya.log import error_console, translated
 
     check_out(options)
     with error_console().status(translated("evaluating"), spinner="dots"):
@@ -52,7 +53,6 @@ def command(options: Options) -> None:
 def check_out(options: Options) -> None:
     """Raises UserError where `--out` cannot be written."""
     from terakoya.atomic_files import check_writable
-    from terakoya.errors import UserError
 
     if options.out is not None:
         if options.out.is_dir():
@@ -86,8 +86,6 @@ def show(
 def _show(evaluation: Evaluation, more: Callable[[], None]) -> None:
     """Prints the settings and the numbers of an evaluation."""
     from rich.text import Text
-
-    from terakoya.log import console, translated
 
     shown = {name.replace("_", " "): value for name, value in evaluation.settings.items() if value is not None}
     settings = ", ".join(f"{translated(name)} {value}" for name, value in shown.items())

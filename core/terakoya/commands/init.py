@@ -15,6 +15,7 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError, nearest
+from terakoya.log import console, error_console, lines_of, print_labelled, translated
 from terakoya.preparation.options import PrepareOptions
 
 Goal = Literal["try", "model"]
@@ -78,8 +79,6 @@ class Options:
 
     def heading(self, *words: str) -> str:
         """Returns the first comment of the file: the command that writes it again, with `words` after the corpus."""
-        from terakoya.log import translated
-
         options = ["terakoya", "init", *self.corpus, *words]
         for name in ("field", "encoding", "max_rejects", "vocab_size", "gpus", "work", "out"):
             if (value := getattr(self, name)) != getattr(Options, name):
@@ -95,7 +94,6 @@ def command(options: Options) -> None:
     """
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.launch.measuring import measure_here
-    from terakoya.log import console, error_console, translated
     from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine, find_recipe
     from terakoya.pipeline.corpus_facts import look_at
     from terakoya.pipeline.new_pipeline import held_out_share, make_pipeline, render
@@ -184,7 +182,6 @@ def _ask(question: str, default: str | None, read: Callable[[str], T], asks: boo
         if default is None:
             raise UserError(missing)
         return read(default)
-    from terakoya.log import error_console, lines_of, print_labelled, translated
 
     shown = f"{translated(question)} [{default}]:" if default else f"{translated(question)}:"
     prompt = "\n".join(lines_of(shown, error_console().width - 1))

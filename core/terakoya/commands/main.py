@@ -23,6 +23,7 @@ from terakoya.errors import LASTING_EXIT_CODES, Stopped, UserError, describe_os_
 from terakoya.plugins.discovery import PLUGINS_VARIABLE, WITHOUT_VARIABLE, add_inherited
 from terakoya.plugins.families import missing_family
 from terakoya.plugins.verbs import Verbs, find_language, find_verbs
+from terakoya.process_pool import is_said_already
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
@@ -190,8 +191,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise
-        from terakoya.process_pool import is_said_already
-
         text = describe_os_error(error) if isinstance(error, OSError) else str(error)
         if not is_said_already(text):
             log.print_labelled("" if isinstance(error, Stopped) else "error:", text, style="bold red")

@@ -8,6 +8,7 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError, nearest
+from terakoya.log import console, translated
 
 
 def show_component(
@@ -18,7 +19,6 @@ def show_component(
     from rich.table import Table
 
     from terakoya.config.meanings import settings_of
-    from terakoya.log import console, translated
     from terakoya.plugins import registry
 
     loaded = registry()
@@ -62,7 +62,6 @@ def list_plugins() -> None:
     """
     from rich.table import Table
 
-    from terakoya.log import console
     from terakoya.plugins import registry
 
     loaded = registry()

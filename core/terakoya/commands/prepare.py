@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terakoya.commands.guidance import next_command
+from terakoya.log import console, plural, progress_bar
 from terakoya.preparation.options import PrepareOptions
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ def command(options: PrepareOptions) -> None:
     """Encode text into a token store. After an interruption, the same command finishes the rest."""
     announce(options)
 
-    from terakoya.log import progress_bar
     from terakoya.preparation.prepare import prepare_store
 
     with progress_bar("prepare") as progress:
@@ -33,16 +33,12 @@ def announce(options: PrepareOptions) -> None:
 
 def show(options: PrepareOptions, facts: StoreFacts) -> None:
     """Prints what the finished store holds, and the next command."""
-    from terakoya.log import console
-
     console().print(_describe(options.out, facts), soft_wrap=True, markup=False)
     if options.shard is None:
         next_command.after_store(options.out, facts)
 
 
 def _describe(out: Path, facts: StoreFacts) -> str:
-    from terakoya.log import plural
-
     return (
         f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
         f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens; "

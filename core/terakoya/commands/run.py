@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.log import announce, console, error_console, translated
 
 if TYPE_CHECKING:
     from terakoya.pipeline.run import Pipeline
@@ -21,7 +22,6 @@ def run(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> list[
     Raises:
         UserError: see `terakoya.pipeline.run.run_pipeline`.
     """
-    from terakoya.log import console
     from terakoya.pipeline.run import run_pipeline
 
     results = []
@@ -32,8 +32,6 @@ def run(pipeline: Pipeline, *, redo: bool = False, trains: bool = True) -> list[
 
 
 def _line(result: StageResult) -> str:
-    from terakoya.log import translated
-
     facts = ", ".join(
         f"{translated(name.replace('_', ' '))} {value:,}"
         for name, value in result.facts.items()
@@ -58,8 +56,6 @@ def command(
     ] = True,
 ) -> None:
     """Go from raw text to a model that Transformers loads; the same command continues an interrupted pipeline."""
-    from terakoya.log import announce
-
     announce(f"terakoya run: reads {pipeline} ...")
     from terakoya.pipeline.run import parameters_file, read_pipeline
 
@@ -69,8 +65,6 @@ def command(
         next_command.show("train", parameters_file(settings), "--out", settings.run)
         return
     if all(result.skipped for result in results):
-        from terakoya.log import error_console
-
         error_console().print(_say_finished(settings), markup=False, soft_wrap=True)
     next_command.after_model(settings.export)
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.errors import UserError
+from terakoya.log import console
 
 
 def command(
@@ -21,8 +23,6 @@ def command(
     """
     from terakoya.atomic_files import write_text
     from terakoya.components.run import SAVE_REQUEST
-    from terakoya.errors import UserError
-    from terakoya.log import console
     from terakoya.runs import files
 
     def newest() -> tuple[float, str] | None:
@@ -49,7 +49,6 @@ def command(
 
 def _refuse_unless_training(run: Path) -> None:
     """Raises UserError unless a process trains in `run` and listens to requests."""
-    from terakoya.errors import UserError
     from terakoya.folder_kinds import describe_found, kind_of
     from terakoya.runs import files
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.errors import UserError
+from terakoya.log import console, format_duration, plural, translated, visible
 from terakoya.places import as_written, is_local, open_views
 
 if TYPE_CHECKING:
@@ -44,9 +46,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one object a run.")] = False,
 ) -> None:
     """Show the state of runs: step, loss, rate, remaining time, last validation and checkpoint, whether still alive."""
-    from terakoya.errors import UserError
-    from terakoya.log import console, visible
-
     if as_json and watch:
         raise UserError("--json prints the state once; leave out --watch")
     if as_json:
@@ -87,8 +86,6 @@ def render(statuses: Sequence[RunStatus]) -> Table | Group:
     """Returns one run as lines of facts, several as a table with their problems below it, as wide as the console."""
     from rich.console import Group
 
-    from terakoya.log import console
-
     if len(statuses) == 1:
         return details(statuses[0])
     notes = [
@@ -103,7 +100,6 @@ def details(status: RunStatus) -> Table:
     """Returns the facts of one run, one a line."""
     from rich.table import Table
 
-    from terakoya.log import format_duration, plural, translated
     from terakoya.training.screen import bits_per_character
 
     grid = Table(box=None, show_header=False, pad_edge=False)
@@ -171,7 +167,6 @@ def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
     from rich.table import Table
 
     from terakoya.folder_kinds import distinct_names
-    from terakoya.log import format_duration, translated, visible
     from terakoya.training.screen import bits_per_character
 
     cells: dict[str, list[str]] = {"run": [as_written(status.folder) for status in statuses]}
@@ -225,8 +220,6 @@ def _progress(status: RunStatus) -> str | None:
 
 
 def _loss(status: RunStatus) -> str | None:
-    from terakoya.log import plural
-
     if status.loss is None:
         return None
     if status.loss_change is None:
@@ -236,8 +229,6 @@ def _loss(status: RunStatus) -> str | None:
 
 
 def _remaining(status: RunStatus) -> str | None:
-    from terakoya.log import format_duration
-
     limit = status.seconds_to_limit
     remaining = None if status.seconds_left is None else format_duration(status.seconds_left)
     if limit is None or (status.seconds_left is not None and status.seconds_left <= limit):
@@ -251,7 +242,5 @@ def _number(value: float | None, form: str) -> str | None:
 
 def _plain(text: str, style: str = "") -> Any:
     from rich.text import Text
-
-    from terakoya.log import visible
 
     return Text(visible(text), style=style)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terakoya.errors import UserError
+from terakoya.log import console, error_console, translated
 
 if TYPE_CHECKING:
     from terakoya_clusters.layouts.find_layouts import Layouts
@@ -33,7 +34,6 @@ def estimate(
     from terakoya.commands.estimate import estimate_run, show, suggest_next
     from terakoya.estimation.estimate import with_speed
     from terakoya.estimation.speed import Speed
-    from terakoya.log import error_console
     from terakoya_clusters.layouts.find_layouts import find_layouts
 
     request = arguments["request"]
@@ -66,7 +66,6 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from terakoya.log import console, translated
     from terakoya_clusters.layouts.find_layouts import NOT_VALIDATED
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -94,7 +93,6 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
 
 
 def _cells(suggestion: Suggestion, steps: int | None) -> dict[str, str]:
-    from terakoya.log import translated
     from terakoya_clusters.layouts.find_layouts import describe_parallel
 
     time = suggestion.time

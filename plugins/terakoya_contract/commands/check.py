@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.log import console, lines_of, translated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,6 @@ def command(
     The exit status is 0 if all checks pass, else 2.
     """
     from terakoya.hookspecs import INTERFACE
-    from terakoya.log import console
     from terakoya.version import __version__
     from terakoya_contract.checking import check_plugin
 
@@ -55,8 +55,6 @@ def command(
 def show(result: CheckResult, out: Console) -> None:
     """Prints one result: its status, the requirement and, below it, the reason."""
     from rich.text import Text
-
-    from terakoya.log import lines_of, translated
 
     lines = lines_of(translated(result.requirement), out.width - 10)
     out.print(f"  {MARKS[result.status]:<8}", style=STYLES[result.status], end="")

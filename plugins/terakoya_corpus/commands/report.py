@@ -14,6 +14,7 @@ import typer
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import reading
 from terakoya.errors import UserError
+from terakoya.log import console, progress_bar, translated
 from terakoya.plugins.verbs import LANGUAGE_VARIABLE
 from terakoya.preparation.options import Documents, PrepareOptions
 
@@ -52,7 +53,6 @@ def command(options: Options) -> None:
     from terakoya.atomic_files import check_writable, write_text
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
-    from terakoya.log import console, progress_bar, translated
     from terakoya.places import check_local
     from terakoya.process_pool import available_cores
     from terakoya_corpus.page import render_page
@@ -99,8 +99,6 @@ def command(options: Options) -> None:
 
 def summarise(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the rows of the table: a name, and the figures."""
-    from terakoya.log import translated
-
     documents = report["documents"]
 
     def shares(counts: Mapping[str, int], total: int) -> str:

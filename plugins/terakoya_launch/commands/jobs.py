@@ -12,6 +12,7 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
+from terakoya.log import console
 
 if TYPE_CHECKING:
     from terakoya.components import JobState, SubmittedJob
@@ -27,7 +28,6 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
         typer.Exit: with 1, if `status` finds that the job has failed.
     """
     from terakoya.folder_kinds import kind_of
-    from terakoya.log import console
     from terakoya_launch.jobs import fetch, find_job
 
     where = f"launch {launcher} {verb}"
@@ -90,8 +90,6 @@ def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:
 def _print_output(job: SubmittedJob, every: float | None) -> None:
     from rich.text import Text
 
-    from terakoya.log import console
-
     for _ in _states(job, every):
         for line in job.output():
             console().print(Text(line), soft_wrap=True)
@@ -101,7 +99,6 @@ def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float |
     """Prints every change of the job's state and, if the run is visible here, of its progress; returns the last
     state."""
     from terakoya.commands import status
-    from terakoya.log import console
 
     last_state: JobState | None = None
     last_progress: tuple[str, int] | None = None

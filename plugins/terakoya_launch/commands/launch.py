@@ -14,6 +14,7 @@ from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import plugin_options
 from terakoya.errors import UserError
+from terakoya.log import console
 from terakoya_launch.commands import jobs
 from terakoya_launch.options import LaunchOptions
 
@@ -112,8 +113,6 @@ def show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     """Prints the plan; its files and commands as they are."""
     from rich.text import Text
 
-    from terakoya.log import console
-
     output = console()
     for file_name, text in planned.plan.files.items():
         output.print(f"--- {planned.folder / file_name}", markup=False, soft_wrap=True)
@@ -132,7 +131,6 @@ def show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
 def report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -> None:
     """Prints the job of a launcher with detached jobs, and follows it if `every` is given."""
     from terakoya.folder_kinds import kind_of
-    from terakoya.log import console
     from terakoya_launch.jobs import find_plan_folder
     from terakoya_launch.submitted import SubmittedJobRecord
 

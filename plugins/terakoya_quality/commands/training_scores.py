@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from terakoya.log import console, error_console, translated
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -20,8 +22,6 @@ class TuningProgress:
     """Shows on standard error how far a training is, and a line for each that is done."""
 
     def __init__(self, name: str) -> None:
-        from terakoya.log import error_console, translated
-
         self.name, self.console = name, error_console()
         self.status = self.console.status(f"{name}: {translated('evaluating')}", spinner="dots")
         self.shown = time.monotonic()
@@ -71,8 +71,6 @@ def score_table(result: SearchResult) -> Table:
 def show_benchmark(result: Mapping[str, Any]) -> None:
     """Prints the scores of a task of a suite (an entry of `Evaluation.finetuned`) with those that others have
     published for the same examples, and where they are from."""
-    from terakoya.log import console
-
     settings = {name: value for name in _SETTINGS if (value := result["settings"].get(name)) is not None}
     console().print(f"{result['title']} ({result['suite']}): {_words(settings)}", markup=False, soft_wrap=True)
     console().print(_benchmark_table(result))
@@ -87,8 +85,6 @@ def show_benchmark(result: Mapping[str, Any]) -> None:
 def show_embedding(results: Mapping[str, Any]) -> None:
     """Prints the scores of tasks of mteb (`Evaluation.finetuned`) as one table for each benchmark."""
     from rich.table import Table
-
-    from terakoya.log import console
 
     for suite in dict.fromkeys(name.partition(":")[0] for name in results):
         chosen = {name: each for name, each in results.items() if name.partition(":")[0] == suite}
@@ -117,8 +113,6 @@ _SETTINGS = ("optimizer", "schedule", "learning_rate", "epochs", "batch_size", "
 def _benchmark_table(result: Mapping[str, Any]) -> Table:
     from rich.table import Table
     from rich.text import Text
-
-    from terakoya.log import translated
 
     sources = list(dict.fromkeys(each["source"] for each in result["published"]))
     grid = Table("examples", "model", box=None, header_style="bold", pad_edge=False)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.commands.guidance.run_plugins import plugin_words
+from terakoya.errors import UserError
+from terakoya.log import error_console
 from terakoya.places import HERE, Place, as_written
 
 if TYPE_CHECKING:
@@ -52,8 +54,6 @@ def carrying(options: Sequence[tuple[str, str]], verbs: Collection[str]) -> Iter
 def show(*words: str | Path) -> None:
     """Prints `next: terakoya WORDS`, quoted for a shell, unless its verb is of a plugin that is not there. It goes to
     standard error, which no program parses."""
-    from terakoya.log import error_console
-
     verbs, rest = _VERBS.get(), list(map(str, words))
     while rest[0].startswith("--"):  # such as --plugin FILE
         del rest[: 1 if "=" in rest[0] else 2]
@@ -146,7 +146,6 @@ def after_model(out: Path) -> None:
 
 def _is_japanese(folder: Path) -> bool:
     """Returns whether the vocabulary in `folder` is Japanese, or is none that can be read."""
-    from terakoya.errors import UserError
     from terakoya.tokenization.languages import guess_languages
     from terakoya.tokenization.recognise import recognise_tokenizer
 
@@ -216,8 +215,6 @@ def after_run(run: Path, *, shown: bool = False) -> None:
     elif words := train_words(run):
         show(*words)
     else:
-        from terakoya.log import error_console
-
         text = f"next: the command that started {run} continues it"
         error_console().print(text, markup=False, soft_wrap=True)
 

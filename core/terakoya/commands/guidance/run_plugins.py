@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from terakoya.errors import UserError
+
 
 def plugin_words(folder: Path) -> tuple[str, ...]:
     """Returns the options of terakoya itself that load the files and modules which `--plugin` named for the run or
@@ -25,8 +27,6 @@ def plugin_words(folder: Path) -> tuple[str, ...]:
 def naming_missing(run: Path) -> Iterator[None]:
     """Adds to an error of the block, which reads parameters for the folder `run`, the plugins that the run there was
     trained with and this command lacks."""
-    from terakoya.errors import UserError
-
     try:
         yield
     except UserError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terakoya.commands.guidance import next_command
+from terakoya.log import console, translated
 
 if TYPE_CHECKING:
     from terakoya.pipeline.keys import Entry
@@ -39,7 +40,6 @@ def is_key(given: Path) -> bool:
 
 def show(key: str) -> None:
     """Prints every entry of `key`. Raises UserError for a key that does not exist, as `find_key` does."""
-    from terakoya.log import console, translated
     from terakoya.pipeline.keys import find_key
     from terakoya.plugins import registry
 
@@ -58,7 +58,6 @@ def show(key: str) -> None:
 def describe(entry: Entry) -> list[str]:
     """Returns the lines below the key path of `entry`."""
     from terakoya.config.meanings import FIRST_RELEASE
-    from terakoya.log import translated
 
     setting = entry.setting
     lines = [setting.meaning, f"type: {setting.kind}"]

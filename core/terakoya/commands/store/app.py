@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from terakoya.commands.guidance import next_command
+from terakoya.errors import UserError
+from terakoya.log import console, plural, translated
 
 Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -17,7 +19,6 @@ def info(store: Store, json: Json = False) -> None:
     """Show what a store holds and what it was made from."""
     from rich.table import Table
 
-    from terakoya.log import console, translated
     from terakoya.store.recorded_options import UNKNOWN
     from terakoya.store.token_store import open_store
 
@@ -61,7 +62,6 @@ def count(
     import orjson
     from rich.table import Table
 
-    from terakoya.log import console, translated
     from terakoya.store.token_store import count_store, read_facts
 
     names = ("documents", "sequences", "tokens")
@@ -89,8 +89,6 @@ def count(
 def verify(store: Store) -> None:
     """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 2 if it finds a
     fault."""
-    from terakoya.errors import UserError
-    from terakoya.log import console, plural
     from terakoya.store.token_store import count_store, read_facts
     from terakoya.store.verify import verify
 

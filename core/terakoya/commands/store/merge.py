@@ -9,6 +9,7 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
+from terakoya.log import console, plural
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
@@ -54,8 +55,6 @@ def split_command(
 
 
 def _print_facts(out: Path, facts: StoreFacts) -> None:
-    from terakoya.log import console, plural
-
     console().print(
         f"{out}: {facts.documents:,} document{plural(facts.documents)}, "
         f"{facts.sequences:,} sequence{plural(facts.sequences)}, {facts.tokens:,} tokens",

@@ -13,6 +13,7 @@ from terakoya.commands.component_settings import gather, take_flags
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import complete_tokenizer, reading
 from terakoya.errors import UserError
+from terakoya.log import announce, console, progress_bar, translated
 from terakoya.preparation.options import Documents, PrepareOptions
 
 Kind = Annotated[
@@ -59,7 +60,6 @@ def train(options: TrainOptions) -> None:
     --no-add-dummy-prefix; `terakoya plugins show KIND` lists them. The settings `input`, `output_dir` and
     `model_prefix` may replace CORPUS and --out.
     """
-    from terakoya.log import announce, progress_bar
     from terakoya.plugins.cleaning import plan_folder
     from terakoya.tokenization.train import train_tokenizer
 
@@ -130,8 +130,6 @@ def _take_paths(settings: dict[str, Any], sources: list[str], out: Path | None) 
 
 
 def _print_facts(out: Path, facts: Mapping[str, Any]) -> None:
-    from terakoya.log import console, translated
-
     def format_value(value: object) -> str:
         if isinstance(value, Mapping):
             return ", ".join(f"{count:,} ({translated(name)})" for name, count in value.items()) or "0"
