@@ -80,7 +80,7 @@ def to_metadata(results: Sequence[Measurement], *, task: str) -> list[EvalResult
             task_name=TASK_NAMES.get(task),
             dataset_name=each.data,
             dataset_type=each.data,
-            metric_type=_metric_type(name),
+            metric_type=next((kind for kind in ("perplexity", "accuracy", "loss") if name.endswith(kind)), name),
             metric_name=f"{meaning(name)} ({each.origin})",
             metric_value=round(value, 6),
             metric_args=dict(each.settings) | _interval_args(each.intervals.get(name)) or None,
@@ -111,10 +111,6 @@ def table(results: Sequence[Measurement]) -> str:
 def meaning(name: str) -> str:
     """Returns what a reader calls the metric `name`."""
     return MEANINGS.get(name, name.replace("_", " ").replace(",", ", "))
-
-
-def _metric_type(name: str) -> str:
-    return next((kind for kind in ("perplexity", "accuracy", "loss") if name.endswith(kind)), name)
 
 
 def _interval_args(half: float | None) -> dict[str, float]:

@@ -114,7 +114,7 @@ class WeightCopies:
                 if weight is not None
             }
             setattr(layer, COPIES, {} if gathers_on else copies)
-            if isinstance(layer, nn.Embedding) and _has_few_rows(layer):
+            if isinstance(layer, nn.Embedding) and layer.num_embeddings <= min(FEW_ROWS, layer.embedding_dim):
                 device = gathers_on or layer.weight.device
                 setattr(layer, ROW_IDS, _row_ids(layer, device) if device.type == "cuda" else None)
             setattr(layer, FUSED, fused)
@@ -152,10 +152,6 @@ class WeightCopies:
                 setattr(layer, TOTAL, True)
                 found[cast("nn.Parameter", layer.weight)] = None
         return list(found)
-
-
-def _has_few_rows(layer: nn.Embedding) -> bool:
-    return layer.num_embeddings <= min(FEW_ROWS, layer.embedding_dim)
 
 
 def _row_ids(layer: nn.Embedding, device: torch.device) -> Tensor:

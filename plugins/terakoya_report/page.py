@@ -171,7 +171,7 @@ def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
     for index, run in enumerate(runs):
         for name, points in run.curves.of_metric(metric).items():
             kind = name.removesuffix(metric).strip()
-            curve = _curve_name(kind)
+            curve = kind.replace("validation", translated("validation"), 1) or translated("training")
             label = f"{run.label}: {curve}" if len(runs) > 1 else curve
             dash = dashes.setdefault(kind, len(dashes)) if kind else 0
             lines.append(Line(index, label, points, bool(kind), dash - 1 if kind and "" in dashes else dash))
@@ -309,11 +309,6 @@ def _warnings(runs: Sequence[RunReport]) -> str:
     rest = len(warnings) - SHOWN_WARNINGS
     more = f"<p>{_label(f'and {rest:,} more')}</p>" if rest > 0 else ""
     return f"{_heading('Warnings')}<ul>{items}</ul>{more}"
-
-
-def _curve_name(kind: str) -> str:
-    """Returns the name of a curve of a metric: of training, or of the validation on a store."""
-    return kind.replace("validation", translated("validation"), 1) or translated("training")
 
 
 def _label(text: str) -> str:

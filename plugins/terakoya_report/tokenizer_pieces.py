@@ -34,9 +34,11 @@ def read_pieces(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[tuple[st
     if type(decoder).__name__ == "ByteLevel":
         added = set(tokenizer.get_added_vocab())
         texts = [piece if piece in added else _text(piece) for piece in pieces]
-        return tuple(map(_readable, texts)), _lengths(_PART.sub("?", text).removeprefix(" ") for text in texts)
+        shown = tuple("".join(map(_readable_character, text)) for text in texts)
+        return shown, _lengths(_PART.sub("?", text).removeprefix(" ") for text in texts)
     single = BYTE_PIECES if set(pieces) >= BYTE_PIECES else frozenset()
-    return tuple(pieces), _lengths("?" if piece in single else _without_mark(piece) for piece in pieces)
+    texts = ["?" if piece in single else piece.removeprefix("##").removeprefix("\u2581") for piece in pieces]
+    return tuple(pieces), _lengths(texts)
 
 
 def _text(piece: str) -> str:
@@ -44,10 +46,6 @@ def _text(piece: str) -> str:
     if any(character not in BYTES for character in piece):
         return piece
     return bytes(BYTES[character] for character in piece).decode("utf-8", "surrogateescape")
-
-
-def _readable(text: str) -> str:
-    return "".join(map(_readable_character, text))
 
 
 def _readable_character(character: str) -> str:
@@ -59,10 +57,6 @@ def _readable_character(character: str) -> str:
     if unicodedata.category(character) == "Cc":
         return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}"
     return character
-
-
-def _without_mark(piece: str) -> str:
-    return piece.removeprefix("##").removeprefix("\u2581")
 
 
 def _lengths(texts: Iterable[str]) -> np.ndarray:

@@ -43,7 +43,8 @@ class TestSets:
             for text in texts:
                 codes = normalise(text)
                 kept = codes[letters(codes)]
-                by_words = _count_japanese(kept) < _JAPANESE_SHARE * len(kept)
+                japanese = int(np.sum((kept >= 0x3005) & (kept < 0xA000)) + np.sum(kept >= 0x20000))
+                by_words = japanese < _JAPANESE_SHARE * len(kept)
                 hashes = _word_grams(codes) if by_words else ngram_hashes(kept, _CHARACTERS)
                 longest = words - _WORDS + 1 if by_words else characters - _CHARACTERS + 1
                 if len(hashes):
@@ -94,10 +95,6 @@ def _word_grams(codes: np.ndarray) -> np.ndarray:
     places = np.arange(len(begins)) - starts[np.cumsum(begins) - 1]
     values = (codes[is_letter].astype(np.uint64) + np.uint64(1)) * _WORD_POWERS[places % len(_WORD_POWERS)]
     return ngram_hashes(np.add.reduceat(values, starts), _WORDS)
-
-
-def _count_japanese(codes: np.ndarray) -> int:
-    return int(np.sum((codes >= 0x3005) & (codes < 0xA000)) + np.sum(codes >= 0x20000))
 
 
 # ------------------------------------------------------------------------------------------------------- their files

@@ -107,7 +107,6 @@ class SpikeDetector:
     """
 
     def __init__(self, settings: Spikes, stage_starts: Sequence[int] = ()) -> None:
-        self.settings = settings
         self.stage_starts = stage_starts
         self.loss, self.grad_norm = Window("loss", settings), Window("grad_norm", settings)
         self.last_step = 0

@@ -106,14 +106,15 @@ def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: floa
         module = _module(parameters, vocabulary)
         tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
         exported = parameters.objective.exports(module)
-        blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters.architecture, model)]
+        blocks = [block for model in exported.values() for block in _blocks(parameters.architecture, model)]
+        block_sizes = [sum(each.numel() for each in block.parameters()) for block in blocks]
         models = [{id(each): each for each in model.parameters()}.values() for model in exported.values()]
         return ModelSizes(
             parameters=count_weights(module),
             trained=sum(each.numel() for each in module.parameters() if each.requires_grad),
             embeddings=sum(each.numel() for each in tables.values()),
-            blocks=sum(blocks),
-            largest_block=max(blocks, default=0),
+            blocks=sum(block_sizes),
+            largest_block=max(block_sizes, default=0),
             largest=max((each.numel() for each in module.parameters() if each.requires_grad), default=0),
             small=sum(each.numel() for each in module.parameters() if each.numel() < PERSISTENCE_THRESHOLD),
             flops_per_token=parameters.objective.flops_per_token(module, parameters.architecture, context=context),
@@ -138,10 +139,6 @@ def _blocks(architecture: Architecture, model: PreTrainedModel) -> Sequence[nn.M
         return architecture.blocks(model)
     except (NotImplementedError, AttributeError):  # a second model may be of another type
         return ()
-
-
-def _elements(module: nn.Module) -> int:
-    return sum(each.numel() for each in module.parameters())
 
 
 def simulate_step(

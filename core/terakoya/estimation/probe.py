@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.distributed.context import DistributedContext
@@ -189,17 +188,13 @@ def _write_store(folder: Path, parameters: Parameters, vocab_size: int) -> Token
     while sum(map(len, documents)) < ROWS_IN_STORE * length:
         count = length if layout.kind in ONE_A_ROW else int(random.integers(max(8, length // 8), length))
         documents.append(random.choice(ordinary, count))
-    lines = [_lines(document, layout) for document in documents]
+    lines = [np.array_split(each, 4) if layout.kind == "pairs" else [each] for each in documents]
     words = [[np.arange(len(line)) % 2 == 0 for line in document] for document in lines]
     return write_store(
         folder / "store", lines, vocabulary=vocabulary,
         unit="line" if layout.kind in ("lines", "pairs") else "document", word_starts=words,
         answers=words if layout.kind == "padded" else None,
     )  # fmt: skip
-
-
-def _lines(document: np.ndarray, layout: Layout) -> list[np.ndarray]:
-    return np.array_split(document, 4) if layout.kind == "pairs" else [document]
 
 
 def _shrunk(

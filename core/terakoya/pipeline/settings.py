@@ -86,11 +86,6 @@ class CorpusSettings:
         """Whether a cleaning step holds documents out."""
         return _splits(self.clean)
 
-    @property
-    def validates(self) -> bool:
-        """Whether the corpus has documents for validation."""
-        return bool(self.validation_corpus or self.hold_out or self.splits)
-
 
 def _splits(clean: Sequence[Mapping[str, Any]]) -> bool:
     return any(step.get("type") == "hold_out" for step in clean)
@@ -167,7 +162,8 @@ class Pipeline(BaseModel):
                 )
             if source.validation_corpus and source.splits:
                 raise ValueError(f"{source.key}clean: give validation_corpus or the step hold_out, not both")
-        if any(source.validates for source in self.sources) != bool(self.validation_store):
+        validates = any(each.validation_corpus or each.hold_out or each.splits for each in self.sources)
+        if validates != bool(self.validation_store):
             raise ValueError("validation_store goes together with validation_corpus or hold_out")
         if self.tokenizer is not None and not isinstance(self.tokenizer.get("type"), str):
             raise ValueError('tokenizer.type: expected a name such as "mecab_wordpiece"')

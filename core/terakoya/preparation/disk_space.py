@@ -83,7 +83,8 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
     if not texts:
         return None
     documents = len(texts)
-    sequences = documents if unit == "document" else sum(map(_lines, texts))
+    # roughly the lines that are not empty
+    sequences = documents if unit == "document" else sum(text.count("\n") - text.count("\n\n") + 1 for text in texts)
     text = "\n".join(texts)
     tokens = len(text) * _tokens_per_character(encoder, _samples(text, _SAMPLES))
     if encoder.eos is not None:
@@ -112,11 +113,6 @@ def _samples(text: str, count: int) -> Sequence[str]:
         return [text]
     starts = np.linspace(0, len(text) - _SAMPLE_CHARACTERS, count).astype(np.int64).tolist()
     return [text[start : start + _SAMPLE_CHARACTERS] for start in starts]
-
-
-def _lines(text: str) -> int:
-    """Returns roughly how many lines of `text` are not empty."""
-    return text.count("\n") - text.count("\n\n") + 1
 
 
 def _format_megabytes(count: int) -> str:

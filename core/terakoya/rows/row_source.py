@@ -47,7 +47,6 @@ class RowSource:
         self.store = store
         self.layout = layout
         self.sequence_length = sequence_length
-        self.seed = seed
         self.store_id = store_id
         self.vocabulary: Vocabulary = store.facts.vocabulary
         if store.facts.tokens == 0:

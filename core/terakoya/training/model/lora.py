@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -108,20 +108,16 @@ def linear_names(model: nn.Module) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
 
-def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields name and layer of each adapter in `module`."""
-    tuners = importlib.import_module("peft.tuners.lora")
-    for name, each in module.named_modules():
-        if isinstance(each, tuners.LoraLayer):
-            yield name, each
+def _layers(module: nn.Module) -> list[tuple[str, Any]]:
+    """Returns name and layer of each adapter in `module`."""
+    kind = importlib.import_module("peft.tuners.lora").LoraLayer
+    return [(name, each) for name, each in module.named_modules() if isinstance(each, kind)]
 
 
-def _copies(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yields name and wrapper of each module that is trained whole."""
-    utils = importlib.import_module("peft.utils")
-    for name, each in module.named_modules():
-        if isinstance(each, utils.ModulesToSaveWrapper):
-            yield name, each
+def _copies(module: nn.Module) -> list[tuple[str, Any]]:
+    """Returns name and wrapper of each module that is trained whole."""
+    kind = importlib.import_module("peft.utils").ModulesToSaveWrapper
+    return [(name, each) for name, each in module.named_modules() if isinstance(each, kind)]
 
 
 def _owners(module: nn.Module) -> dict[int, set[str]]:
@@ -182,10 +178,10 @@ def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping
 
 def merge_adapters(module: nn.Module) -> None:
     """Adds the adapters in `module` to the weights under them and removes them: its models are plain again."""
-    for name, layer in list(_layers(module)):
+    for name, layer in _layers(module):
         layer.merge()
         module.set_submodule(name, layer.get_base_layer())
-    for name, wrapper in list(_copies(module)):
+    for name, wrapper in _copies(module):
         module.set_submodule(name, wrapper.modules_to_save[ADAPTER])
     for model in top_level_models(module):
         del model.peft_config

@@ -78,7 +78,8 @@ class SageMaker(SageMakerSettings):
         return sagemaker_job.SageMakerJob(name)
 
     def _run(self, job: Job, instances: int) -> str:
-        shared = [channel.name for channel in self.channels if channel.is_writable_file_system]
+        # all instances can write to these, and the files outlive the job
+        shared = [each.name for each in self.channels if each.file_system_id and each.file_system_access_mode == "rw"]
         if self.run_folder is not None:
             if self.run_folder.split("/")[0] not in shared:
                 raise UserError(

@@ -49,11 +49,6 @@ class Channel(BaseModel):
             raise ValueError(f"{self.name}: expected s3_uri, or file_system_id with directory_path")
         return self
 
-    @property
-    def is_writable_file_system(self) -> bool:
-        """Whether all instances can write to the channel and the files outlive the job."""
-        return self.file_system_id is not None and self.file_system_access_mode == "rw"
-
     def request(self) -> dict[str, Any]:
         """Returns the channel as `CreateTrainingJob` takes it."""
         if self.s3_uri is not None:

@@ -133,17 +133,14 @@ def find_pattern(content: Mapping[str, Any]) -> str | None:
     *splits, last = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
         return None
-    patterns = [each["pattern"].get("Regex") for each in splits if each["type"] == "Split" and _keeps_all(each)]
+    found = [each for each in splits if each["type"] == "Split"]
+    # those where each match is a word, and what is between two matches another one
+    patterns = [each["pattern"].get("Regex") for each in found if each["behavior"] == "Isolated" and not each["invert"]]
     if last.get("use_regex", True):
         patterns.append(GPT2)
     if len(patterns) != 1 or len(splits) > 1:
         return None
     return PATTERNS.get((patterns[0], bool(content["model"].get("ignore_merges"))))
-
-
-def _keeps_all(split: Mapping[str, Any]) -> bool:
-    """Whether each match is a word, and what is between two matches another one."""
-    return split["behavior"] == "Isolated" and not split["invert"]
 
 
 def _write_sentencepiece(
