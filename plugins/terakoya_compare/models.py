@@ -22,13 +22,7 @@ from terakoya.rows.stores import open_validation
 from terakoya.runs.checkpoints import read_manifest, while_kept
 from terakoya.store.token_store import TokenStore, open_store
 from terakoya.store.tokenizer_identity import describe_different_ids
-from terakoya_compare.document_losses import (
-    COPIES,
-    DocumentLosses,
-    common_window,
-    load_model,
-    measure_documents,
-)
+from terakoya_compare.document_losses import COPIES, DocumentLosses, common_window, load_model, measure_documents
 from terakoya_compare.options import CompareOptions
 from terakoya_compare.result import Comparison, Difference
 from terakoya_compare.row_losses import RowLosses, measure_rows

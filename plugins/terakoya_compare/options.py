@@ -39,8 +39,7 @@ class CompareOptions:
         ),
     ] = ()
     corpus: Annotated[
-        Sequence[str],
-        typer.Option(metavar="FILE", help="Held-out raw text, of which each model makes its own tokens."),
+        Sequence[str], typer.Option(metavar="FILE", help="Held-out raw text, of which each model makes its own tokens.")
     ] = ()
     tasks: Annotated[
         Sequence[str],
@@ -52,8 +51,7 @@ class CompareOptions:
     ] = ()
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="With --task: the folder of its files.")] = None
     seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Seeds of recipes and of fine-tuning. Default: 3; for tasks, the suite's."),
+        int | None, typer.Option(min=1, help="Seeds of recipes and of fine-tuning. Default: 3; for tasks, the suite's.")
     ] = None
     changes: Annotated[
         Sequence[str],
@@ -71,8 +69,7 @@ class CompareOptions:
     ] = None
     batch_tokens: Annotated[int, typer.Option(min=1, help="Positions computed at once; fewer need less memory.")] = 4096
     precision: Annotated[
-        Precision | None,
-        typer.Option(help="Default: fp32; for runs, their own; for tasks, bf16 where that is fast."),
+        Precision | None, typer.Option(help="Default: fp32; for runs, their own; for tasks, bf16 where that is fast.")
     ] = None
     device: Annotated[str | None, typer.Option(help="Default: the first GPU, or the CPU.")] = None
     trust_remote_code: Annotated[

@@ -155,10 +155,7 @@ def _check_names(architecture: Architecture, model: nn.Module, partition: Tensor
 
 
 def _compute(
-    architecture: Architecture,
-    model: PreTrainedModel,
-    batch: Mapping[str, Tensor],
-    division: TensorDivision,
+    architecture: Architecture, model: PreTrainedModel, batch: Mapping[str, Tensor], division: TensorDivision
 ) -> Computed:
     hidden = architecture.hidden(model, batch)
     total = (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum()

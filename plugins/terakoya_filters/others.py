@@ -26,10 +26,7 @@ def _freeze(value: Any) -> Any:
 
 
 Settings = Annotated[
-    tuple[tuple[str, Any], ...],
-    BeforeValidator(_freeze),
-    PlainSerializer(dict),
-    WithJsonSchema({"type": "object"}),
+    tuple[tuple[str, Any], ...], BeforeValidator(_freeze), PlainSerializer(dict), WithJsonSchema({"type": "object"})
 ]
 """The arguments of a filter, an object in JSON."""
 

@@ -39,8 +39,7 @@ class UploadOptions:
         False
     )
     also: Annotated[
-        Sequence[Path],
-        typer.Option(help="A file to push besides those of the model; may be repeated.", metavar="FILE"),
+        Sequence[Path], typer.Option(help="A file to push besides those of the model; may be repeated.", metavar="FILE")
     ] = ()
     only: Annotated[
         str | None, typer.Option(help="Upload only this one of several models: generator or discriminator.")
@@ -51,9 +50,7 @@ class UploadOptions:
     evaluations: Annotated[
         Sequence[Path],
         typer.Option(
-            "--evaluation",
-            help="A file of `terakoya evaluate --out`, for the card; may be repeated.",
-            metavar="FILE",
+            "--evaluation", help="A file of `terakoya evaluate --out`, for the card; may be repeated.", metavar="FILE"
         ),
     ] = ()
     license: Annotated[str | None, typer.Option(help="The licence for the card, such as apache-2.0.")] = None

@@ -79,12 +79,7 @@ class WeightCopies:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        *,
-        fused: bool = False,
-        gathers_on: torch.device | None = None,
-        compiled: bool = False,
+        self, module: nn.Module, *, fused: bool = False, gathers_on: torch.device | None = None, compiled: bool = False
     ) -> None:
         """Gives each layer of `module` that has a class for it that class, and its copies; on the module's device. With
         `fused` parts of blocks take the kernels of that folder."""

@@ -175,12 +175,7 @@ def _scale(low: float, high: float, start: float, stop: float) -> Callable[[floa
 
 
 def _axes(
-    right: float,
-    low: float,
-    high: float,
-    x: Callable[[float], float],
-    y: Callable[[float], float],
-    name: str,
+    right: float, low: float, high: float, x: Callable[[float], float], y: Callable[[float], float], name: str
 ) -> str:
     parts = []
     for value in ticks(low, high):

@@ -12,8 +12,7 @@ from terakoya.commands.guidance import next_command
 
 def command(
     models: Annotated[
-        list[Path],
-        typer.Argument(metavar="MODEL...", help="Runs, RUN@STEP, checkpoints, or Transformers folders."),
+        list[Path], typer.Argument(metavar="MODEL...", help="Runs, RUN@STEP, checkpoints, or Transformers folders.")
     ],
     out: Annotated[Path, typer.Option(help="The new Transformers folder.")],
     weights: Annotated[

@@ -180,12 +180,7 @@ class Tokenizer(Component):
     `encoder.encode(documents, whole=True)`: each document is one line, equal to `tokenizer.load(folder)(document)`."""
 
     def train(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        *,
-        processes: int = 1,
-        progress: Callable[[int, int], None] | None = None,
+        self, corpus: Corpus, folder: Path, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Mapping[str, Any]:
         """Trains on `corpus` and saves into `folder` a tokenizer that `AutoTokenizer.from_pretrained` loads offline.
 

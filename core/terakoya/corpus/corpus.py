@@ -177,11 +177,7 @@ class Corpus:
         else:
             by_paragraph = self.is_by_paragraph(block.file)
             items = text_formats.read_block(
-                block,
-                by_paragraph=by_paragraph,
-                field=self.field,
-                max_document_bytes=limit,
-                records=self.records,
+                block, by_paragraph=by_paragraph, field=self.field, max_document_bytes=limit, records=self.records
             )
         return items if self.cleaning is None else self.cleaning.apply(block, items)
 

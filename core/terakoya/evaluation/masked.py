@@ -78,13 +78,7 @@ def masked_copies(ids: np.ndarray, frame: Frame) -> Iterator[ScoredSequence]:
 
 
 def evaluate(
-    model: PreTrainedModel,
-    lines: Iterable[Text],
-    *,
-    frame: Frame,
-    pad: int,
-    length: int,
-    batch_tokens: int,
+    model: PreTrainedModel, lines: Iterable[Text], *, frame: Frame, pad: int, length: int, batch_tokens: int
 ) -> Numbers:
     """Returns pseudo-loss and pseudo-perplexity of `model` over `lines`; each line is scored separately.
 

@@ -14,12 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from terakoya.corpus.beginnings import (
-    check_beginnings,
-    find_separator,
-    read_beginning,
-    sample_files,
-)
+from terakoya.corpus.beginnings import check_beginnings, find_separator, read_beginning, sample_files
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.encodings import find_codec
 from terakoya.corpus.files import Source, find_files, format_of

@@ -42,9 +42,7 @@ def check_disk_space(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_byte
     free = shutil.disk_usage(out).free
     if estimated is None:
         logger.info(
-            "disk needed: unknown, the samples of the corpus hold no text; free at %s: %s",
-            out,
-            _format_megabytes(free),
+            "disk needed: unknown, the samples of the corpus hold no text; free at %s: %s", out, _format_megabytes(free)
         )
         return
     logger.info(

@@ -52,11 +52,7 @@ def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> Sto
 
 
 def _encode_all(
-    job: PrepareJob,
-    encoder: BlockEncoder,
-    blocks: ShardBlocks,
-    processes: int,
-    progress: Progress | None,
+    job: PrepareJob, encoder: BlockEncoder, blocks: ShardBlocks, processes: int, progress: Progress | None
 ) -> tuple[Counts, int]:
     """Writes every missing part. Returns the sums over all parts, and their number."""
     totals, existing, done, warned = Counts(), 0, 0, False

@@ -112,13 +112,7 @@ class StepHealth:
         anomalies: what was found since `take_anomalies`.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        meter: Meter,
-        scaler: LossScaler | None,
-        batches: BatchMaker,
-    ) -> None:
+    def __init__(self, run: Run, meter: Meter, scaler: LossScaler | None, batches: BatchMaker) -> None:
         """`meter` gets the sums of every step that counts."""
         parameters = run.parameters
         self.run = run

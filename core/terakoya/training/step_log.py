@@ -28,14 +28,7 @@ class StepLog:
         step_seconds: how long the last step took; 0.0 before the first has ended.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        meter: Meter,
-        health: StepHealth,
-        throughput: Throughput,
-        batches: BatchMaker,
-    ) -> None:
+    def __init__(self, run: Run, meter: Meter, health: StepHealth, throughput: Throughput, batches: BatchMaker) -> None:
         self.run = run
         self.run_log = run.run_log
         self.meter = meter
@@ -115,9 +108,7 @@ class StepLog:
         self.metered_from = run.consumed_rows
         values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
         values |= self.throughput.values(
-            tokens=self._tokens,
-            samples=run.consumed_rows - self._first_row,
-            seconds=time.perf_counter() - self._start,
+            tokens=self._tokens, samples=run.consumed_rows - self._first_row, seconds=time.perf_counter() - self._start
         )
         values |= {**self._slowest_rank(), **gpu_values(run.device), **self._gpu_waits()}
         self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)

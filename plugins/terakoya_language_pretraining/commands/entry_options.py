@@ -55,11 +55,7 @@ def train(
 
 
 def show(
-    verb: Callable[..., None],
-    arguments: Mapping[str, Any],
-    *,
-    model_type: ModelType = None,
-    data: Data = None,
+    verb: Callable[..., None], arguments: Mapping[str, Any], *, model_type: ModelType = None, data: Data = None
 ) -> None:
     """Shows what the entry becomes, if one is named."""
     options = arguments["options"]

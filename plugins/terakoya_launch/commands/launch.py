@@ -27,8 +27,7 @@ class Then:
     """What `launch` does after it has planned."""
 
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Also check the hosts, and start nothing; hosts --submit checks them first."),
+        bool, typer.Option("--check", help="Also check the hosts, and start nothing; hosts --submit checks them first.")
     ] = False
     submit: Annotated[bool, typer.Option("--submit", help="Also start the run.")] = False
     watch: Annotated[

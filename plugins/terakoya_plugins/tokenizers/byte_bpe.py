@@ -82,12 +82,7 @@ class ByteBpe(Tokenizer):
         return planned_vocabulary(self.vocab_size, pieces, self.additional_special_tokens)
 
     def train(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        *,
-        processes: int = 1,
-        progress: Callable[[int, int], None] | None = None,
+        self, corpus: Corpus, folder: Path, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)

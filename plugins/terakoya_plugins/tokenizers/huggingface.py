@@ -39,12 +39,7 @@ class HuggingFace(Tokenizer):
     keeps_line_ends: ClassVar[bool] = True
 
     def train(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        *,
-        processes: int = 1,
-        progress: Callable[[int, int], None] | None = None,
+        self, corpus: Corpus, folder: Path, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Mapping[str, Any]:
         raise UserError(
             f"tokenizer type {NAME}: expected a folder that is trained already, got a corpus to train on; train with "

@@ -70,12 +70,7 @@ class MecabWordPiece(Tokenizer):
         return japanese_folder.planned_vocabulary(self.vocab_size, self.num_unused_tokens)
 
     def train(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        *,
-        processes: int = 1,
-        progress: Callable[[int, int], None] | None = None,
+        self, corpus: Corpus, folder: Path, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)

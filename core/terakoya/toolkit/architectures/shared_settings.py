@@ -48,8 +48,7 @@ NumKeyValueHeads = Annotated[
     ),
 ]
 InnerSize = Annotated[
-    PositiveInt | None,
-    Field(description="The width of the feed-forward layers; null is four times `hidden_size`."),
+    PositiveInt | None, Field(description="The width of the feed-forward layers; null is four times `hidden_size`.")
 ]
 TypeVocabSize = Annotated[PositiveInt, Field(description="Number of segment types, each with an embedding.")]
 ScaledInit = Annotated[

@@ -205,10 +205,7 @@ def merged_copy(
 
 
 def write_adapters(
-    exported: Mapping[str, PreTrainedModel],
-    folder: Path,
-    started_from: Mapping[str, Any],
-    copies: Copies = NO_COPIES,
+    exported: Mapping[str, PreTrainedModel], folder: Path, started_from: Mapping[str, Any], copies: Copies = NO_COPIES
 ) -> dict[str, Path]:
     """Writes the adapters of the models in `exported` in peft's format, each into a new folder of its own.
 

@@ -18,12 +18,7 @@ from torch import nn
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.training.model.module_parts import (
-    architecture_of,
-    input_axis,
-    norm_before_tied_head,
-    top_level_models,
-)
+from terakoya.training.model.module_parts import architecture_of, input_axis, norm_before_tied_head, top_level_models
 
 
 @dataclass(frozen=True)

@@ -205,11 +205,7 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
 
 
 def _read_model(
-    folder: Path,
-    kind: type[PreTrainedModel],
-    config: PretrainedConfig,
-    where: str,
-    deferred: DeferredTensors | None,
+    folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, where: str, deferred: DeferredTensors | None
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     """Returns the folder's model in fp32, and Transformers' loading info.
 

@@ -178,12 +178,7 @@ class SentencePiece(Tokenizer):
         return planned_vocabulary(self.vocab_size, pieces, self.control_symbols)
 
     def train(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        *,
-        processes: int = 1,
-        progress: Callable[[int, int], None] | None = None,
+        self, corpus: Corpus, folder: Path, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The trainer uses `num_threads`, not `processes`."""
         uses_delimiter = bool(self.pretokenization_delimiter) and self.model_type != "char"
